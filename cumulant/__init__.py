@@ -1,0 +1,42 @@
+"""Attention is the mean of an exponential family: its log-normalizer as an object to compute with.
+
+G(η) = log ∫ e^⟨x,η⟩ h(dx)
+"""
+
+from cumulant import geometry, solve
+from cumulant.kernels import Moments
+from cumulant.measures import (
+    Box,
+    Empirical,
+    Gaussian,
+    Measure,
+    Sphere,
+    convolve,
+    from_distribution,
+    independent,
+    product,
+)
+from cumulant.solve import Anderson, Damped, Picard, Solution, Status, fixed_point
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Anderson",
+    "Box",
+    "Damped",
+    "Empirical",
+    "Gaussian",
+    "Measure",
+    "Moments",
+    "Picard",
+    "Solution",
+    "Sphere",
+    "Status",
+    "convolve",
+    "fixed_point",
+    "from_distribution",
+    "geometry",
+    "independent",
+    "product",
+    "solve",
+]

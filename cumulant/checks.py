@@ -1,0 +1,64 @@
+"""How the library refuses bad input: one sentence with object, argument, expected, got, and what to do."""
+
+import torch
+from torch import Tensor
+
+
+def sentence(where: str, expected: str, got: object, advice: str) -> str:
+    """``<Object>.<argument>: expected …, got …. <what to do>``"""
+    return f"{where}: expected {expected}, got {got}. {advice}"
+
+
+def holds(condition: Tensor) -> bool:
+    """Whether ``condition`` is true everywhere; true also where values cannot be read (compiling, vmap)."""
+    if torch.compiler.is_compiling():
+        return True
+    try:
+        return bool(condition.all())
+    except RuntimeError:  # torch.func.vmap and fake tensors have no readable values
+        return True
+
+
+def shape(tensor: Tensor) -> str:
+    return "(" + ", ".join(map(str, tensor.shape)) + ")"
+
+
+def require_float(where: str, tensor: object) -> Tensor:
+    if not isinstance(tensor, Tensor):
+        raise TypeError(
+            sentence(where, "a torch.Tensor", type(tensor).__name__, "Wrap it with torch.as_tensor(..., dtype=...).")
+        )
+    if not tensor.is_floating_point():
+        raise TypeError(sentence(where, "a floating dtype", tensor.dtype, "Call .to(torch.float64) or .float() first."))
+    return tensor
+
+
+def require_finite(where: str, tensor: Tensor) -> None:
+    if not holds(tensor.isfinite()):
+        bad = int((~tensor.isfinite()).sum())
+        raise ValueError(
+            sentence(where, "finite values", f"{bad} entries that are NaN or infinite", "Remove or replace them.")
+        )
+
+
+def require_alike(where: str, tensor: Tensor, other_name: str, other: Tensor) -> None:
+    """Same dtype and device as ``other``."""
+    if tensor.dtype != other.dtype:
+        raise TypeError(
+            sentence(where, f"dtype {other.dtype} as {other_name}", tensor.dtype, f"Call .to({other.dtype}) on it.")
+        )
+    if tensor.device != other.device:
+        raise ValueError(
+            sentence(where, f"device {other.device} as {other_name}", tensor.device, "Move both to one device.")
+        )
+
+
+def broadcast(where: str, *shapes: torch.Size) -> torch.Size:
+    """The common shape of batch axes, or a sentence that shows them."""
+    try:
+        return torch.broadcast_shapes(*shapes)
+    except RuntimeError:
+        got = " and ".join(str(tuple(s)) for s in shapes)
+        raise ValueError(
+            sentence(where, "batch axes that broadcast", got, "Give equal sizes, or 1, on every leading axis.")
+        ) from None

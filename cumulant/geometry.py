@@ -1,0 +1,148 @@
+"""Information geometry of the family p_η: two charts, two divergences, one metric (THEORY §6, §9).
+
+η ⟷ μ = ∇G(η)          natural and mean coordinates, inverse to each other through G and G*
+B_G(a, b)               = G(a) − G(b) − ⟨∇G(b), a−b⟩ = KL(p_b ‖ p_a)     mind the order
+B_G*(μ1, μ2)            = KL(p_η1 ‖ p_η2)
+∇²G                     the Fisher metric; dμ = ∇²G dη
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from cumulant.checks import require_float, sentence, shape
+from cumulant.measures import Empirical, Measure
+from cumulant.measures.link import RANK
+from cumulant.solve import Solution
+from cumulant.typing import Codes, PerQuery, Queries
+
+
+def kl(measure: Measure, eta1: Queries, eta2: Queries) -> PerQuery:
+    """KL(p_η1 ‖ p_η2), in natural coordinates."""
+    return measure.kl(eta1, eta2)
+
+
+def bregman(measure: Measure, a: Queries, b: Queries) -> PerQuery:
+    """B_G(a, b) = G(a) − G(b) − ⟨∇G(b), a−b⟩, which is KL(p_b ‖ p_a): the arguments change places (S1-I1 corrected).
+
+    >>> import torch
+    >>> from cumulant import Gaussian
+    >>> h = Gaussian(torch.zeros(1), torch.eye(1))
+    >>> bregman(h, torch.tensor([3.0]), torch.tensor([1.0]))
+    tensor(2.)
+    """
+    return measure.kl(b, a)
+
+
+def dual_bregman(measure: Measure, mean1: Queries, mean2: Queries) -> PerQuery:
+    """B_G*(μ1, μ2) = G*(μ1) − G*(μ2) − ⟨η2, μ1−μ2⟩ = KL(p_η1 ‖ p_η2): in mean coordinates the order stays (S1-I2)."""
+    eta2 = measure.natural(mean2).value
+    return measure.conjugate(mean1) + measure.log_normalizer(eta2) - (eta2 * mean1).sum(-1)
+
+
+def fenchel_young(measure: Measure, eta: Queries, mean: Queries) -> PerQuery:
+    """G(η) + G*(μ) − ⟨η,μ⟩ ≥ 0, zero iff μ = ∇G(η); equals KL(p_{η(μ)} ‖ p_η)."""
+    return measure.log_normalizer(eta) + measure.conjugate(mean) - (eta * mean).sum(-1)
+
+
+def to_mean(measure: Measure, eta: Queries) -> Queries:
+    """η ↦ μ = ∇G(η)."""
+    return measure.mean(eta)
+
+
+def to_natural(measure: Measure, mean: Queries) -> Solution:
+    """μ ↦ η = ∇G*(μ)."""
+    return measure.natural(mean)
+
+
+def inner(measure: Measure, eta: Queries, u: Queries, v: Queries) -> PerQuery:
+    """The Fisher metric ⟨u,v⟩_η = uᵀ ∇²G(η) v of two tangent vectors in natural coordinates."""
+    return (u * measure.fisher_mv(eta, v)).sum(-1)
+
+
+def natural_gradient(measure: Measure, eta: Queries, gradient: Queries) -> Queries:
+    """∇²G(η)⁺ ∇_ηL = ∇_μL, the steepest direction in the Fisher metric; directions h does not span get 0.
+
+    >>> import torch
+    >>> from cumulant import Gaussian
+    >>> natural_gradient(Gaussian(torch.zeros(1), 4 * torch.eye(1)), torch.zeros(1), torch.ones(1))
+    tensor([0.2500])
+    """
+    fisher = measure.fisher(eta)
+    rank = max(RANK, measure.dim * torch.finfo(fisher.dtype).eps)
+    inverse = torch.linalg.pinv(fisher, rtol=rank, hermitian=True)
+    return (inverse @ gradient[..., None])[..., 0]
+
+
+def e_geodesic(a: Queries, b: Queries, t: float | Tensor) -> Queries:
+    """(1−t) a + t b: straight in natural coordinates; p_t ∝ p_a^{1−t} p_b^t."""
+    return torch.lerp(a, b, torch.as_tensor(t, dtype=a.dtype, device=a.device))
+
+
+def m_geodesic(measure: Measure, a: Queries, b: Queries, t: float | Tensor) -> Solution:
+    """The η whose mean is (1−t) ∇G(a) + t ∇G(b): straight in mean coordinates, the I-projected mixture."""
+    start, end = measure.mean(a), measure.mean(b)
+    return measure.natural(torch.lerp(start, end, torch.as_tensor(t, dtype=start.dtype, device=start.device)))
+
+
+class MaxEntropy(NamedTuple):
+    """Both sides of the duality; ``kkt_residual`` small proves both optimal.
+
+    x             (*batch, d)  minimiser of log Σ exp(Ax + b)
+    weights       (*batch, n)  ν = softmax(Ax + b), the maximiser of the dual
+    primal, dual  (*batch)     values; equal at the optimum
+    kkt_residual  (*batch)     see `kkt_residual`
+    status        (*batch)     `Status` of the solve: BOUNDARY or OUTSIDE: 0 is not inside the hull of the rows
+    """
+
+    x: Tensor
+    weights: Tensor
+    primal: PerQuery
+    dual: PerQuery
+    kkt_residual: PerQuery
+    status: Codes
+
+
+def maximum_entropy(rows: Tensor, offsets: Tensor | None = None) -> MaxEntropy:
+    """The pair of Boyd and Vandenberghe (S1-D1), solved through `Measure.natural` at mean 0.
+
+        min_x log Σ_i exp((Ax + b)_i)      =      max_ν bᵀν − Σ ν_i log ν_i   subject to  1ᵀν = 1, Aᵀν = 0, ν ≥ 0
+
+    rows (*batch, n, d) is A, its rows the atoms; offsets (*batch, n) is b, the log base weights. To ask for E_ν[a] = μ
+    instead of 0 pass ``rows - mu``. Attention *ascends* the function that is minimised here.
+
+    >>> import torch
+    >>> found = maximum_entropy(torch.tensor([[-1.0], [1.0], [3.0]], dtype=torch.float64))
+    >>> found.weights, bool(found.kkt_residual < 1e-12)
+    (tensor([0.6162, 0.2676, 0.1162], dtype=torch.float64), True)
+    """
+    rows = require_float("maximum_entropy.rows", rows)
+    if rows.ndim < 2:
+        raise ValueError(
+            sentence("maximum_entropy.rows", "shape (*batch, n, d)", shape(rows), "Use rows[:, None] for d=1.")
+        )
+    measure = Empirical(rows, offsets)
+    b = torch.zeros_like(rows[..., 0]) if offsets is None else offsets
+    found = measure.natural(torch.zeros_like(rows[..., 0, :])[..., None, :])
+    x = found.value[..., 0, :]
+    logits = (rows @ x[..., None])[..., 0] + b
+    weights = torch.softmax(logits, -1)
+    dual = torch.where(weights > 0, weights * b - torch.xlogy(weights, weights), 0).sum(-1)
+    residual = kkt_residual(rows, b, x, weights)
+    return MaxEntropy(x, weights, torch.logsumexp(logits, -1), dual, residual, found.status[..., 0])
+
+
+def kkt_residual(rows: Tensor, offsets: Tensor, x: Tensor, weights: Tensor) -> PerQuery:
+    """How far (x, ν) is from optimal for both problems: the largest violation among
+
+    ν ≥ 0,    1ᵀν = 1,    Aᵀν = 0 (in units of the largest row),    ν = softmax(Ax + b).
+    """
+    size = torch.linalg.vector_norm(rows, dim=-1).amax(-1).clamp_min(torch.finfo(rows.dtype).tiny)
+    feasible = torch.linalg.vector_norm((weights[..., None, :] @ rows)[..., 0, :], dim=-1) / size
+    total = (weights.sum(-1) - 1).abs()
+    negative = (-weights).clamp_min(0).amax(-1)
+    stationary = (weights - torch.softmax((rows @ x[..., None])[..., 0] + offsets, -1)).abs().amax(-1)
+    return torch.stack([feasible, total, negative, stationary]).amax(0)

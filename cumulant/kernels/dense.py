@@ -1,0 +1,101 @@
+"""The reference: every statistic by its definition, with the queries × atoms matrix in memory.
+
+Slow and obvious on purpose. Faster kernels are compared with this one.
+"""
+
+from collections.abc import Collection
+
+import torch
+from torch import Tensor
+
+from cumulant.kernels.moments import STATISTICS, Moments
+
+
+def dense_moments(
+    eta: Tensor,
+    atoms: Tensor,
+    values: Tensor | None = None,
+    *,
+    log_weights: Tensor | None = None,
+    statistics: Collection[str] = STATISTICS,
+) -> Moments:
+    """`Moments` of p_n ∝ exp(⟨η,x_n⟩ + w_n).
+
+    eta (*batch, q, d), atoms (*batch, n, d), values (*batch, n, e), log_weights (*batch, n) or (*batch, q, n).
+    Half precision is computed and returned in float32.
+
+    >>> import torch
+    >>> x = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0], [1.0, 1.0]], dtype=torch.float64)
+    >>> w = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64).log()
+    >>> m = dense_moments(torch.tensor([[0.5, -0.25]], dtype=torch.float64), x, log_weights=w)
+    >>> round(m.log_normalizer.item(), 12), round(m.atom_trace.item(), 12)
+    (0.162964287687, 0.434921238956)
+    """
+    eta, atoms = accumulate(eta), accumulate(atoms)
+    values = atoms if values is None else accumulate(values)
+    w = row_weights(log_weights, atoms)
+    score = eta @ atoms.mT  # (*batch, q, n)
+    logits = score if w is None else score + w
+    g, p = normalize(logits)
+    mean = p @ values
+    atom_mean = mean if values is atoms else p @ atoms
+    mean_score = (p * score).sum(-1)
+    known = {
+        "mean": lambda: mean,
+        "mean_score": lambda: mean_score,
+        "score_variance": lambda: (p * (score - mean_score[..., None]).square()).sum(-1),
+        "mean_log_weight": lambda: torch.zeros_like(g) if w is None else _mean_log_weight(p, w),
+        "value_trace": lambda: _trace(p, values, mean),
+        "atom_trace": lambda: _trace(p, atoms, atom_mean),
+        "max_score": lambda: _max_score(score, logits),
+        "log_sum_square": lambda: normalize(2 * logits)[0],
+    }
+    wanted = {name: known[name]() for name in statistics}
+    if "mean" in wanted or "atom_trace" in wanted or "value_trace" in wanted:
+        wanted |= {"mean": mean, "atom_mean": atom_mean}
+    if "score_variance" in wanted:
+        wanted["mean_score"] = mean_score
+    return Moments(log_normalizer=g, **wanted)
+
+
+def accumulate(tensor: Tensor) -> Tensor:
+    """The tensor in the precision that sums are formed in: float32 for half precision, its own otherwise."""
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+
+
+def row_weights(log_weights: Tensor | None, atoms: Tensor) -> Tensor | None:
+    """Log weights with a query axis: per atom (*batch, n) → (*batch, 1, n), per query and atom unchanged."""
+    if log_weights is None:
+        return None
+    log_weights = accumulate(log_weights)
+    return log_weights[..., None, :] if log_weights.ndim == atoms.ndim - 1 else log_weights
+
+
+def normalize(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """G = logsumexp and p = softmax over the last axis; an empty row has G = −inf, p = 0 and gradient 0."""
+    if logits.shape[-1] == 0:
+        return logits.sum(-1) - torch.inf, logits
+    top = logits.amax(-1, keepdim=True).detach()
+    top = torch.where(top.isfinite(), top, 0)
+    e = torch.exp(logits - top)
+    total = e.sum(-1, keepdim=True)
+    empty = total == 0
+    total = torch.where(empty, 1, total)
+    g = torch.where(empty, -torch.inf, top + torch.log(total))
+    return g.squeeze(-1), e / total
+
+
+def _mean_log_weight(p: Tensor, w: Tensor) -> Tensor:
+    return (p * torch.where(w == -torch.inf, 0, w)).sum(-1)  # 0 · (−inf) is 0 here
+
+
+def _trace(p: Tensor, points: Tensor, mean: Tensor) -> Tensor:
+    """Σ_n p_n |x_n − m|², centred before squaring so that a common offset costs nothing."""
+    square = (points[..., None, :, :] - mean[..., :, None, :]).square().sum(-1)  # (*batch, q, n)
+    return (p * square).sum(-1)
+
+
+def _max_score(score: Tensor, logits: Tensor) -> Tensor:
+    if score.shape[-1] == 0:
+        return score.sum(-1) - torch.inf
+    return torch.where(logits == -torch.inf, -torch.inf, score).amax(-1)

@@ -1,0 +1,22 @@
+"""What h is."""
+
+from cumulant.measures.base import Measure
+from cumulant.measures.box import Box
+from cumulant.measures.classical import from_distribution
+from cumulant.measures.compose import convolve, product
+from cumulant.measures.empirical import Empirical
+from cumulant.measures.gaussian import Gaussian
+from cumulant.measures.sphere import Sphere
+from cumulant.measures.transform import independent
+
+__all__ = [
+    "Box",
+    "Empirical",
+    "Gaussian",
+    "Measure",
+    "Sphere",
+    "convolve",
+    "from_distribution",
+    "independent",
+    "product",
+]

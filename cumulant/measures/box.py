@@ -1,0 +1,130 @@
+"""The uniform law on a box.
+
+A coordinate of a uniform point on S² is uniform on an interval (Archimedes), so each edge is the sphere in R³ seen from
+one axis, and the box rests on the same special function.
+"""
+
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from cumulant.checks import broadcast, holds, require_alike, require_finite, require_float, sentence
+from cumulant.kernels.dense import accumulate
+from cumulant.measures.base import Measure, per_query
+from cumulant.measures.sphere import inverse_resultant
+from cumulant.solve import Solution, Status
+from cumulant.special import hyp0f1
+from cumulant.typing import Draws, Matrices, PerQuery, Queries
+
+
+@final
+@dataclass(frozen=True, eq=False, repr=False)
+class Box(Measure):
+    """The uniform probability on the box ∏[low_i, high_i].
+
+        G(η) = Σ_i  c_i η_i + log(sinh y_i / y_i),   c = (low+high)/2,   y_i = η_i (high_i − low_i)/2
+
+    low, high  (*batch, d), low ≤ high; an edge of length 0 is a point mass in that coordinate
+
+    >>> import torch
+    >>> Box(torch.tensor([0.0]), torch.tensor([1.0])).mean(torch.tensor([0.0]))
+    tensor([0.5000])
+    """
+
+    low: Tensor
+    high: Tensor
+
+    def __post_init__(self):
+        low, high = require_float("Box.low", self.low), require_float("Box.high", self.high)
+        require_alike("Box.high", high, "low", low)
+        require_finite("Box.low", low)
+        require_finite("Box.high", high)
+        if low.ndim < 1 or high.ndim < 1 or low.shape[-1] != high.shape[-1]:
+            got = f"low {tuple(low.shape)} and high {tuple(high.shape)}"
+            raise ValueError(sentence("Box.high", "low and high of shape (*batch, d)", got, "Use low[None] for d=1."))
+        broadcast("Box.high", low.shape, high.shape)
+        if not holds(low <= high):
+            raise ValueError(sentence("Box.high", "low ≤ high in every coordinate", "low > high in some", "Swap them."))
+
+    @property
+    def dim(self) -> int:
+        return self.low.shape[-1]
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        return torch.broadcast_shapes(self.low.shape, self.high.shape)[:-1]
+
+    def _centre(self) -> Tensor:
+        return accumulate(self.low + (self.high - self.low) / 2)[..., None, :]
+
+    def _half(self) -> Tensor:
+        return accumulate((self.high - self.low) / 2)[..., None, :]
+
+    @per_query
+    def log_normalizer(self, eta: Queries) -> PerQuery:
+        wide = accumulate(eta)
+        y = wide * self._half()
+        return (self._centre() * wide + hyp0f1(1.5, y.square() / 4).log).sum(-1).to(eta.dtype)
+
+    @per_query
+    def mean(self, eta: Queries) -> Queries:
+        y, half = accumulate(eta) * self._half(), self._half()
+        return (self._centre() + half * y / 3 * hyp0f1(1.5, y.square() / 4).ratio).to(eta.dtype)
+
+    def _variances(self, eta: Tensor) -> Tensor:
+        """Variance of each coordinate: half² (ρ/3 + y²/6 · dρ/dx)."""
+        x = (accumulate(eta) * self._half()).square() / 4
+        ratio, after = hyp0f1(1.5, x).ratio, hyp0f1(2.5, x).ratio
+        bend = ratio * (after / 2.5 - ratio / 1.5)
+        return (self._half().square() * (ratio / 3 + x * bend * 2 / 3)).to(eta.dtype)
+
+    @per_query
+    def fisher_mv(self, eta: Queries, v: Queries) -> Queries:
+        return self._variances(eta) * v
+
+    @per_query
+    def fisher(self, eta: Queries) -> Matrices:
+        return torch.diag_embed(self._variances(eta))
+
+    @per_query
+    def natural(self, mean: Queries, *, max_steps: int = 100) -> Solution:
+        """One scalar equation coth y − 1/y = (μ−c)/half per coordinate; the worst coordinate gives the status."""
+        exact = self.to(torch.float64)
+        mu = mean.double()
+        half = exact._half().expand(mu.shape)
+        offset = mu - exact._centre()
+        point = half == 0
+        position = torch.where(point, 0, offset / torch.where(point, 1, half))
+        found = inverse_resultant(1.5, position.detach().abs(), max_steps)
+        y = found.value[..., 0] * position.detach().sign()
+        eta = torch.where(point, 0, y / torch.where(point, 1, half))
+        missed = point & (offset.abs() > 1e-9 * (1 + mu.abs()))
+        status = torch.where(missed, int(Status.OUTSIDE), found.status).amax(-1)
+        residual = mu - exact.mean(eta)
+        if residual.requires_grad:
+            usable = (status == Status.CONVERGED)[..., None] & ~point
+            step = torch.where(usable, residual / torch.where(usable, exact._variances(eta), 1), 0)
+            eta = eta + step - step.detach()
+        norms = torch.linalg.vector_norm(residual.detach(), dim=-1)
+        return Solution(eta.to(mean.dtype), status, found.steps.amax(-1), norms, norms[None])
+
+    @per_query
+    def conjugate(self, mean: Queries) -> PerQuery:
+        """sup ⟨η,μ⟩ − G: +inf from the faces outwards, because no face carries mass."""
+        inside = super().conjugate(mean)
+        status = self.natural(mean.detach()).status
+        return torch.where(status == Status.BOUNDARY, torch.inf, inside)
+
+    @per_query
+    def sample(self, eta: Queries, n: int, *, generator: torch.Generator | None = None) -> Draws:
+        """Inverse distribution function, measured from the favoured end so that nothing overflows."""
+        wide = accumulate(eta)[..., None, :].expand(*eta.shape[:-1], n, self.dim)
+        u = torch.rand(wide.shape, dtype=wide.dtype, device=wide.device, generator=generator)
+        low = accumulate(self.low)[..., None, None, :]
+        high = accumulate(self.high)[..., None, None, :]
+        t = (wide * (high - low)).abs()
+        small = t < 1e-6
+        depth = torch.where(small, u, -torch.log1p(u * torch.expm1(-t)) / torch.where(small, 1, t))
+        return torch.where(wide > 0, high - depth * (high - low), low + depth * (high - low)).to(eta.dtype)

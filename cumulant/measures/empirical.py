@@ -1,0 +1,144 @@
+"""h = Σ_n e^{w_n} δ_{x_n}: keys, patterns, candidates, samples. Its mean is softmax attention (S0-E7, S1-P1a)."""
+
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from cumulant.checks import broadcast, holds, require_alike, require_finite, require_float, sentence, shape
+from cumulant.kernels.dense import accumulate, normalize, row_weights
+from cumulant.measures.base import Hull, Measure, per_query
+from cumulant.measures.link import spread
+from cumulant.typing import Draws, Matrices, PerQuery, Queries
+
+
+@final
+@dataclass(frozen=True, eq=False, repr=False)
+class Empirical(Measure):
+    """A weighted set of atoms.
+
+        G(η) = log Σ_n exp(⟨η,x_n⟩ + w_n),    ∇G = Σ p_n x_n,    ∇²G = Σ p_n (x_n−m)(x_n−m)ᵀ,    p = softmax(⟨η,x⟩ + w)
+
+    atoms        (*batch, n, d), finite; n = 0 is the zero measure
+    log_weights  None: each atom counts 1; (*batch, n): per atom; (*batch, q, n): one measure per query row.
+                 −inf removes an atom (mask, window, padding): exactly as if it were not there.
+
+    A row without atoms has G = −inf, mean 0 and gradient 0.
+
+    >>> import torch
+    >>> keys = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0], [1.0, 1.0]], dtype=torch.float64)
+    >>> h = Empirical(keys, torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64).log())
+    >>> h.mean(torch.tensor([0.5, -0.25], dtype=torch.float64))
+    tensor([0.7165, 0.6349], dtype=torch.float64)
+    """
+
+    atoms: Tensor
+    log_weights: Tensor | None = None
+
+    def __post_init__(self):
+        atoms = require_float("Empirical.atoms", self.atoms)
+        if atoms.ndim < 2:
+            raise ValueError(
+                sentence(
+                    "Empirical.atoms",
+                    "shape (*batch, n, d)",
+                    shape(atoms),
+                    "Add the atom axis: atoms[:, None] for d=1.",
+                )
+            )
+        require_finite("Empirical.atoms", atoms)
+        if self.log_weights is not None:
+            self._check_log_weights(require_float("Empirical.log_weights", self.log_weights))
+
+    def _check_log_weights(self, w: Tensor) -> None:
+        where, n = "Empirical.log_weights", self.atoms.shape[-2]
+        require_alike(where, w, "atoms", self.atoms)
+        if w.ndim not in (self.atoms.ndim - 1, self.atoms.ndim) or w.shape[-1] != n:
+            expected = f"(*batch, n={n}) per atom or (*batch, q, n={n}) per query, with atoms {shape(self.atoms)}"
+            raise ValueError(sentence(where, expected, shape(w), "Match the atom axis."))
+        broadcast(where, self.atoms.shape[:-2], self._weights_batch(w))
+        if not holds(w < torch.inf):  # also false for NaN
+            raise ValueError(
+                sentence(
+                    where,
+                    "values below +inf",
+                    "NaN or +inf",
+                    "Weights are logarithms of finite masses; log 0 = -inf is legal.",
+                )
+            )
+
+    def _weights_batch(self, w: Tensor) -> torch.Size:
+        return w.shape[:-1] if w.ndim == self.atoms.ndim - 1 else w.shape[:-2]
+
+    @property
+    def dim(self) -> int:
+        return self.atoms.shape[-1]
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        own = self.atoms.shape[:-2]
+        return own if self.log_weights is None else torch.broadcast_shapes(own, self._weights_batch(self.log_weights))
+
+    @property
+    def query_rows(self) -> int | None:
+        w = self.log_weights
+        return None if w is None or w.ndim < self.atoms.ndim else w.shape[-2]
+
+    def _law(self, eta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """G, the weights p (*batch, q, n), and the atoms, all in the precision sums are formed in."""
+        atoms = accumulate(self.atoms)
+        logits = accumulate(eta) @ atoms.mT
+        w = row_weights(self.log_weights, self.atoms)
+        return *normalize(logits if w is None else logits + w), atoms
+
+    @per_query
+    def log_normalizer(self, eta: Queries) -> PerQuery:
+        return self._law(eta)[0].to(eta.dtype)
+
+    @per_query
+    def mean(self, eta: Queries) -> Queries:
+        _, p, atoms = self._law(eta)
+        return (p @ atoms).to(eta.dtype)
+
+    @per_query
+    def fisher_mv(self, eta: Queries, v: Queries) -> Queries:
+        _, p, atoms = self._law(eta)
+        slope = accumulate(v) @ atoms.mT  # ⟨x, v⟩
+        slope = p * (slope - (p * slope).sum(-1, keepdim=True))
+        return (slope @ atoms - slope.sum(-1, keepdim=True) * (p @ atoms)).to(eta.dtype)
+
+    @per_query
+    def fisher(self, eta: Queries) -> Matrices:
+        _, p, atoms = self._law(eta)
+        centred = atoms[..., None, :, :] - (p @ atoms)[..., None, :]  # (*batch, q, n, d)
+        return (centred.mT @ (p[..., None] * centred)).to(eta.dtype)
+
+    @per_query
+    def sample(self, eta: Queries, n: int, *, generator: torch.Generator | None = None) -> Draws:
+        g, p, _ = self._law(eta)
+        if not holds(g > -torch.inf):
+            raise ValueError(
+                sentence(
+                    "Empirical.sample", "at least one atom of positive weight per query", "an empty row", "Unmask one."
+                )
+            )
+        index = torch.multinomial(p.reshape(-1, p.shape[-1]), n, replacement=True, generator=generator)
+        index = index.reshape(*p.shape[:-1], n, 1).expand(*p.shape[:-1], n, self.dim)
+        atoms = self.atoms[..., None, :, :].expand(*p.shape, self.dim)
+        return atoms.gather(-2, index)
+
+    def hull(self) -> Hull:
+        """From the atoms themselves, whatever their weights: G* ≤ max(−w_n) on their convex hull."""
+        w = row_weights(self.log_weights, self.atoms)
+        w = self.atoms.new_zeros(self.atoms.shape[:-2] + (1, self.atoms.shape[-2])) if w is None else w
+        present = (w > -torch.inf).to(self.atoms.dtype)  # (*batch, q, n)
+        count = present.sum(-1, keepdim=True).clamp_min(1)
+        centred = self.atoms[..., None, :, :] - (present / count @ self.atoms)[..., None, :]
+        centred = centred * present[..., None]
+        _, span = spread(centred.mT @ centred / count[..., None])
+        radius = torch.linalg.vector_norm(centred, dim=-1)
+        bound = torch.where(present > 0, -w, -torch.inf)
+        if self.atoms.shape[-2] == 0:
+            return Hull(radius.sum(-1), span, radius.sum(-1))
+        return Hull(2 * radius.amax(-1), span, bound.amax(-1))

@@ -1,0 +1,183 @@
+"""The uniform law on a sphere: von Mises–Fisher when tilted, the measure behind cosine similarity (THEORY §10)."""
+
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from cumulant.checks import holds, require_float, sentence
+from cumulant.kernels.dense import accumulate
+from cumulant.measures.base import Measure, per_query
+from cumulant.solve import Solution, Status, newton
+from cumulant.special import hyp0f1, standard_gamma
+from cumulant.typing import Draws, Matrices, PerQuery, Queries
+
+
+@final
+@dataclass(frozen=True, eq=False, repr=False)
+class Sphere(Measure):
+    """The uniform probability on the sphere of a radius r in R^d; tilted by η it is von Mises–Fisher.
+
+        G(η) = log ₀F₁(; d/2; κ²/4),   κ = r|η|,    ∇G = r A_d(κ) η/|η|,   A_d = I_{d/2} / I_{d/2−1}
+
+    dim     d ≥ 1 (d = 1 is the pair {−r, r})
+    radius  a positive number, or a tensor (*batch) of them
+
+    >>> import torch
+    >>> h = Sphere(3)
+    >>> h.mean(torch.tensor([0.0, 0.0, 2.0], dtype=torch.float64))       # coth 2 − 1/2
+    tensor([0.0000, 0.0000, 0.5373], dtype=torch.float64)
+    """
+
+    dim: int
+    radius: float | Tensor = 1.0
+
+    def __post_init__(self):
+        if not isinstance(self.dim, int) or self.dim < 1:
+            raise ValueError(sentence("Sphere.dim", "a positive integer", repr(self.dim), "The circle has dim=2."))
+        radius = self.radius if isinstance(self.radius, Tensor) else torch.tensor(float(self.radius))
+        require_float("Sphere.radius", radius)
+        if not holds((radius > 0) & radius.isfinite()):
+            raise ValueError(
+                sentence("Sphere.radius", "positive finite numbers", self.radius, "A point is Empirical(x[None]).")
+            )
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        return self.radius.shape if isinstance(self.radius, Tensor) else torch.Size()
+
+    def _radius(self, eta: Tensor) -> Tensor:
+        """The radius with a query axis, in the precision sums are formed in."""
+        radius = torch.as_tensor(self.radius, device=eta.device)
+        return accumulate(radius.to(eta.dtype))[..., None]
+
+    def _quarter(self, eta: Tensor) -> Tensor:
+        """x = κ²/4; smooth in η, also at 0."""
+        return (self._radius(eta)[..., None] * accumulate(eta)).square().sum(-1) / 4
+
+    @per_query
+    def log_normalizer(self, eta: Queries) -> PerQuery:
+        return hyp0f1(self.dim / 2, self._quarter(eta)).log.to(eta.dtype)
+
+    @per_query
+    def mean(self, eta: Queries) -> Queries:
+        """∇G = (r²/d) ρ(x) η with ρ = F(d/2+1)/F(d/2): no division by |η|, so exact at η = 0."""
+        ratio = hyp0f1(self.dim / 2, self._quarter(eta)).ratio
+        return (self._radius(eta).square() / self.dim * ratio)[..., None].to(eta.dtype) * eta
+
+    def _bend(self, eta: Tensor) -> tuple[Tensor, Tensor]:
+        """∇²G = a I + b ηηᵀ; from dρ/dx = ρ (ρ₁/(β+1) − ρ/β), β = d/2."""
+        beta, x = self.dim / 2, self._quarter(eta)
+        ratio, after = hyp0f1(beta, x).ratio, hyp0f1(beta + 1, x).ratio
+        a = self._radius(eta).square() / self.dim * ratio
+        b = a * self._radius(eta).square() / 2 * (after / (beta + 1) - ratio / beta)
+        return a[..., None].to(eta.dtype), b[..., None].to(eta.dtype)
+
+    @per_query
+    def fisher_mv(self, eta: Queries, v: Queries) -> Queries:
+        a, b = self._bend(eta)
+        return a * v + b * eta * (eta * v).sum(-1, keepdim=True)
+
+    @per_query
+    def fisher(self, eta: Queries) -> Matrices:
+        a, b = self._bend(eta)
+        eye = torch.eye(self.dim, dtype=eta.dtype, device=eta.device)
+        return a[..., None] * eye + b[..., None] * eta[..., :, None] * eta[..., None, :]
+
+    @per_query
+    def natural(self, mean: Queries, *, max_steps: int = 100) -> Solution:
+        """One scalar equation A_d(κ) = |μ|/r per query, in the direction of μ."""
+        exact = self.to(torch.float64)
+        mu = mean.double()
+        radius = exact._radius(mu)
+        length = torch.linalg.vector_norm(mu, dim=-1)
+        resultant = length / radius
+        found = inverse_resultant(self.dim / 2, resultant.detach(), max_steps)
+        # κ ↦ η = κ μ/(r|μ|); near 0 the ratio κ/|μ| tends to d/r
+        safe = torch.where(length > 0, length, 1)
+        slope = torch.where(resultant > 0, found.value[..., 0] / safe, self.dim / radius)
+        eta = exact._attach(mu, (slope / radius)[..., None] * mu.detach(), found.status)
+        return Solution(eta.to(mean.dtype), found.status, found.steps, found.residual * radius, found.trace * radius)
+
+    def _attach(self, mu: Tensor, eta: Tensor, status: Tensor) -> Tensor:
+        """The implicit gradient dη = ∇²G⁻¹(dμ − d∇G), with (aI + bηηᵀ)⁻¹ by Sherman–Morrison."""
+        residual = mu - self.mean(eta)
+        if not residual.requires_grad:
+            return eta
+        a, b = self._bend(eta)
+        along = (eta * residual).sum(-1, keepdim=True) * b / (a + b * eta.square().sum(-1, keepdim=True))
+        step = torch.where((status == Status.CONVERGED)[..., None], (residual - along * eta) / a, 0)
+        return eta + step - step.detach()
+
+    @per_query
+    def conjugate(self, mean: Queries) -> PerQuery:
+        """sup ⟨η,μ⟩ − G: +inf from the sphere itself outwards (for d = 1 the two atoms have G* = log 2)."""
+        inside = super().conjugate(mean)
+        status = self.natural(mean.detach()).status
+        edge = torch.log(torch.tensor(2.0)).item() if self.dim == 1 else torch.inf
+        return torch.where(status == Status.BOUNDARY, edge, inside)
+
+    @per_query
+    def sample(self, eta: Queries, n: int, *, generator: torch.Generator | None = None) -> Draws:
+        """Wood's rejection sampler for the height along η, then a uniform direction around it."""
+        wide, radius = accumulate(eta), self._radius(eta)
+        norm = torch.linalg.vector_norm(wide, dim=-1)
+        north = torch.zeros_like(wide)
+        north[..., 0] = 1
+        axis = torch.where((norm > 0)[..., None], wide / torch.where(norm > 0, norm, 1)[..., None], north)
+        kappa = (radius * norm)[..., None].expand(*norm.shape, n)
+        height = _heights(self.dim, kappa, generator)
+        around = torch.randn(*height.shape, self.dim, dtype=height.dtype, device=height.device, generator=generator)
+        axis = axis[..., None, :]
+        around = around - (around * axis).sum(-1, keepdim=True) * axis
+        width = torch.linalg.vector_norm(around, dim=-1, keepdim=True).clamp_min(torch.finfo(height.dtype).tiny)
+        side = (1 - height.square()).clamp_min(0).sqrt()[..., None] * around / width
+        return (radius[..., None, None] * (height[..., None] * axis + side)).to(eta.dtype)
+
+
+def inverse_resultant(b: float, resultant: Tensor, max_steps: int) -> Solution:
+    """κ ≥ 0 with κ/(2b) · ρ_b(κ²/4) = R, elementwise; BOUNDARY from R = 1 − 1e-9 on, OUTSIDE beyond 1 + 1e-9."""
+    edge = 1e-9
+    target = resultant.clamp(max=1 - edge)
+    start = target * (2 * b - target.square()) / (1 - target.square())  # Banerjee et al. 2005
+
+    def potential(k: Tensor) -> Tensor:
+        return hyp0f1(b, k[..., 0].square() / 4).log - k[..., 0] * target
+
+    def gradient(k: Tensor) -> Tensor:
+        return k / (2 * b) * hyp0f1(b, k.square() / 4).ratio - target[..., None]
+
+    def hessian(k: Tensor) -> Tensor:
+        x = k[..., None].square() / 4
+        ratio, after = hyp0f1(b, x).ratio, hyp0f1(b + 1, x).ratio
+        return ratio / (2 * b) * (1 + 2 * x * (after / (b + 1) - ratio / b))
+
+    def verdict(local) -> Tensor:
+        on_edge = torch.where(resultant >= 1 - edge, int(Status.BOUNDARY), -1)
+        return torch.where(resultant > 1 + edge, int(Status.OUTSIDE), on_edge)
+
+    tol = 64 * torch.finfo(target.dtype).eps
+    return newton(potential, gradient, hessian, start[..., None], tol=tol, max_steps=max_steps, verdict=verdict)
+
+
+def _heights(dim: int, kappa: Tensor, generator: torch.Generator | None) -> Tensor:
+    """cos of the angle to η under von Mises–Fisher (Wood 1994); (*batch, q, n) draws."""
+    if dim == 1:
+        u = torch.rand(kappa.shape, dtype=kappa.dtype, device=kappa.device, generator=generator)
+        return torch.where(u < torch.sigmoid(2 * kappa), 1.0, -1.0).to(kappa.dtype)
+    m = dim - 1
+    b = m / (2 * kappa + torch.sqrt(4 * kappa.square() + m * m))
+    x0 = (1 - b) / (1 + b)
+    c = kappa * x0 + m * torch.log(4 * b / (1 + b).square())  # log(1 − x0²)
+    height, pending = torch.zeros_like(kappa), torch.ones_like(kappa, dtype=torch.bool)
+    while pending.any():
+        shape = torch.full_like(kappa, m / 2)
+        left = standard_gamma(shape, generator)
+        z = left / (left + standard_gamma(shape, generator))  # Beta(m/2, m/2)
+        w = (1 - (1 + b) * z) / (1 - (1 - b) * z)
+        u = torch.rand(kappa.shape, dtype=kappa.dtype, device=kappa.device, generator=generator)
+        good = kappa * w + m * torch.log1p(-x0 * w) - c >= torch.log(u)
+        height = torch.where(pending & good, w, height)
+        pending = pending & ~good
+    return height

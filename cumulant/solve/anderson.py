@@ -1,0 +1,55 @@
+"""Anderson acceleration: the next point is the best affine combination of the last few.
+
+α = argmin |Σ_i α_i (f(x_i) − x_i)|²  subject to  Σ_i α_i = 1,      x⁺ = Σ_i α_i ((1−g) x_i + g f(x_i))
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from cumulant.checks import sentence
+
+
+class History(NamedTuple):
+    """Ring buffers of the last iterates and their images, and how many slots are filled."""
+
+    x: Tensor  # (samples, memory, features)
+    fx: Tensor
+    filled: int
+
+
+@dataclass(frozen=True)
+class Anderson:
+    """``memory`` past points, mixing ``gate`` g, and a ridge relative to the residuals that keeps α bounded."""
+
+    memory: int = 5
+    gate: float = 1.0
+    ridge: float = 1e-10
+
+    def __post_init__(self):
+        if self.memory < 1:
+            raise ValueError(sentence("Anderson.memory", "a positive integer", self.memory, "5 is usual."))
+
+    def init(self, x: Tensor) -> History:
+        empty = x.new_zeros(x.shape[0], self.memory, x.shape[1])
+        return History(empty, empty.clone(), 0)
+
+    def step(self, state: History, x: Tensor, fx: Tensor) -> tuple[Tensor, History]:
+        state = History(_push(state.x, x), _push(state.fx, fx), min(state.filled + 1, self.memory))
+        xs, fxs = state.x[:, : state.filled], state.fx[:, : state.filled]
+        residuals = fxs - xs  # (samples, m, features)
+        gram = residuals @ residuals.mT
+        scale = gram.diagonal(dim1=-2, dim2=-1).amax(-1, keepdim=True).clamp_min(torch.finfo(x.dtype).tiny)
+        eye = torch.eye(state.filled, dtype=x.dtype, device=x.device)
+        gram = gram / scale[..., None] + self.ridge * eye
+        alpha, failed = torch.linalg.solve_ex(gram, torch.ones_like(gram[..., :1]))
+        alpha = alpha / alpha.sum(-2, keepdim=True)
+        usable = (failed == 0) & alpha.isfinite().all(-2).squeeze(-1)
+        mixed = (alpha.mT @ (xs + self.gate * residuals)).squeeze(-2)
+        return torch.where(usable[:, None], mixed, fx), state
+
+
+def _push(buffer: Tensor, newest: Tensor) -> Tensor:
+    return torch.cat([newest[:, None], buffer[:, :-1]], dim=1)

@@ -1,0 +1,62 @@
+"""The loop that every fixed-point method shares: freezing finished samples, the best iterate, the trace, the status.
+
+A method only proposes the next point, so its file reads as its formula.
+"""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from cumulant.solve.solution import Solution, Status
+
+
+class Method(Protocol):
+    """``init`` makes the history, ``step`` proposes the next iterate; both act on (samples, features)."""
+
+    def init(self, x: Tensor) -> Any: ...
+
+    def step(self, state: Any, x: Tensor, fx: Tensor) -> tuple[Tensor, Any]: ...
+
+
+def iterate(
+    fn: Callable[[Tensor], Tensor], x0: Tensor, solver: Method, *, max_steps: int, tol: float, event_ndim: int
+) -> Solution:
+    """Solve x = fn(x) without gradients; the contract is `fixed_point`'s."""
+    samples = x0.shape[: x0.ndim - event_ndim]
+    count = samples.numel()
+    x = x0.reshape(count, -1)
+    state = solver.init(x)
+    best, best_residual = x.clone(), torch.full((count,), torch.inf, dtype=x.dtype, device=x.device)
+    status = torch.full((count,), int(Status.MAX_STEPS), dtype=torch.int8, device=x.device)
+    steps = torch.zeros(count, dtype=torch.int64, device=x.device)
+    active = torch.ones(count, dtype=torch.bool, device=x.device)
+    trace = []
+    for step in range(max_steps + 1):
+        fx = fn(x.reshape(x0.shape)).reshape(count, -1)
+        residual = torch.linalg.vector_norm(fx - x, dim=1)
+        finite = residual.isfinite()
+        better = active & finite & (residual < best_residual)
+        best = torch.where(better[:, None], x, best)
+        best_residual = torch.where(better, residual, best_residual)
+        trace.append(torch.where(active, residual, trace[-1]) if trace else residual)
+        done = active & finite & (residual <= tol * (1 + torch.linalg.vector_norm(fx, dim=1)))
+        # a finished sample returns the point that passed the test, at its own residual
+        best = torch.where(done[:, None], x, best)
+        best_residual = torch.where(done, residual, best_residual)
+        status = torch.where(done, int(Status.CONVERGED), status)
+        status = torch.where(active & ~finite, int(Status.NONFINITE), status)
+        active = active & finite & ~done
+        if step == max_steps or not active.any():
+            break
+        proposal, state = solver.step(state, x, fx)
+        x = torch.where(active[:, None], proposal, best)
+        steps = steps + active
+    return Solution(
+        best.reshape(x0.shape),
+        status.to(torch.int8).reshape(samples),
+        steps.reshape(samples),
+        best_residual.reshape(samples),
+        torch.stack(trace).reshape(-1, *samples),
+    )

@@ -1,0 +1,66 @@
+"""x = f(x) for a batch of samples that stop one by one, with the implicit gradient of the answer."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from cumulant.checks import require_float, sentence
+from cumulant.solve.driver import Method, iterate
+from cumulant.solve.implicit import ADJOINTS, attach_implicit_gradient
+from cumulant.solve.picard import Picard
+from cumulant.solve.solution import Solution
+
+
+def fixed_point(
+    fn: Callable[[Tensor], Tensor],
+    x0: Tensor,
+    *,
+    solver: Method | None = None,
+    max_steps: int = 200,
+    tol: float = 1e-10,
+    event_ndim: int = 1,
+    adjoint: str = "anderson",
+) -> Solution:
+    """Solve x = fn(x), sample by sample.
+
+    The last ``event_ndim`` axes of ``x0`` are one sample, all others are independent samples: ``fn`` must not mix them.
+    A sample is done when |fn(x) − x| ≤ tol · (1 + |fn(x)|); from then on it no longer moves, so its answer does not
+    depend on its batch mates. Samples that never get there return their best iterate.
+
+    solver    `Picard()` (default), `Damped(gate)`, `Anderson(memory)`, or any object with their two methods.
+    adjoint   how the gradient of the answer is found when something requires grad. At a fixed point
+              dx = (I − J)⁻¹ ∂f, so backward solves (I − Jᵀ)g = v: "anderson" for any J, "cg" or "cholesky" when J is
+              symmetric (J = ∇²potential) and I − J positive definite; "none" detaches. First order only.
+
+    >>> import torch
+    >>> solution = fixed_point(torch.cos, torch.ones(1, dtype=torch.float64))
+    >>> round(solution.value.item(), 8), solution.summary()
+    (0.73908513, '1 of 1: converged within the tolerance')
+    """
+    solver = Picard() if solver is None else solver
+    _check_arguments(x0, solver, max_steps, event_ndim, adjoint)
+    with torch.no_grad():
+        solution = iterate(fn, x0.detach(), solver, max_steps=max_steps, tol=tol, event_ndim=event_ndim)
+    if adjoint == "none" or not torch.is_grad_enabled():
+        return solution
+    value = attach_implicit_gradient(fn, solution.value, event_ndim, adjoint, tol)
+    return Solution(value, solution.status, solution.steps, solution.residual, solution.trace)
+
+
+def _check_arguments(x0: Tensor, solver: Method, max_steps: int, event_ndim: int, adjoint: str) -> None:
+    require_float("fixed_point.x0", x0)
+    if not (hasattr(solver, "init") and hasattr(solver, "step")):
+        raise TypeError(
+            sentence(
+                "fixed_point.solver", "Picard(), Damped(gate) or Anderson(memory)", repr(solver), "Pass an instance."
+            )
+        )
+    if max_steps < 1:
+        raise ValueError(sentence("fixed_point.max_steps", "a positive integer", max_steps, "Pass at least 1."))
+    if not 0 <= event_ndim <= x0.ndim:
+        raise ValueError(
+            sentence("fixed_point.event_ndim", f"0 to x0.ndim = {x0.ndim}", event_ndim, "Count the axes of one sample.")
+        )
+    if adjoint not in ADJOINTS:
+        raise ValueError(sentence("fixed_point.adjoint", f"one of {', '.join(ADJOINTS)}", repr(adjoint), "Pick one."))

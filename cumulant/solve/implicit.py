@@ -1,0 +1,102 @@
+"""The gradient of a fixed point without unrolling it.
+
+At x = f(x, θ):  dx = J dx + ∂_θ f dθ,  so for an incoming gradient v the chain rule needs g = (I − Jᵀ)⁻¹ v and passes
+gᵀ∂_θ f on to θ. J is only touched through vector-Jacobian products, one sample at a time by construction of f.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from cumulant.solve.anderson import Anderson
+from cumulant.solve.driver import iterate
+
+ADJOINTS = ("anderson", "cg", "cholesky", "none")
+
+
+def attach_implicit_gradient(
+    fn: Callable[[Tensor], Tensor], solution: Tensor, event_ndim: int, adjoint: str, tol: float
+) -> Tensor:
+    """``solution`` with the implicit gradient towards what ``fn`` closes over; unchanged if nothing requires grad."""
+    anchor = solution.detach().requires_grad_()
+    image = fn(anchor)
+    if not _reaches_beyond(image, anchor):
+        return solution
+    attached = fn(solution.detach())
+
+    def backward(v: Tensor) -> Tensor:
+        def transposed(g: Tensor) -> Tensor:
+            (product,) = torch.autograd.grad(image, anchor, g, retain_graph=True)
+            return product
+
+        samples = v.shape[: v.ndim - event_ndim]
+        return _solve(transposed, v, samples.numel(), adjoint, tol)
+
+    attached.register_hook(backward)
+    # the value stays the solver's; only the gradient comes from the attached evaluation
+    return attached + (solution - attached).detach()
+
+
+def _reaches_beyond(image: Tensor, anchor: Tensor) -> bool:
+    """Whether the graph of ``image`` ends in a leaf other than ``anchor``."""
+    pending, seen = [image.grad_fn], set()
+    while pending:
+        node = pending.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        leaf = getattr(node, "variable", None)
+        if leaf is not None and leaf is not anchor:
+            return True
+        pending.extend(parent for parent, _ in node.next_functions)
+    return False
+
+
+def _solve(transposed: Callable[[Tensor], Tensor], v: Tensor, count: int, adjoint: str, tol: float) -> Tensor:
+    if adjoint == "cg":
+        return _conjugate_gradient(transposed, v, count, tol)
+    if adjoint == "cholesky":
+        return _cholesky(transposed, v, count)
+    found = iterate(
+        lambda g: v.reshape(count, -1) + transposed(g.reshape(v.shape)).reshape(count, -1),
+        v.reshape(count, -1),
+        Anderson(),
+        max_steps=200,
+        tol=tol,
+        event_ndim=1,
+    )
+    return found.value.reshape(v.shape)
+
+
+def _conjugate_gradient(transposed: Callable[[Tensor], Tensor], v: Tensor, count: int, tol: float) -> Tensor:
+    """(I − J) g = v for symmetric J, all samples at once, each with its own step lengths."""
+    target = v.reshape(count, -1)
+    g, residual = torch.zeros_like(target), target.clone()
+    direction = residual.clone()
+    power = residual.square().sum(1, keepdim=True)
+    goal = tol**2 * power
+    for _ in range(2 * target.shape[1] + 10):
+        active = power > goal
+        if not active.any():
+            break
+        image = direction - transposed(direction.reshape(v.shape)).reshape(count, -1)
+        curvature = (direction * image).sum(1, keepdim=True)
+        length = torch.where(active & (curvature > 0), power / curvature, 0)
+        g = g + length * direction
+        residual = residual - length * image
+        fresh = residual.square().sum(1, keepdim=True)
+        direction = residual + torch.where(active, fresh / power, 0) * direction
+        power = torch.where(active, fresh, power)
+    return g.reshape(v.shape)
+
+
+def _cholesky(transposed: Callable[[Tensor], Tensor], v: Tensor, count: int) -> Tensor:
+    """(I − J) g = v for symmetric J by its matrix: one product per feature, then one factorisation."""
+    target = v.reshape(count, -1)
+    features = target.shape[1]
+    eye = torch.eye(features, dtype=v.dtype, device=v.device)
+    columns = [transposed(e.expand(count, -1).reshape(v.shape)).reshape(count, -1) for e in eye]
+    matrix = eye - torch.stack(columns, dim=-1)
+    factor = torch.linalg.cholesky((matrix + matrix.mT) / 2)
+    return torch.cholesky_solve(target[..., None], factor)[..., 0].reshape(v.shape)

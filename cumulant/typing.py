@@ -1,0 +1,24 @@
+"""The axis names of the library and the array types built from them.
+
+Shapes follow scaled_dot_product_attention, ``(*batch, query, dim)``:
+
+    *batch   independent problems (sequences, heads); broadcasts between a measure and its queries
+    q        queries: natural parameters η that share one measure
+    n        atoms (keys, patterns, candidates)
+    d        dimension of an atom and of η
+    e        dimension of a value
+    s        samples drawn per query
+
+A leading ``...`` in an annotation stands for ``*batch q``, or for ``*batch`` alone where the caller passed a single
+query of shape ``(d,)``.
+"""
+
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+Queries = Float[Tensor, "... d"]
+PerQuery = Float[Tensor, "..."]
+Matrices = Float[Tensor, "... d d"]
+Draws = Float[Tensor, "... s d"]
+Flags = Bool[Tensor, "..."]
+Codes = Int[Tensor, "..."]
