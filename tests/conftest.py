@@ -7,6 +7,6 @@ import torch
 if os.environ.get("CUMULANT_TYPECHECK"):
     from jaxtyping import install_import_hook
 
-    install_import_hook("cumulant", "beartype.beartype").install()
+    install_import_hook("cumulant", "beartype.beartype")
 
 torch.set_num_threads(1)

@@ -15,7 +15,7 @@ import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
-from typing import Concatenate, NamedTuple, ParamSpec, Self, TypeVar
+from typing import Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -206,7 +206,7 @@ class Measure(ABC):
             return self
         return NotImplemented
 
-    def __mul__(self, mass: float | Tensor) -> Measure:
+    def __mul__(self, mass: int | float | Tensor) -> Measure:
         """c · h with c ≥ 0.  G + log c."""
         from cumulant.measures.transform import Scaled
 
@@ -242,7 +242,7 @@ class Measure(ABC):
 
     # ------------------------------------------------------------------ housekeeping
 
-    def to(self, target: torch.dtype | torch.device | str) -> Self:
+    def to(self: M, target: torch.dtype | torch.device | str) -> M:
         """The same measure with every floating tensor in another dtype or on another device."""
         if not is_dataclass(self):
             return self

@@ -6,25 +6,19 @@ along the directions the support spans (so that the answer has minimum norm wher
 Where μ stands is decided by two tests, in this order (X-11):
 
     OUTSIDE    ⟨η,μ⟩ − G(η) exceeds the largest value G* takes on the hull (a proof), or μ leaves the affine hull
-    BOUNDARY   the smallest eigenvalue of ∇²G(η) on the span is ≤ 1e-9 diameter² and a further Newton step proves nothing
+    BOUNDARY   the smallest eigenvalue of ∇²G(η) on the span is ≤ 1e-9 diameter², and another Newton step proves nothing
 
 A residual test alone would call faces converged. The undecided band: a point inside but closer to a face than about
 1e-9 diameters, or outside by less than about 1e-4 diameters, is called BOUNDARY. Measures whose G* has no finite
 bound on the hull (continuous laws on bounded sets) bring their own `natural`.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
+from cumulant.measures.base import Hull, Measure
 from cumulant.solve import Solution, Status, newton
 from cumulant.solve.newton import Local
-
-if TYPE_CHECKING:
-    from cumulant.measures.base import Hull, Measure
 
 FLAT = 1e-9  # eigenvalue of ∇²G, in diameters², below which η counts as infinite
 RANK = 1e-13  # eigenvalue of the support's covariance, relative to the largest, below which a direction is not spanned
@@ -55,8 +49,6 @@ def conjugate(measure: Measure, mean: Tensor) -> Tensor:
 
 def hull_from_fisher(measure: Measure) -> Hull:
     """Scale and directions from the covariance of h at η = 0."""
-    from cumulant.measures.base import Hull
-
     like = measure._like()
     rows = measure.query_rows or 1
     zero = torch.zeros(rows, measure.dim, dtype=like.dtype, device=like.device)

@@ -31,7 +31,7 @@ class Sphere(Measure):
     """
 
     dim: int
-    radius: float | Tensor = 1.0
+    radius: int | float | Tensor = 1.0
 
     def __post_init__(self):
         if not isinstance(self.dim, int) or self.dim < 1:

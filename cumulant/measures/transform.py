@@ -70,7 +70,7 @@ class Scaled(_Changed):
     log_scale: Tensor | float
 
     @staticmethod
-    def by(base: Measure, mass: float | Tensor) -> Scaled:
+    def by(base: Measure, mass: int | float | Tensor) -> Scaled:
         c = torch.as_tensor(mass, dtype=None if isinstance(mass, Tensor) else torch.float64)
         if not holds((c >= 0) & (c < torch.inf)):
             advice = "Measures are positive; to move mass use tilt."

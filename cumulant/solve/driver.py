@@ -4,7 +4,7 @@ A method only proposes the next point, so its file reads as its formula.
 """
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from torch import Tensor
 from cumulant.solve.solution import Solution, Status
 
 
+@runtime_checkable
 class Method(Protocol):
     """``init`` makes the history, ``step`` proposes the next iterate; both act on (samples, features)."""
 

@@ -50,7 +50,7 @@ def fixed_point(
 
 def _check_arguments(x0: Tensor, solver: Method, max_steps: int, event_ndim: int, adjoint: str) -> None:
     require_float("fixed_point.x0", x0)
-    if not (hasattr(solver, "init") and hasattr(solver, "step")):
+    if not isinstance(solver, Method):
         raise TypeError(
             sentence(
                 "fixed_point.solver", "Picard(), Damped(gate) or Anderson(memory)", repr(solver), "Pass an instance."
