@@ -1,0 +1,29 @@
+"""Every gallery script runs to its closing assert, writes nothing unless asked, and stays short."""
+
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPTS = sorted((Path(__file__).parents[1] / "gallery").glob("*.py"))
+each_script = pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+
+
+def test_there_are_scripts():
+    assert SCRIPTS
+
+
+@each_script
+def test_what_the_text_claims(script: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setattr(sys, "argv", [str(script)])
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path(str(script), run_name="__main__")
+    assert not list(tmp_path.iterdir())
+
+
+@each_script
+def test_it_is_short_and_ends_in_an_assert(script: Path):
+    lines = script.read_text(encoding="utf-8").splitlines()
+    assert len(lines) < 80
+    assert lines[-1].startswith("assert ")
