@@ -4,7 +4,7 @@ G(η) = log ∫ e^⟨x,η⟩ h(dx)
 """
 
 from cumulant import geometry, solve
-from cumulant.kernels import Moments
+from cumulant.kernels import Moments, fisher_product, moments
 from cumulant.measures import (
     Box,
     Empirical,
@@ -14,6 +14,7 @@ from cumulant.measures import (
     convolve,
     from_distribution,
     independent,
+    per_query,
     product,
 )
 from cumulant.solve import Anderson, Damped, Picard, Solution, Status, fixed_point
@@ -33,10 +34,13 @@ __all__ = [
     "Sphere",
     "Status",
     "convolve",
+    "fisher_product",
     "fixed_point",
     "from_distribution",
     "geometry",
     "independent",
+    "moments",
+    "per_query",
     "product",
     "solve",
 ]

@@ -8,6 +8,7 @@ from collections.abc import Collection
 import torch
 from torch import Tensor
 
+from cumulant.checks import sentence
 from cumulant.kernels.moments import STATISTICS, Moments
 
 
@@ -31,6 +32,9 @@ def dense_moments(
     >>> round(m.log_normalizer.item(), 12), round(m.atom_trace.item(), 12)
     (0.162964287687, 0.434921238956)
     """
+    for name in set(statistics) - set(STATISTICS):
+        expected = f"names among {', '.join(STATISTICS)}"
+        raise ValueError(sentence("dense_moments.statistics", expected, repr(name), "Copy one exactly."))
     eta, atoms = accumulate(eta), accumulate(atoms)
     values = atoms if values is None else accumulate(values)
     w = row_weights(log_weights, atoms)
@@ -43,7 +47,7 @@ def dense_moments(
     known = {
         "mean": lambda: mean,
         "mean_score": lambda: mean_score,
-        "score_variance": lambda: (p * (score - mean_score[..., None]).square()).sum(-1),
+        "score_variance": lambda: _average(p, (score - mean_score[..., None]).square()),
         "mean_log_weight": lambda: torch.zeros_like(g) if w is None else _mean_log_weight(p, w),
         "value_trace": lambda: _trace(p, values, mean),
         "atom_trace": lambda: _trace(p, atoms, atom_mean),
@@ -91,8 +95,12 @@ def _mean_log_weight(p: Tensor, w: Tensor) -> Tensor:
 
 def _trace(p: Tensor, points: Tensor, mean: Tensor) -> Tensor:
     """Σ_n p_n |x_n − m|², centred before squaring so that a common offset costs nothing."""
-    square = (points[..., None, :, :] - mean[..., :, None, :]).square().sum(-1)  # (*batch, q, n)
-    return (p * square).sum(-1)
+    return _average(p, (points[..., None, :, :] - mean[..., :, None, :]).square().sum(-1))  # (*batch, q, n)
+
+
+def _average(p: Tensor, square: Tensor) -> Tensor:
+    """Σ_n p_n s_n; what an absent atom holds is not looked at, because its square may be infinite."""
+    return (p * torch.where(p > 0, square, 0)).sum(-1)
 
 
 def _max_score(score: Tensor, logits: Tensor) -> Tensor:

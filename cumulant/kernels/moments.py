@@ -12,6 +12,7 @@ For queries η, atoms x, values v and log base weights w, with p_n = exp(⟨η,x
     atom_trace       tr Cov_p(x) = tr ∇²G
     max_score        max_n ⟨η,x_n⟩ over atoms of positive weight
     log_sum_square   log Σ_n exp(2(⟨η,x_n⟩ + w_n)),  so that Σp² = exp(log_sum_square − 2G)
+    sink_mass        probability of the sink, where one was added; it is not merged
 """
 
 from dataclasses import dataclass, fields
@@ -48,6 +49,7 @@ class Moments:
     atom_trace: PerQuery | None = None
     max_score: PerQuery | None = None
     log_sum_square: PerQuery | None = None
+    sink_mass: PerQuery | None = None
 
     @property
     def mass(self) -> PerQuery:
@@ -123,7 +125,7 @@ class Moments:
 
     def _same_fields(self, other: "Moments") -> None:
         for f in fields(self):
-            if (getattr(self, f.name) is None) != (getattr(other, f.name) is None):
+            if f.name != "sink_mass" and (getattr(self, f.name) is None) != (getattr(other, f.name) is None):
                 raise ValueError(
                     sentence("Moments.merge", f"both sides with {f.name!r}", "one without", "Request equal statistics.")
                 )

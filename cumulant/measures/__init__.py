@@ -1,6 +1,6 @@
 """What h is."""
 
-from cumulant.measures.base import Measure
+from cumulant.measures.base import Hull, Measure, per_query
 from cumulant.measures.box import Box
 from cumulant.measures.classical import from_distribution
 from cumulant.measures.compose import convolve, product
@@ -13,10 +13,12 @@ __all__ = [
     "Box",
     "Empirical",
     "Gaussian",
+    "Hull",
     "Measure",
     "Sphere",
     "convolve",
     "from_distribution",
     "independent",
+    "per_query",
     "product",
 ]

@@ -60,11 +60,11 @@ def per_query(method: Callable[Concatenate[M, Tensor, P], R]) -> Callable[Concat
 
 
 class Hull(NamedTuple):
-    """What `natural` must know of the closed convex hull of the support.
+    """What `natural` must know of the closed hull of the support; q is 1 unless each query row has its own measure.
 
-    diameter  (*batch)        a length scale of the support
-    span      (*batch, d, r)  orthonormal basis of its directions, padded by zero columns
-    bound     (*batch)        sup of G* on the hull: a larger value proves a point outside; +inf if there is none
+    diameter  (*batch, q)        a length scale of the support
+    span      (*batch, q, d, d)  orthonormal basis of its directions in columns, padded by zero columns
+    bound     (*batch, q)        sup of G* on the hull: a larger value proves a point outside; +inf if there is none
     """
 
     diameter: Tensor
@@ -199,18 +199,18 @@ class Measure(ABC):
         """h + g: the union of two sets of atoms.  G = logaddexp(G_h, G_g)."""
         from cumulant.measures.compose import Sum
 
-        return NotImplemented if not isinstance(other, Measure) else Sum.of(self, other)
+        return Sum.of(self, other)
 
     def __radd__(self, other: object) -> Measure:
         if isinstance(other, int) and other == 0:  # the start value of Python's sum()
             return self
-        return NotImplemented
+        return self + other  # pyright: ignore[reportOperatorIssue]
 
     def __mul__(self, mass: int | float | Tensor) -> Measure:
         """c · h with c ≥ 0.  G + log c."""
         from cumulant.measures.transform import Scaled
 
-        return NotImplemented if isinstance(mass, Measure) else Scaled.by(self, mass)
+        return Scaled.by(self, mass)
 
     __rmul__ = __mul__
 
@@ -237,6 +237,9 @@ class Measure(ABC):
         from cumulant.measures.transform import Scaled
 
         log_mass = self.log_mass
+        if not holds(log_mass.isfinite()):
+            where, advice = f"{type(self).__name__}.normalized", "A measure of mass 0 or ∞ cannot be a probability."
+            raise ValueError(sentence(where, "a finite positive mass", f"log mass {log_mass.tolist()}", advice))
         # a measure without tensors serves every dtype, and stays so
         return Scaled(self, -log_mass if first_tensor(self) is not None else -log_mass.item())
 
@@ -245,6 +248,11 @@ class Measure(ABC):
     def to(self: M, target: torch.dtype | torch.device | str) -> M:
         """The same measure with every floating tensor in another dtype or on another device."""
         if not is_dataclass(self):
+            if first_tensor(tuple(vars(self).values())) is not None:
+                where = f"{type(self).__name__}.to"
+                raise TypeError(
+                    sentence(where, "a dataclass", "a plain class", "Decorate it with @dataclass(frozen=True).")
+                )
             return self
         moved = {f.name: _moved(getattr(self, f.name), target) for f in fields(self) if f.init}
         return replace(self, **moved)  # pyright: ignore[reportReturnType]

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from cumulant.checks import broadcast, holds, sentence
-from cumulant.kernels.dense import normalize
+from cumulant.kernels.dense import accumulate, normalize
 from cumulant.measures.base import Hull, Measure, first_tensor, per_query
 from cumulant.measures.link import hull_from_fisher
-from cumulant.measures.transform import add_logs
+from cumulant.measures.transform import add_logs, vanish
 from cumulant.solve import Solution
 from cumulant.typing import Draws, Matrices, PerQuery, Queries
 
@@ -108,15 +108,21 @@ class Sum(_SameSpace):
 
     def _share(self, eta: Tensor) -> tuple[Tensor, Tensor]:
         """G, and the posterior weight of every part (*batch, q, parts)."""
-        each = torch.stack([p.log_normalizer(eta) for p in self.parts], dim=-1)
-        return normalize(each)
+        g, share = normalize(self._each(eta))
+        return g, share.to(eta.dtype)
+
+    def _each(self, eta: Tensor) -> Tensor:
+        """G of every part (*batch, q, parts), in the precision sums are formed in: rounding G moves weights."""
+        wide = accumulate(eta)
+        parts = self.parts if wide.dtype == eta.dtype else [p.to(wide.dtype) for p in self.parts]
+        return torch.stack([p.log_normalizer(wide) for p in parts], dim=-1)
 
     @per_query
     def log_normalizer(self, eta: Queries) -> PerQuery:
-        each = torch.stack([p.log_normalizer(eta) for p in self.parts], dim=-1)
+        each = self._each(eta)
         # outside the domain of one part the sum is infinite, and no weights exist
         infinite = (each == torch.inf).any(-1)
-        return torch.where(infinite, torch.inf, normalize(torch.where(infinite[..., None], 0, each))[0])
+        return torch.where(infinite, torch.inf, normalize(torch.where(infinite[..., None], 0, each))[0]).to(eta.dtype)
 
     @per_query
     def mean(self, eta: Queries) -> Queries:
@@ -145,6 +151,7 @@ class Sum(_SameSpace):
 
     @per_query
     def sample(self, eta: Queries, n: int, *, generator: torch.Generator | None = None) -> Draws:
+        self._check_domain(eta, self.log_normalizer(eta))
         _, share = self._share(eta)
         flat = share.reshape(-1, share.shape[-1])
         if not holds(flat.sum(-1) > 0):
@@ -173,15 +180,15 @@ class Convolution(_SameSpace):
 
     @per_query
     def mean(self, eta: Queries) -> Queries:
-        return _fold(torch.add, [p.mean(eta) for p in self.parts])
+        return vanish(_fold(torch.add, [p.mean(eta) for p in self.parts]), self.log_normalizer(eta))
 
     @per_query
     def fisher_mv(self, eta: Queries, v: Queries) -> Queries:
-        return _fold(torch.add, [p.fisher_mv(eta, v) for p in self.parts])
+        return vanish(_fold(torch.add, [p.fisher_mv(eta, v) for p in self.parts]), self.log_normalizer(eta))
 
     @per_query
     def fisher(self, eta: Queries) -> Matrices:
-        return _fold(torch.add, [p.fisher(eta) for p in self.parts])
+        return vanish(_fold(torch.add, [p.fisher(eta) for p in self.parts]), self.log_normalizer(eta))
 
     @per_query
     def sample(self, eta: Queries, n: int, *, generator: torch.Generator | None = None) -> Draws:
@@ -210,12 +217,14 @@ class Product(_Several):
 
     @per_query
     def mean(self, eta: Queries) -> Queries:
-        return torch.cat([p.mean(e) for p, e in zip(self.parts, self._split(eta), strict=True)], dim=-1)
+        means = [p.mean(e) for p, e in zip(self.parts, self._split(eta), strict=True)]
+        return vanish(torch.cat(means, dim=-1), self.log_normalizer(eta))
 
     @per_query
     def fisher_mv(self, eta: Queries, v: Queries) -> Queries:
         blocks = zip(self.parts, self._split(eta), self._split(v), strict=True)
-        return torch.cat([p.fisher_mv(e, u) for p, e, u in blocks], dim=-1)
+        products = [p.fisher_mv(e, u) for p, e, u in blocks]
+        return vanish(torch.cat(products, dim=-1), self.log_normalizer(eta))
 
     @per_query
     def fisher(self, eta: Queries) -> Matrices:
@@ -224,7 +233,7 @@ class Product(_Several):
             after = self.dim - before - part.dim
             rows.append(torch.nn.functional.pad(part.fisher(e), (before, after)))
             before += part.dim
-        return torch.cat(rows, dim=-2)
+        return vanish(torch.cat(rows, dim=-2), self.log_normalizer(eta))
 
     @per_query
     def sample(self, eta: Queries, n: int, *, generator: torch.Generator | None = None) -> Draws:

@@ -7,10 +7,13 @@ import torch
 from torch import Tensor
 
 from cumulant.checks import broadcast, holds, require_alike, require_finite, require_float, sentence, shape
+from cumulant.kernels import Moments, fisher_product, moments
 from cumulant.kernels.dense import accumulate, normalize, row_weights
 from cumulant.measures.base import Hull, Measure, per_query
 from cumulant.measures.link import spread
 from cumulant.typing import Draws, Matrices, PerQuery, Queries
+
+LARGE = 1 << 20  # numbers that may be held at once besides inputs and answers
 
 
 @final
@@ -85,48 +88,60 @@ class Empirical(Measure):
         w = self.log_weights
         return None if w is None or w.ndim < self.atoms.ndim else w.shape[-2]
 
-    def _law(self, eta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """G, the weights p (*batch, q, n), and the atoms, all in the precision sums are formed in."""
-        atoms = accumulate(self.atoms)
-        logits = accumulate(eta) @ atoms.mT
-        w = row_weights(self.log_weights, self.atoms)
-        return *normalize(logits if w is None else logits + w), atoms
+    def _moments(self, eta: Tensor, *statistics: str) -> Moments:
+        return moments(eta, self.atoms, log_weights=self.log_weights, statistics=statistics)
 
     @per_query
     def log_normalizer(self, eta: Queries) -> PerQuery:
-        return self._law(eta)[0].to(eta.dtype)
+        return self._moments(eta).log_normalizer.to(eta.dtype)
 
     @per_query
     def mean(self, eta: Queries) -> Queries:
-        _, p, atoms = self._law(eta)
-        return (p @ atoms).to(eta.dtype)
+        return self._moments(eta, "mean").mean.to(eta.dtype)  # pyright: ignore[reportOptionalMemberAccess]
 
     @per_query
     def fisher_mv(self, eta: Queries, v: Queries) -> Queries:
-        _, p, atoms = self._law(eta)
-        slope = accumulate(v) @ atoms.mT  # ⟨x, v⟩
-        slope = p * (slope - (p * slope).sum(-1, keepdim=True))
-        return (slope @ atoms - slope.sum(-1, keepdim=True) * (p @ atoms)).to(eta.dtype)
+        return fisher_product(eta, self.atoms, v, log_weights=self.log_weights).to(eta.dtype)
 
     @per_query
     def fisher(self, eta: Queries) -> Matrices:
-        _, p, atoms = self._law(eta)
+        if eta.numel() * self.atoms.shape[-2] > LARGE:  # one column at a time, in linear memory
+            basis = torch.eye(self.dim, dtype=eta.dtype, device=eta.device)
+            return torch.stack([self.fisher_mv(eta, e.expand_as(eta)) for e in basis], dim=-1)
+        p, atoms = self._probabilities(eta), accumulate(self.atoms)
         centred = atoms[..., None, :, :] - (p @ atoms)[..., None, :]  # (*batch, q, n, d)
         return (centred.mT @ (p[..., None] * centred)).to(eta.dtype)
 
+    def _probabilities(self, eta: Tensor) -> Tensor:
+        """p (*batch, q, n), for a few queries at a time."""
+        logits = accumulate(eta) @ accumulate(self.atoms).mT
+        w = row_weights(self.log_weights, self.atoms)
+        return normalize(logits if w is None else logits + w)[1]
+
     @per_query
     def sample(self, eta: Queries, n: int, *, generator: torch.Generator | None = None) -> Draws:
-        g, p, _ = self._law(eta)
-        if not holds(g > -torch.inf):
+        if not holds(self.log_normalizer(eta) > -torch.inf):
             raise ValueError(
                 sentence(
                     "Empirical.sample", "at least one atom of positive weight per query", "an empty row", "Unmask one."
                 )
             )
-        index = torch.multinomial(p.reshape(-1, p.shape[-1]), n, replacement=True, generator=generator)
-        index = index.reshape(*p.shape[:-1], n, 1).expand(*p.shape[:-1], n, self.dim)
-        atoms = self.atoms[..., None, :, :].expand(*p.shape, self.dim)
-        return atoms.gather(-2, index)
+        step = max(1, LARGE // max(1, self.atoms.shape[-2] * eta.shape[:-2].numel()))
+        draws = []
+        for start in range(0, eta.shape[-2], step):
+            rows = slice(start, start + step)
+            p = self._rows(rows)._probabilities(eta[..., rows, :])
+            index = torch.multinomial(p.reshape(-1, p.shape[-1]), n, replacement=True, generator=generator)
+            index = index.reshape(*p.shape[:-1], n)
+            atoms = self.atoms.expand(*p.shape[:-2], *self.atoms.shape[-2:])
+            flat = index.flatten(-2)[..., None].expand(*index.shape[:-2], -1, self.dim)
+            draws.append(atoms.gather(-2, flat).unflatten(-2, index.shape[-2:]))
+        return torch.cat(draws, dim=-3)
+
+    def _rows(self, rows: slice) -> "Empirical":
+        """The measures of some query rows."""
+        w = self.log_weights
+        return self if self.query_rows is None or w is None else Empirical(self.atoms, w[..., rows, :])
 
     def hull(self) -> Hull:
         """From the atoms themselves, whatever their weights: G* ≤ max(−w_n) on their convex hull."""

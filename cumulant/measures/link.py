@@ -6,11 +6,14 @@ along the directions the support spans (so that the answer has minimum norm wher
 Where μ stands is decided by two tests, in this order (X-11):
 
     OUTSIDE    ⟨η,μ⟩ − G(η) exceeds the largest value G* takes on the hull (a proof), or μ leaves the affine hull
-    BOUNDARY   the smallest eigenvalue of ∇²G(η) on the span is ≤ 1e-9 diameter², and another Newton step proves nothing
+    BOUNDARY   |∇G(η) − μ| ≤ 1e-9 diameter and the smallest eigenvalue of ∇²G(η) on the span is ≤ 1e-9 diameter²
 
-A residual test alone would call faces converged. The undecided band: a point inside but closer to a face than about
-1e-9 diameters, or outside by less than about 1e-4 diameters, is called BOUNDARY. Measures whose G* has no finite
-bound on the hull (continuous laws on bounded sets) bring their own `natural`.
+A residual test alone would call faces converged, an eigenvalue test alone a start far from μ. The undecided band: a
+point within about 1e-9 diameters of a face, inside or outside, is called BOUNDARY.
+
+Where G* has no finite bound on the hull (continuous laws on bounded sets, half-lines) nothing can be proved this way.
+`Sphere`, `Box` and the classical laws decide in closed form; compositions of them call a point OUTSIDE if the mean
+stays 1e-3 diameters away along a direction in which ∇²G is flat, and on their BOUNDARY `conjugate` is a lower bound.
 """
 
 import torch
@@ -21,6 +24,8 @@ from cumulant.solve import Solution, Status, newton
 from cumulant.solve.newton import Local
 
 FLAT = 1e-9  # eigenvalue of ∇²G, in diameters², below which η counts as infinite
+STUCK = 1e-3  # distance to the mean, in diameters along a flat direction, that counts as outside without a proof
+REACH = 1e5  # longest Newton step, in inverse diameters
 RANK = 1e-13  # eigenvalue of the support's covariance, relative to the largest, below which a direction is not spanned
 
 
@@ -29,7 +34,7 @@ def natural(measure: Measure, mean: Tensor, max_steps: int) -> Solution:
     exact, mu = measure.to(torch.float64), mean.double()
     hull = exact.hull()
     with torch.no_grad():
-        found = _solve(exact, mu.detach(), hull, max_steps)
+        found = _solve(exact, mu.detach(), hull, max_steps, torch.finfo(mean.dtype).eps)
     value = found.value
     if torch.is_grad_enabled():
         value = _attach(exact, mu, found, hull)
@@ -40,9 +45,9 @@ def natural(measure: Measure, mean: Tensor, max_steps: int) -> Solution:
 def conjugate(measure: Measure, mean: Tensor) -> Tensor:
     """`Measure.conjugate` from the solution of `natural`; its second derivative in μ is exact too."""
     exact, mu = measure.to(torch.float64), mean.double()
-    found = exact.natural(mu)
+    found = measure.natural(mean)  # in the dtype of the mean, which says how far off a flat support is rounding
     outside = found.status == Status.OUTSIDE
-    eta = torch.where(outside[..., None], 0, found.value)
+    eta = torch.where(outside[..., None], 0, found.value.double())
     value = (eta * mu).sum(-1) - torch.where(outside, 0, exact.log_normalizer(eta))
     return torch.where(outside, torch.inf, value).to(mean.dtype)
 
@@ -64,7 +69,7 @@ def spread(covariance: Tensor) -> tuple[Tensor, Tensor]:
     return 2 * eigenvalues.clamp_min(0).sum(-1).sqrt(), vectors * kept[..., None, :]
 
 
-def _solve(measure: Measure, mu: Tensor, hull: Hull, max_steps: int) -> Solution:
+def _solve(measure: Measure, mu: Tensor, hull: Hull, max_steps: int, precision: float) -> Solution:
     origin = torch.zeros_like(mu)
     log_mass = measure.log_normalizer(origin)
     start = torch.where((log_mass == -torch.inf)[..., None], mu, measure.mean(origin))
@@ -90,19 +95,23 @@ def _solve(measure: Measure, mu: Tensor, hull: Hull, max_steps: int) -> Solution
     size = torch.linalg.vector_norm(mu, dim=-1) + torch.linalg.vector_norm(start, dim=-1)
     off = mu - start
     off = off - (hull.span @ (hull.span.mT @ off[..., None]))[..., 0]
-    unreachable = torch.linalg.vector_norm(off, dim=-1) > FLAT * diameter + 1e4 * eps * size
+    unreachable = torch.linalg.vector_norm(off, dim=-1) > FLAT * diameter + max(1e4 * eps, 8 * precision) * size
     unreachable = unreachable | (log_mass == -torch.inf)
+    unprovable = hull.bound.isinf()
     bound = hull.bound + 1e-8 * (1 + hull.bound.abs())
 
     def verdict(local: Local) -> Tensor:
         flat = local.eigenvalues[..., 0] <= FLAT
         beyond = torch.where(flat, potential(local.proposal), local.value)
         outside = unreachable | (-local.value > bound) | (-beyond > bound)
-        code = torch.where(flat, int(Status.BOUNDARY), -1)
+        stuck = ((local.eigenvalues <= FLAT) & (local.slopes.abs() > STUCK)).any(-1)
+        outside = outside | (unprovable & stuck)
+        still = unprovable | (torch.linalg.vector_norm(local.gradient, dim=-1) <= FLAT)
+        code = torch.where(flat & still, int(Status.BOUNDARY), -1)
         return torch.where(outside, int(Status.OUTSIDE), code)
 
     tol = 512 * eps * (1 + size / unit)
-    found = newton(potential, gradient, hessian, origin, tol=tol, max_steps=max_steps, verdict=verdict)
+    found = newton(potential, gradient, hessian, origin, tol=tol, max_steps=max_steps, reach=REACH, verdict=verdict)
     return Solution(to_eta(found.value), found.status, found.steps, found.residual * unit, found.trace * unit)
 
 

@@ -1,5 +1,6 @@
 """The uniform law on a sphere: von Mises–Fisher when tilted, the measure behind cosine similarity (THEORY §10)."""
 
+import math
 from dataclasses import dataclass
 from typing import final
 
@@ -115,7 +116,7 @@ class Sphere(Measure):
         """sup ⟨η,μ⟩ − G: +inf from the sphere itself outwards (for d = 1 the two atoms have G* = log 2)."""
         inside = super().conjugate(mean)
         status = self.natural(mean.detach()).status
-        edge = torch.log(torch.tensor(2.0)).item() if self.dim == 1 else torch.inf
+        edge = math.log(2) if self.dim == 1 else torch.inf
         return torch.where(status == Status.BOUNDARY, edge, inside)
 
     @per_query

@@ -71,21 +71,27 @@ class Scaled(_Changed):
 
     @staticmethod
     def by(base: Measure, mass: int | float | Tensor) -> Scaled:
-        c = torch.as_tensor(mass, dtype=None if isinstance(mass, Tensor) else torch.float64)
+        try:
+            c = torch.as_tensor(mass, dtype=None if isinstance(mass, Tensor) else torch.float64)
+        except (TypeError, ValueError, RuntimeError):
+            expected, advice = "a number or tensor of masses c", "Measures multiply by convolve(h, g) or product(h, g)."
+            raise TypeError(sentence("c * h", expected, type(mass).__name__, advice)) from None
         if not holds((c >= 0) & (c < torch.inf)):
             advice = "Measures are positive; to move mass use tilt."
             raise ValueError(sentence("c * h", "a finite mass c ≥ 0", mass, advice))
-        if isinstance(mass, Tensor):
-            return Scaled(base, mass.to(base._like()).log() if not mass.is_floating_point() else mass.log())
-        return Scaled(base, c.log().item())
+        if isinstance(mass, Tensor) and mass.is_floating_point():
+            return Scaled(base, mass.log())
+        number = not isinstance(mass, Tensor) and c.ndim == 0
+        return Scaled(base, c.log().item() if number else c.to(base._like()).log())
 
     def __post_init__(self):
-        if not isinstance(self.log_scale, Tensor):
-            return
-        w = require_float("Scaled.log_scale", self.log_scale)
+        w = self.log_scale
+        w = require_float("Scaled.log_scale", w if isinstance(w, Tensor) else torch.tensor(w, dtype=torch.float64))
         if not holds(w < torch.inf):
             advice = "A zero measure cannot be normalized."
             raise ValueError(sentence("Scaled.log_scale", "values below +inf", "NaN or +inf", advice))
+        if not isinstance(self.log_scale, Tensor):
+            return
         rows = self.base.query_rows
         own = self.base.batch_shape + (() if rows is None else (rows,))
         _agree_tensor("Scaled.log_scale", w, self.base)
@@ -128,6 +134,8 @@ class Scaled(_Changed):
 
     @per_query
     def sample(self, eta: Queries, n: int, *, generator: torch.Generator | None = None) -> Draws:
+        if not holds(self._rows(eta) > -torch.inf):
+            raise ValueError(sentence("Scaled.sample", "a measure of positive mass", "c = 0", "Scale by c > 0."))
         return self.base.sample(eta, n, generator=generator)
 
     @per_query
@@ -230,8 +238,7 @@ class Shifted(_Changed):
 
     @per_query
     def mean(self, eta: Queries) -> Queries:
-        moved = self.base.mean(eta) + self.offset[..., None, :]
-        return torch.where((self.base.log_normalizer(eta) > -torch.inf)[..., None], moved, 0)
+        return vanish(self.base.mean(eta) + self.offset[..., None, :], self.base.log_normalizer(eta))
 
     @per_query
     def fisher_mv(self, eta: Queries, v: Queries) -> Queries:
@@ -339,22 +346,23 @@ class Independent(_Changed):
 
     @per_query
     def log_normalizer(self, eta: Queries) -> PerQuery:
-        return self.base.log_normalizer(self._blocks(eta)).sum(-2)
+        return add_logs(*self.base.log_normalizer(self._blocks(eta)).unbind(-2))
 
     @per_query
     def mean(self, eta: Queries) -> Queries:
-        return self._joined(self.base.mean(self._blocks(eta)))
+        return vanish(self._joined(self.base.mean(self._blocks(eta))), self.log_normalizer(eta))
 
     @per_query
     def fisher_mv(self, eta: Queries, v: Queries) -> Queries:
-        return self._joined(self.base.fisher_mv(self._blocks(eta), self._blocks(v)))
+        product = self._joined(self.base.fisher_mv(self._blocks(eta), self._blocks(v)))
+        return vanish(product, self.log_normalizer(eta))
 
     @per_query
     def fisher(self, eta: Queries) -> Matrices:
         blocks = self.base.fisher(self._blocks(eta)).movedim(-4, -3)  # (*batch, q, k, d, d)
         k = blocks.shape[-3]
         spread = torch.eye(k, dtype=eta.dtype, device=eta.device)[:, None, :, None] * blocks[..., :, :, None, :]
-        return spread.flatten(-4, -3).flatten(-2)
+        return vanish(spread.flatten(-4, -3).flatten(-2), self.log_normalizer(eta))
 
     @per_query
     def sample(self, eta: Queries, n: int, *, generator: torch.Generator | None = None) -> Draws:
@@ -383,6 +391,12 @@ def add_logs(*terms: Tensor) -> Tensor:
     total = functools.reduce(torch.add, terms)
     empty = functools.reduce(torch.logical_or, [(t == -torch.inf) for t in terms])
     return torch.where(empty, -torch.inf, total)
+
+
+def vanish(moment: Tensor, log_normalizer: Tensor) -> Tensor:
+    """A moment, or 0 where G = −inf: the zero measure has none."""
+    extra = (None,) * (moment.ndim - log_normalizer.ndim)
+    return torch.where((log_normalizer > -torch.inf)[(..., *extra)], moment, 0)
 
 
 def _agree_tensor(where: str, tensor: Tensor, base: Measure) -> None:

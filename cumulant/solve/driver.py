@@ -9,6 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from cumulant.checks import sentence, shape
 from cumulant.solve.solution import Solution, Status
 
 
@@ -27,7 +28,7 @@ def iterate(
     """Solve x = fn(x) without gradients; the contract is `fixed_point`'s."""
     samples = x0.shape[: x0.ndim - event_ndim]
     count = samples.numel()
-    x = x0.reshape(count, -1)
+    x = x0.reshape(count, x0.shape[len(samples) :].numel())
     state = solver.init(x)
     best, best_residual = x.clone(), torch.full((count,), torch.inf, dtype=x.dtype, device=x.device)
     status = torch.full((count,), int(Status.MAX_STEPS), dtype=torch.int8, device=x.device)
@@ -35,7 +36,7 @@ def iterate(
     active = torch.ones(count, dtype=torch.bool, device=x.device)
     trace = []
     for step in range(max_steps + 1):
-        fx = fn(x.reshape(x0.shape)).reshape(count, -1)
+        fx = _evaluate(fn, x.reshape(x0.shape)).reshape(x.shape)
         residual = torch.linalg.vector_norm(fx - x, dim=1)
         finite = residual.isfinite()
         better = active & finite & (residual < best_residual)
@@ -59,5 +60,13 @@ def iterate(
         status.to(torch.int8).reshape(samples),
         steps.reshape(samples),
         best_residual.reshape(samples),
-        torch.stack(trace).reshape(-1, *samples),
+        torch.stack(trace).reshape(len(trace), *samples),
     )
+
+
+def _evaluate(fn: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    fx = fn(x)
+    if fx.shape != x.shape or fx.dtype != x.dtype:
+        expected, got = f"a map that keeps shape {shape(x)} and {x.dtype}", f"{shape(fx)} and {fx.dtype}"
+        raise ValueError(sentence("fixed_point.fn", expected, got, "Return one new value for every entry of x."))
+    return fx

@@ -18,7 +18,7 @@ def fixed_point(
     *,
     solver: Method | None = None,
     max_steps: int = 200,
-    tol: float = 1e-10,
+    tol: float | None = None,
     event_ndim: int = 1,
     adjoint: str = "anderson",
 ) -> Solution:
@@ -26,7 +26,8 @@ def fixed_point(
 
     The last ``event_ndim`` axes of ``x0`` are one sample, all others are independent samples: ``fn`` must not mix them.
     A sample is done when |fn(x) − x| ≤ tol · (1 + |fn(x)|); from then on it no longer moves, so its answer does not
-    depend on its batch mates. Samples that never get there return their best iterate.
+    depend on its batch mates. Samples that never get there return their best iterate. The default tol is 1e-10, or 32
+    units of rounding where the dtype is coarser.
 
     solver    `Picard()` (default), `Damped(gate)`, `Anderson(memory)`, or any object with their two methods.
     adjoint   how the gradient of the answer is found when something requires grad. At a fixed point
@@ -40,6 +41,7 @@ def fixed_point(
     """
     solver = Picard() if solver is None else solver
     _check_arguments(x0, solver, max_steps, event_ndim, adjoint)
+    tol = max(1e-10, 32 * torch.finfo(x0.dtype).eps) if tol is None else tol
     with torch.no_grad():
         solution = iterate(fn, x0.detach(), solver, max_steps=max_steps, tol=tol, event_ndim=event_ndim)
     if adjoint == "none" or not torch.is_grad_enabled():
@@ -50,13 +52,13 @@ def fixed_point(
 
 def _check_arguments(x0: Tensor, solver: Method, max_steps: int, event_ndim: int, adjoint: str) -> None:
     require_float("fixed_point.x0", x0)
-    if not isinstance(solver, Method):
+    if not isinstance(solver, Method) or isinstance(solver, type):
         raise TypeError(
             sentence(
                 "fixed_point.solver", "Picard(), Damped(gate) or Anderson(memory)", repr(solver), "Pass an instance."
             )
         )
-    if max_steps < 1:
+    if not isinstance(max_steps, int) or max_steps < 1:
         raise ValueError(sentence("fixed_point.max_steps", "a positive integer", max_steps, "Pass at least 1."))
     if not 0 <= event_ndim <= x0.ndim:
         raise ValueError(

@@ -27,7 +27,7 @@ def attach_implicit_gradient(
 
     def backward(v: Tensor) -> Tensor:
         def transposed(g: Tensor) -> Tensor:
-            (product,) = torch.autograd.grad(image, anchor, g, retain_graph=True)
+            (product,) = torch.autograd.grad(image, anchor, g, retain_graph=True, materialize_grads=True)
             return product
 
         samples = v.shape[: v.ndim - event_ndim]
@@ -35,7 +35,7 @@ def attach_implicit_gradient(
 
     attached.register_hook(backward)
     # the value stays the solver's; only the gradient comes from the attached evaluation
-    return attached + (solution - attached).detach()
+    return solution.detach() + (attached - attached.detach()).nan_to_num(0.0)
 
 
 def _reaches_beyond(image: Tensor, anchor: Tensor) -> bool:
@@ -98,5 +98,6 @@ def _cholesky(transposed: Callable[[Tensor], Tensor], v: Tensor, count: int) -> 
     eye = torch.eye(features, dtype=v.dtype, device=v.device)
     columns = [transposed(e.expand(count, -1).reshape(v.shape)).reshape(count, -1) for e in eye]
     matrix = eye - torch.stack(columns, dim=-1)
-    factor = torch.linalg.cholesky((matrix + matrix.mT) / 2)
-    return torch.cholesky_solve(target[..., None], factor)[..., 0].reshape(v.shape)
+    factor, failed = torch.linalg.cholesky_ex((matrix + matrix.mT) / 2)
+    g = torch.cholesky_solve(target[..., None], factor)[..., 0]
+    return torch.where(failed[:, None] == 0, g, 0).reshape(v.shape)  # 0 where I − J is not positive definite

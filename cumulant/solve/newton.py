@@ -1,6 +1,8 @@
 """Newton's method with line search for the minimum of a convex function, sample by sample.
 
 x⁺ = x − t H(x)⁺ ∇φ(x),     t the first of 1, ½, ¼, … with φ(x⁺) ≤ φ(x) − 10⁻⁴ t ∇φᵀH⁺∇φ
+
+or, where φ is a difference of large numbers and can no longer tell, with φ(x⁺) ≈ φ(x) and |∇φ(x⁺)| ≤ ½|∇φ(x)|.
 """
 
 from collections.abc import Callable
@@ -13,15 +15,20 @@ from cumulant.solve.solution import Solution, Status
 
 ARMIJO = 1e-4
 HALVINGS = 50
+NEARLY = 1e-6  # relative difference in φ below which ∇φ may decide
 
 
 class Local(NamedTuple):
-    """What Newton's method sees at a point: φ, ∇φ, the spectrum of ∇²φ and the full step it proposes."""
+    """What Newton's method sees at a point: φ, ∇φ, the spectrum of ∇²φ and the full step it proposes.
+
+    ``slopes`` are the coordinates of ∇φ in the eigenvectors of ∇²φ.
+    """
 
     x: Tensor  # (*samples, d)
     value: Tensor  # (*samples)
     gradient: Tensor  # (*samples, d)
     eigenvalues: Tensor  # (*samples, d) ascending
+    slopes: Tensor  # (*samples, d)
     proposal: Tensor  # (*samples, d)
 
 
@@ -33,9 +40,13 @@ def newton(
     *,
     tol: Tensor | float,
     max_steps: int = 100,
+    reach: float = torch.inf,
     verdict: Callable[[Local], Tensor] | None = None,
 ) -> Solution:
     """Minimise a convex φ over x (*samples, d); the residual is |∇φ|.
+
+    ``reach`` bounds how far one step may go: eigenvalues of H below |∇φ|/reach are raised to it, which keeps Newton's
+    speed near the minimum and makes far, flat regions crossable.
 
     ``verdict`` may stop samples for reasons of the caller's own: it maps a `Local` to status codes, −1 for "go on", and
     is asked before the residual is.
@@ -55,7 +66,7 @@ def newton(
     trace = []
     with torch.no_grad():
         for step in range(max_steps + 1):
-            local = _look(value, gradient, hessian, x)
+            local = _look(value, gradient, hessian, x, reach)
             residual = torch.linalg.vector_norm(local.gradient, dim=-1)
             trace.append(torch.where(active, residual, trace[-1]) if trace else residual)
             code = torch.full_like(status, -1) if verdict is None else verdict(local).to(status.dtype)
@@ -66,23 +77,27 @@ def newton(
             active = active & (code < 0)
             if step == max_steps or not active.any():
                 break
-            moved, x = _line_search(value, local, active)
+            moved, x = _line_search(value, gradient, local, active)
             status = torch.where(active & ~moved, int(Status.STALLED), status)
             active = active & moved
             steps = steps + active
     return Solution(x, status.to(torch.int8), steps, trace[-1], torch.stack(trace))
 
 
-def _look(value, gradient, hessian, x: Tensor) -> Local:
+def _look(value, gradient, hessian, x: Tensor, reach: float) -> Local:
     slope = gradient(x)
     matrix = hessian(x)
-    broken = ~matrix.isfinite().all(-1).all(-1)[..., None, None]
-    matrix = torch.where(broken, torch.eye(x.shape[-1], dtype=x.dtype, device=x.device), matrix)
+    # a Hessian that is not finite says as little as a flat one: no curvature, no step
+    broken = ~matrix.isfinite().all(-1).all(-1)[..., None]
+    matrix = torch.where(broken[..., None], torch.eye(x.shape[-1], dtype=x.dtype, device=x.device), matrix)
     eigenvalues, vectors = torch.linalg.eigh(matrix)
     floor = torch.finfo(x.dtype).eps * eigenvalues[..., -1:].clamp_min(torch.finfo(x.dtype).tiny)
-    coordinates = (vectors.mT @ slope[..., None])[..., 0] / eigenvalues.clamp_min(floor)
-    proposal = x - (vectors @ coordinates[..., None])[..., 0]
-    return Local(x, value(x), slope, eigenvalues, proposal)
+    floor = torch.maximum(floor, torch.linalg.vector_norm(slope, dim=-1, keepdim=True) / reach)
+    slopes = (vectors.mT @ slope[..., None])[..., 0]
+    step = (vectors @ (slopes / eigenvalues.clamp_min(floor))[..., None])[..., 0]
+    proposal = torch.where(broken, x, x - step)
+    eigenvalues = torch.where(broken, 0, eigenvalues)
+    return Local(x, value(x), slope, eigenvalues, slopes, proposal)
 
 
 def _flat(local: Local, trace: list[Tensor]) -> Tensor:
@@ -97,17 +112,22 @@ def _rounding(value: Tensor) -> Tensor:
     return 16 * torch.finfo(value.dtype).eps * (1 + value.abs())
 
 
-def _line_search(value, local: Local, active: Tensor) -> tuple[Tensor, Tensor]:
+def _line_search(value, gradient, local: Local, active: Tensor) -> tuple[Tensor, Tensor]:
     """Which samples found a step, and where everyone stands after it."""
     step = local.proposal - local.x
     descent = -(local.gradient * step).sum(-1)
-    noise = _rounding(local.value)
+    noise, nearly = _rounding(local.value), local.value + NEARLY * (1 + local.value.abs())
+    residual = torch.linalg.vector_norm(local.gradient, dim=-1)
     accepted, x = ~active, local.x
     length = torch.ones_like(local.value)
     for _ in range(HALVINGS):
         trial = local.x + length[..., None] * step
-        good = value(trial) <= local.value - ARMIJO * length * descent + noise
-        fresh = good & ~accepted
+        reached = value(trial)
+        fresh = (reached <= local.value - ARMIJO * length * descent + noise) & ~accepted
+        unsure = (reached <= nearly) & ~accepted & ~fresh
+        if unsure.any():
+            slope = gradient(torch.where(unsure[..., None], trial, local.x))
+            fresh = fresh | (unsure & (torch.linalg.vector_norm(slope, dim=-1) <= residual / 2))
         x = torch.where(fresh[..., None], trial, x)
         accepted = accepted | fresh
         if accepted.all():

@@ -32,7 +32,7 @@ class Status(IntEnum):
     )
     NONFINITE = (
         3,
-        "the iteration left the finite numbers: the last finite iterate is returned; use damping or a smaller step",
+        "the iteration left the finite numbers: the best finite iterate is returned; use damping or a smaller step",
     )
     BOUNDARY = (
         4,
@@ -73,6 +73,10 @@ class Solution:
             f"{count} of {total}: {Status(code).sentence}"
             for code, count in zip(codes.tolist(), counts.tolist(), strict=True)
         )
+
+    def names(self) -> list[str]:
+        """The status of every sample by name, in row-major order."""
+        return [Status(code).name for code in self.status.flatten().tolist()]
 
     def select(self, axis: int, index: int) -> "Solution":
         """The part of every field at one index of a sample axis."""

@@ -1,0 +1,102 @@
+"""The sweep as an opaque operator for torch.compile: the graph holds one node, not a thousand blocks."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from cumulant.kernels import fused
+from cumulant.kernels.pullback import pull_back
+from cumulant.kernels.streaming import Inputs, Plan, empty_output, sweep
+from cumulant.kernels.support import Band
+
+
+def compiled_stream(x: Inputs, plan: Plan) -> dict[str, Tensor]:
+    """What `stream` returns, through `torch.ops.cumulant.sweep`; differentiable once."""
+    band = plan.band
+    settings = (",".join(plan.outputs), band.causal, band.window, band.offset, band.period, plan.fused)
+    return dict(zip(plan.outputs, sweep_operator(*x, *settings), strict=False))
+
+
+def _plan(names: str, causal: bool, window: int | None, offset: int, period: int, use_fused: bool) -> Plan:
+    return Plan(frozenset(names.split(",")), Band(causal, window, offset, period), use_fused)
+
+
+@torch.library.custom_op("cumulant::sweep", mutates_args=())
+def sweep_operator(
+    eta: Tensor,
+    atoms: Tensor,
+    values: Tensor | None,
+    per_atom: Tensor | None,
+    per_pair: Tensor | None,
+    mask: Tensor | None,
+    names: str,
+    causal: bool,
+    window: int | None,
+    offset: int,
+    period: int,
+    use_fused: bool,
+) -> list[Tensor]:
+    x = Inputs(eta, atoms, values, per_atom, per_pair, mask)
+    plan = _plan(names, causal, window, offset, period, use_fused)
+    if use_fused:
+        return [t.clone() for t in fused.forward(x, plan)]
+    out, best = sweep(x, plan)
+    return out if best is None else [*out, best]
+
+
+@sweep_operator.register_fake
+def _(eta, atoms, values, per_atom, per_pair, mask, names, causal, window, offset, period, use_fused):
+    x = Inputs(eta, atoms, values, per_atom, per_pair, mask)
+    out = [empty_output(x, name) for name in names.split(",")]
+    if "max_score" in names.split(","):
+        out.append(eta.new_empty(eta.shape[:2], dtype=torch.int64))
+    return out
+
+
+@torch.library.custom_op("cumulant::pull_back", mutates_args=())
+def pull_back_operator(
+    eta: Tensor,
+    atoms: Tensor,
+    values: Tensor | None,
+    per_atom: Tensor | None,
+    per_pair: Tensor | None,
+    mask: Tensor | None,
+    out: list[Tensor],
+    grads: list[Tensor],
+    names: str,
+    causal: bool,
+    window: int | None,
+    offset: int,
+    period: int,
+    use_fused: bool,
+) -> list[Tensor]:
+    """Gradients of those of the five inputs that are present, in order."""
+    x = Inputs(eta, atoms, values, per_atom, per_pair, mask)
+    plan = _plan(names, causal, window, offset, period, use_fused)
+    known, grad = dict(zip(plan.outputs, out, strict=False)), dict(zip(plan.outputs, grads, strict=True))
+    best = out[-1] if "max_score" in plan.statistics else None
+    every = (True,) * 5
+    found = fused.backward(x, plan, known, grad) if use_fused else pull_back(x, plan, known, best, grad, every)
+    return [g for g in found if g is not None]
+
+
+@pull_back_operator.register_fake
+def _(eta, atoms, values, per_atom, per_pair, mask, out, grads, names, causal, window, offset, period, use_fused):
+    return [torch.empty_like(t) for t in (eta, atoms, values, per_atom, per_pair) if t is not None]
+
+
+def _remember(ctx, inputs, output):
+    ctx.tensors, ctx.settings = inputs[:6], inputs[6:]
+    ctx.save_for_backward(*output)
+
+
+def _backward(ctx, grads):
+    names = ctx.settings[0].split(",")
+    out = list(ctx.saved_tensors)
+    given = [torch.zeros_like(o) if g is None else g for o, g in zip(out[: len(names)], grads, strict=False)]
+    found = iter(pull_back_operator(*ctx.tensors, out, given, *ctx.settings))
+    return (*(None if t is None else next(found) for t in ctx.tensors[:5]), *(None,) * 7)
+
+
+sweep_operator.register_autograd(_backward, setup_context=_remember)

@@ -1,0 +1,143 @@
+"""∇²G(η) v = Cov_p(x) v, block by block, without weights or matrices in memory.
+
+With u_j = ⟨x_j, v⟩:   ∇²G v = Σ_j p_j (u_j − ū) x_j.   One block gives it from three products; where the atoms need
+several, each is centred on its own and blocks are merged by
+
+    cov ← rest · cov + share · cov_b + rest · share · (ū_b − ū)(m_b − m)
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from cumulant.kernels.dense import normalize
+from cumulant.kernels.recompute import Pieces, cut, or_zeros, part_of, present, strips
+from cumulant.kernels.stream_function import fold, unfold
+from cumulant.kernels.streaming import Inputs, Plan, ranges, tiles
+from cumulant.kernels.support import Support
+
+
+def fisher_sweep(x: Inputs, vector: Tensor, plan: Plan) -> Tensor:
+    """∇²G(η) v for eta and vector (g, q, d)."""
+    groups, queries, _ = x.eta.shape
+    step, rows, cols = tiles(groups, queries, x.atoms.shape[1])
+    out = x.eta.new_zeros(x.eta.shape)
+    support = Support(plan.band, x.mask, x.per_atom, x.per_pair)
+    space = x.eta.new_empty(3, step, rows, cols)
+    for heads in ranges(groups, step):
+        for strip in ranges(queries, rows):
+            spans = [s for s in ranges(x.atoms.shape[1], cols) if not plan.band.hides(strip, s)]
+            blocks = (_block(x, vector, support, heads, strip, span, space, len(spans) > 1) for span in spans)
+            if spans:
+                out[heads, strip] = _merged(blocks)
+    return out
+
+
+def _block(x, vector, support, heads, rows, cols, space, several: bool):
+    """Largest logit, mass, and in this block: covariance with the slope, mean slope, mean atom."""
+    eta, atoms = x.eta[heads, rows], x.atoms[heads, cols]
+    score, p, slope = (s[: eta.shape[0], : eta.shape[1], : atoms.shape[1]] for s in space)
+    torch.bmm(eta, atoms.mT, out=score)
+    logits = support.weigh(score, heads, rows, cols)
+    top = logits.amax(-1) if several or logits is not score else None
+    torch.softmax(logits, -1, out=p)
+    if logits is not score and top is not None:
+        p.masked_fill_((top == -torch.inf)[..., None], 0)
+    torch.bmm(vector[heads, rows], atoms.mT, out=slope)
+    mean, mass = None, None
+    if several:
+        peak = p.amax(-1)
+        mean, mass = torch.bmm(p, atoms), torch.where(peak > 0, 1 / peak, 0)
+    weighted = torch.mul(p, slope, out=slope)
+    centre = weighted.sum(-1)
+    weighted.sub_(p.mul_(centre[..., None]))
+    return top, mass, torch.bmm(weighted, atoms), centre, mean
+
+
+def _merged(blocks) -> Tensor:
+    top, mass, cov, centre, mean = next(blocks)
+    for new_top, new_mass, new_cov, new_centre, new_mean in blocks:
+        ceiling = torch.maximum(top, new_top)
+        floor = torch.where(ceiling == -torch.inf, 0, ceiling)
+        old, new = mass * torch.exp(top - floor), new_mass * torch.exp(new_top - floor)
+        total = old + new
+        share = (new / torch.where(total > 0, total, 1))[..., None]
+        rest = torch.where(total[..., None] > 0, 1 - share, 0)
+        between = (new_centre - centre)[..., None] * (new_mean - mean)
+        cov = rest * cov + share * new_cov + rest * share * between
+        centre, mean = rest[..., 0] * centre + share[..., 0] * new_centre, rest * mean + share * new_mean
+        top, mass = ceiling, total
+    return cov
+
+
+class FisherProduct(torch.autograd.Function):
+    """(inputs, vector) → ∇²G v; its first derivative recomputes a few rows at a time, and there it ends."""
+
+    @staticmethod
+    def forward(eta, atoms, per_atom, per_pair, mask, vector, plan: Plan):
+        return fisher_sweep(Inputs(eta, atoms, None, per_atom, per_pair, mask), vector, plan)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        *tensors, ctx.plan = inputs
+        ctx.save_for_backward(*tensors)
+        ctx.save_for_forward(*tensors)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad):
+        eta, atoms, per_atom, per_pair, mask, vector = ctx.saved_tensors
+        x = Inputs(eta, atoms, None, per_atom, per_pair, mask)
+        found = Pieces(x, 1)
+        for heads, rows in strips(x, ctx.plan):
+            primal, function = _rows(x, ctx.plan, heads, rows)
+            back = torch.func.vjp(function, *primal, vector[heads, rows])[1]
+            pieces = back(grad[heads, rows])
+            found.add(pieces[:-1], pieces[-1:])
+        d_eta, d_atoms, _, d_atom_w, d_pair_w = found.inputs()
+        return d_eta, d_atoms, d_atom_w, d_pair_w, None, found.rowwise()[0], None
+
+    @staticmethod
+    def jvp(ctx, d_eta, d_atoms, d_atom_w, d_pair_w, _mask, d_vector, _plan):
+        eta, atoms, per_atom, per_pair, mask, vector = ctx.saved_tensors
+        x = Inputs(eta, atoms, None, per_atom, per_pair, mask)
+        tangents = Inputs.of((d_eta, d_atoms, None, d_atom_w, d_pair_w))
+        found = Pieces(x, 1)
+        for heads, rows in strips(x, ctx.plan):
+            primal, function = _rows(x, ctx.plan, heads, rows)
+            primal = tuple(t.contiguous() for t in (*primal, vector[heads, rows]))
+            moving = [*present(part_of(tangents, heads, rows), x), None if d_vector is None else d_vector[heads, rows]]
+            moving = tuple(or_zeros(t, p) for t, p in zip(moving, primal, strict=True))
+            found.add([], [torch.func.jvp(function, primal, moving)[1]])
+        return found.rowwise()[0]
+
+    @staticmethod
+    def vmap(info, in_dims, *args):
+        *tensors, plan = args
+        folded = fold(info.batch_size, in_dims[:6], tensors)
+        return unfold(info.batch_size, FisherProduct.apply(*folded, plan)), 0
+
+
+def _rows(x: Inputs, plan: Plan, heads: slice, rows: slice):
+    """The tensors of some rows, and ∇²G v as a plain function of them."""
+    part, small = cut(x, plan, heads, rows)
+    slots = [i for i in range(5) if part[i] is not None]
+
+    def function(*arguments: Tensor) -> Tensor:
+        fields = list(part)
+        for slot, tensor in zip(slots, arguments[:-1], strict=True):
+            fields[slot] = tensor
+        return reference_product(Inputs(*fields), arguments[-1], small)  # pyright: ignore[reportArgumentType]
+
+    return present(part), function
+
+
+def reference_product(x: Inputs, vector: Tensor, plan: Plan) -> Tensor:
+    """∇²G v with queries × atoms in memory."""
+    every = (slice(0, x.eta.shape[0]), slice(0, x.eta.shape[1]), slice(0, x.atoms.shape[1]))
+    logits = Support(plan.band, x.mask, x.per_atom, x.per_pair).weigh(x.eta @ x.atoms.mT, *every)
+    _, p = normalize(logits)
+    slope = vector @ x.atoms.mT
+    slope = p * (slope - (p * slope).sum(-1, keepdim=True))
+    return slope @ x.atoms - slope.sum(-1, keepdim=True) * (p @ x.atoms)

@@ -1,0 +1,118 @@
+"""torch's fused CPU attention as an engine for G and means, and its backward made to carry the gradient of G.
+
+`_scaled_dot_product_flash_attention_for_cpu` returns attention and its log-sum-exp at the pace of the hardware, but
+alone it is a trap: values must be as wide as keys, the log-sum-exp has no gradient, a row without keys reports 0, an
+empty set ends the process. `refusal` says when it may not be used; the rest of this file keeps it inside those bounds.
+
+The gradient of G comes free: the backward kernel forms δ_i = ⟨grad_out_i, out_i⟩ and p ∘ (grad_out vᵀ − δ). One more
+column with value 0, grad_out 1 and out −g_G turns δ into δ − g_G, which is exactly the missing term.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from cumulant.kernels.streaming import Inputs, Plan
+
+SERVED = frozenset({"log_normalizer", "mean", "atom_mean"})
+
+
+def refusal(x: Inputs, plan: Plan) -> str | None:
+    """Why the fused kernel cannot serve this request; None if it can."""
+    groups, queries, dim = x.eta.shape
+    more = sorted(plan.statistics - SERVED)
+    band = plan.band
+    if more:
+        return f"it returns G and means only, not {', '.join(more)}"
+    if x.eta.device.type != "cpu":
+        return f"it runs on the CPU, not on {x.eta.device.type}"
+    if x.eta.dtype not in (torch.float32, torch.float64):
+        return f"it is used in float32 and float64 here, not {x.eta.dtype}"
+    if x.values is not None and x.values.shape[-1] != dim:
+        return f"values must be as wide as atoms ({dim}), not {x.values.shape[-1]}"
+    if 0 in (groups, queries, x.atoms.shape[1], dim):
+        return "it needs at least one query, one atom and one dimension"
+    if x.per_atom is not None or x.per_pair is not None:
+        return "it gives no gradient to log weights"
+    if band.window is not None or (band.causal and (band.offset != 0 or band.period != queries or x.mask is not None)):
+        return "its causal order starts at key 0 for query 0 and takes neither window, offset nor mask beside it"
+    return None
+
+
+def forward(x: Inputs, plan: Plan) -> list[Tensor]:
+    """The outputs of ``plan``, in order."""
+    bias, empty = _bias(x)
+    out = {}
+    for name, points in _passes(x, plan):
+        mean, lse = _attend(x, plan, points, bias)
+        out[name] = mean if empty is None else mean.masked_fill(empty[..., None], 0)
+        out["log_normalizer"] = lse if empty is None else lse.masked_fill(empty, -torch.inf)
+    return [out[name] for name in plan.outputs]
+
+
+def backward(x: Inputs, plan: Plan, out: dict[str, Tensor], grad: dict[str, Tensor]) -> list[Tensor | None]:
+    """Gradients of eta, atoms and values."""
+    bias, empty = _bias(x)
+    g = out["log_normalizer"] if empty is None else out["log_normalizer"].masked_fill(empty, 0)
+    total = [
+        torch.zeros_like(x.eta),
+        torch.zeros_like(x.atoms),
+        None if x.values is None else torch.zeros_like(x.values),
+    ]
+    incoming = grad.get("log_normalizer", torch.zeros_like(g))
+    if empty is not None:
+        incoming = incoming.masked_fill(empty, 0)
+    for name, points in _passes(x, plan):
+        # for G alone no mean was kept, and none is needed: it only meets a zero gradient
+        mean = out[name] if name in out else torch.zeros_like(x.eta)
+        row = grad.get(name, torch.zeros_like(mean))
+        if empty is not None:
+            row = row.masked_fill(empty[..., None], 0)
+        pieces = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            _pad(row, 1.0),
+            _pad(x.eta, 0.0),
+            _pad(x.atoms, 0.0),
+            _pad(points, 0.0),
+            torch.cat([mean, -incoming[..., None]], -1)[None],
+            g[None],
+            0.0,
+            plan.band.causal,
+            attn_mask=bias,
+            scale=1.0,
+        )
+        d_eta, d_atoms, d_points = (piece[0, ..., :-1] for piece in pieces)
+        total[0] += d_eta
+        total[1] += d_atoms
+        sink = total[1] if points is x.atoms else total[2]
+        sink += d_points
+        incoming = torch.zeros_like(incoming)  # the gradient of G goes with the first pass
+    return [*total, None, None]
+
+
+def _passes(x: Inputs, plan: Plan) -> list[tuple[str, Tensor]]:
+    """One call of the kernel per mean that is wanted; G alone rides on the atoms."""
+    passes = [("mean", x.values)] if x.values is not None and "mean" in plan.statistics else []
+    if "atom_mean" in plan.statistics or not passes:
+        passes.append(("atom_mean", x.atoms))
+    return passes
+
+
+def _attend(x: Inputs, plan: Plan, points: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        x.eta[None], x.atoms[None], points[None], 0.0, plan.band.causal, attn_mask=bias, scale=1.0
+    )
+    return out[0].contiguous(), lse[0].contiguous()
+
+
+def _bias(x: Inputs) -> tuple[Tensor | None, Tensor | None]:
+    """The Boolean mask as the float the kernel asks for, and the rows it leaves empty."""
+    if x.mask is None:
+        return None, None
+    shape = (x.eta.shape[0], x.eta.shape[1], x.atoms.shape[1])
+    bias = torch.zeros(x.mask.shape, dtype=x.eta.dtype, device=x.eta.device).masked_fill(~x.mask, -torch.inf)
+    return bias.expand(shape)[None], ~x.mask.any(-1).expand(shape[:2])
+
+
+def _pad(tensor: Tensor, value: float) -> Tensor:
+    return torch.nn.functional.pad(tensor, (0, 1), value=value)[None]

@@ -1,0 +1,177 @@
+"""The derivatives of the streaming sweep: first order in closed form block by block, second order by recomputation.
+
+For statistics T_i = Σ_j p_ij t_ij with incoming gradients g_T, every block needs
+
+    X_ij = g_G + Σ_T g_T (t_ij − T_i) = left_i · right_j + constant_i + (terms in the score itself)
+    ∂L/∂logit = p ∘ X,    ∂L/∂η = (p ∘ X) x,    ∂L/∂x = (p ∘ X)ᵀ η + pᵀ left
+
+where `right` holds values, atoms, squared distances and log weights side by side, and `left` their incoming gradients.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from cumulant.kernels.streaming import Columns, Inputs, Plan, ranges, tiles
+from cumulant.kernels.support import Support
+
+
+class Sides:
+    """`left` (g, q, k), `right` (g, n, k) and the constant (g, q) of X, and where each part sits in the k columns."""
+
+    def __init__(self, x: Inputs, plan: Plan, out: dict[str, Tensor], grad: dict[str, Tensor]):
+        self.columns = Columns.of(x, plan)
+        self.parts: dict[str, slice] = {}
+        left, right, expected = [], [], []
+        spots = (("mean", "value_trace", x.values), ("atom_mean", "atom_trace", x.atoms))
+        for name, trace, points in spots:
+            if points is None or not ({name, trace} & grad.keys()):
+                continue
+            row = grad.get(name, torch.zeros_like(out[name]))
+            if trace in grad:
+                row = row - 2 * grad[trace][..., None] * (out[name] - self.columns.centre[trace])
+            left.append(row)
+            right.append(points)
+            expected.append((row * out[name]).sum(-1))
+            self._place(name, points.shape[-1])
+        for i, name in enumerate(self.columns.names):
+            if name in grad:
+                left.append(grad[name][..., None])
+                right.append(self.columns.table[..., i : i + 1])  # pyright: ignore[reportOptionalSubscript]
+                expected.append(grad[name] * self._column_mean(name, out))
+                self._place(name, 1)
+        zero = torch.zeros_like(out["log_normalizer"])
+        self.left = torch.cat(left, -1) if left else None
+        self.right = torch.cat(right, -1) if right else None
+        self.constant = grad.get("log_normalizer", zero) - (sum(expected) if expected else 0)
+
+    def _place(self, name: str, width: int) -> None:
+        start = max((s.stop for s in self.parts.values()), default=0)
+        self.parts[name] = slice(start, start + width)
+
+    def _column_mean(self, name: str, out: dict[str, Tensor]) -> Tensor:
+        if name == "mean_log_weight":
+            return out[name]
+        points = "mean" if name == "value_trace" else "atom_mean"
+        return out[name] + (out[points] - self.columns.centre[name]).square().sum(-1)
+
+
+def pull_back(
+    x: Inputs, plan: Plan, out: dict[str, Tensor], best: Tensor | None, grad: dict[str, Tensor], needs: tuple[bool, ...]
+) -> list[Tensor | None]:
+    """Gradients of eta, atoms, values, per_atom and per_pair (None where not needed)."""
+    # a row without atoms has no gradient, whatever comes in
+    alive = out["log_normalizer"] > -torch.inf
+    grad = {k: torch.where(alive if v.ndim == alive.ndim else alive[..., None], v, 0) for k, v in grad.items()}
+    sides = Sides(x, plan, out, grad)
+    total = [t.new_zeros(t.shape) if t is not None and need else None for t, need in zip(x[:5], needs, strict=True)]
+    direct = None if sides.right is None else sides.right.new_zeros(sides.right.shape)
+    groups, queries, _ = x.eta.shape
+    step, rows, cols = tiles(groups, queries, x.atoms.shape[1])
+    space = x.eta.new_empty(2, step, rows, cols)
+    support = Support(plan.band, x.mask, x.per_atom, x.per_pair)
+    for heads in ranges(groups, step):
+        for strip in ranges(queries, rows):
+            for span in ranges(x.atoms.shape[1], cols):
+                if not plan.band.hides(strip, span):
+                    _block(x, sides, support, out, grad, total, direct, (heads, strip, span), space)
+    if direct is not None:
+        _direct(x, sides, direct, total)
+    if "max_score" in grad and best is not None:
+        _best(x, grad["max_score"], best, total)
+    return total
+
+
+def _block(x: Inputs, sides: Sides, support: Support, out, grad, total, direct, where, space) -> None:
+    heads, rows, cols = where
+    eta, atoms = x.eta[heads, rows], x.atoms[heads, cols]
+    score, p = (s[: eta.shape[0], : eta.shape[1], : atoms.shape[1]] for s in space)
+    torch.bmm(eta, atoms.mT, out=score)
+    logits = support.weigh(score, heads, rows, cols)
+    top = logits.amax(-1)
+    torch.softmax(logits, -1, out=p)
+    g = out["log_normalizer"][heads, rows]
+    here = top > -torch.inf
+    if logits is not score:
+        p.masked_fill_(~here[..., None], 0)
+        score.clamp_(-1e30, 1e30)
+    # this block's share of the row, e^{G_block − G}; it scales the short rows instead of the long ones
+    share = torch.where(here, torch.exp(top - torch.where(here, g, 0)) / p.amax(-1).clamp_min(1e-38), 0)
+    slope = (sides.constant[heads, rows] * share)[..., None]
+    left = None
+    if sides.left is not None and sides.right is not None:
+        left = sides.left[heads, rows] * share[..., None]
+        slope = torch.baddbmm(slope, left, sides.right[heads, cols].mT)
+    slope, extra = _score_terms(slope, score, p, share, out, grad, heads, rows)
+    if "mean_log_weight" in grad and x.per_pair is not None:
+        incoming = (grad["mean_log_weight"][heads, rows] * share)[..., None]
+        w = support.log_weight(heads, rows, cols)
+        centred = w - out["mean_log_weight"][heads, rows, None]
+        slope = slope + incoming * centred
+    _accumulate(x, total, direct, where, eta, atoms, p, slope, extra, left, grad, share)
+
+
+def _score_terms(slope, score, p, share, out, grad, heads, rows):
+    """Terms of X in the score, and the direct dependence of score statistics on it."""
+    extra = None
+    if "log_sum_square" in grad:
+        ratio = torch.exp(2 * out["log_normalizer"] - out["log_sum_square"])[heads, rows]
+        ratio = torch.where(ratio.isfinite(), ratio, 0)
+        slope = slope + p * (2 * grad["log_sum_square"][heads, rows] * share.square() * ratio)[..., None]
+    if "mean_score" in grad or "score_variance" in grad:
+        centred = score - out["mean_score"][heads, rows, None]
+        linear = grad.get("mean_score")
+        if linear is not None:
+            linear = (linear[heads, rows] * share)[..., None]
+            slope = slope + linear * centred
+            extra = linear
+        if "score_variance" in grad:
+            quadratic = (grad["score_variance"][heads, rows] * share)[..., None]
+            slope = slope + quadratic * (centred.square() - out["score_variance"][heads, rows, None])
+            bent = 2 * quadratic * centred
+            extra = bent if extra is None else extra + bent
+    return slope, extra
+
+
+def _accumulate(x, total, direct, where, eta, atoms, p, slope, extra, left, grad, share) -> None:
+    heads, rows, cols = where
+    d_logit = p * slope
+    d_score = d_logit if extra is None else p * (slope + extra)
+    if total[0] is not None:
+        total[0][heads, rows] += torch.bmm(d_score, atoms)
+    if total[1] is not None:
+        total[1][heads, cols] += torch.bmm(d_score.mT, eta)
+    if direct is not None:
+        direct[heads, cols] += torch.bmm(p.mT, left)
+    if x.per_pair is not None and "mean_log_weight" in grad:
+        d_logit = d_logit + p * (grad["mean_log_weight"][heads, rows] * share)[..., None]
+    if total[3] is not None:
+        total[3][heads, cols] += d_logit.sum(1)
+    if total[4] is not None:
+        if total[4].shape[0] == 1:
+            total[4][:, rows, cols] += d_logit.sum(0, keepdim=True)
+        else:
+            total[4][heads, rows, cols] += d_logit
+
+
+def _direct(x: Inputs, sides: Sides, direct: Tensor, total: list[Tensor | None]) -> None:
+    """What reaches values, atoms and weights without passing through the logits: pᵀ left."""
+    for slot, points, name, trace in ((2, x.values, "mean", "value_trace"), (1, x.atoms, "atom_mean", "atom_trace")):
+        sink = total[slot]
+        if sink is None or points is None or name not in sides.parts:
+            continue
+        sink += direct[..., sides.parts[name]]
+        if trace in sides.parts:
+            sink += 2 * (points - sides.columns.centre[trace]) * direct[..., sides.parts[trace]]
+    if total[3] is not None and "mean_log_weight" in sides.parts:
+        total[3] += direct[..., sides.parts["mean_log_weight"]][..., 0]
+
+
+def _best(x: Inputs, grad: Tensor, best: Tensor, total: list[Tensor | None]) -> None:
+    """The maximum moves with the atom that attains it (the first one, on ties)."""
+    index = best[..., None].expand(*best.shape, x.atoms.shape[-1])
+    if total[0] is not None:
+        total[0] += grad[..., None] * x.atoms.gather(1, index)
+    if total[1] is not None:
+        total[1].scatter_add_(1, index, grad[..., None] * x.eta)

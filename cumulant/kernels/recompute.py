@@ -1,0 +1,173 @@
+"""Derivatives that have no closed form here, by recomputing the reference kernel on a few rows at a time.
+
+Rows are independent given the atoms, so holding a strip of rows × all atoms is enough for any derivative: memory stays
+O(q + n), and autograd through the reference is right by construction.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from cumulant.kernels.dense import dense_moments
+from cumulant.kernels.streaming import Inputs, Plan, ranges
+from cumulant.kernels.support import Support, block
+
+STRIP = 1 << 18  # scores held at once
+
+
+def reference(x: Inputs, plan: Plan) -> tuple[Tensor, ...]:
+    """The outputs of ``plan`` by the reference kernel, with queries × atoms in memory."""
+    every = (slice(0, x.eta.shape[0]), slice(0, x.eta.shape[1]), slice(0, x.atoms.shape[1]))
+    zero = x.eta.new_zeros(x.eta.shape[0], x.eta.shape[1], x.atoms.shape[1])
+    bias = Support(plan.band, x.mask, x.per_atom, x.per_pair).weigh(zero, *every)
+    m = dense_moments(x.eta, x.atoms, x.values, log_weights=None if bias is zero else bias)
+    return tuple(getattr(m, name) for name in plan.outputs)
+
+
+def push_forward(x: Inputs, plan: Plan, tangents: Inputs) -> list[Tensor]:
+    """The Jacobian–vector product of the sweep."""
+    found = Pieces(x, len(plan.outputs))
+    for heads, rows in strips(x, plan):
+        part, small = cut(x, plan, heads, rows)
+        primal, function = present(part), _rows_function(part, small)
+        vector = tuple(
+            or_zeros(t, p) for t, p in zip(present(part_of(tangents, heads, rows), part), primal, strict=True)
+        )
+        found.add([], torch.func.jvp(function, primal, vector)[1])
+    return found.rowwise()
+
+
+def second_order(x: Inputs, plan: Plan, grads: list[Tensor], incoming: list[Tensor | None]) -> list[Tensor | None]:
+    """The vector–Jacobian product of the pullback, with respect to its five inputs and then its incoming gradients."""
+    found = Pieces(x, len(grads))
+    for heads, rows in strips(x, plan):
+        part, small = cut(x, plan, heads, rows)
+        primal, pull = present(part), _pull_function(part, small)
+        gs = tuple(g[heads, rows].contiguous() for g in grads)
+        vectors = present(part_of(Inputs.of(incoming), heads, rows), part)
+        back = torch.func.vjp(pull, *primal, *gs)[1]
+        pieces = back(tuple(or_zeros(v, p) for v, p in zip(vectors, primal, strict=True)))
+        found.add(pieces[: len(primal)], pieces[len(primal) :])
+    return [*found.inputs(), *found.rowwise()]
+
+
+def push_pullback(
+    x: Inputs, plan: Plan, grads: list[Tensor], tangents: Inputs, moving: list[Tensor | None]
+) -> list[Tensor | None]:
+    """The Jacobian–vector product of the pullback: tangents of its inputs and of its incoming gradients."""
+    found = Pieces(x, 0)
+    for heads, rows in strips(x, plan):
+        part, small = cut(x, plan, heads, rows)
+        primal, pull = present(part), _pull_function(part, small)
+        gs = tuple(g[heads, rows].contiguous() for g in grads)
+        vectors = list(present(part_of(tangents, heads, rows), part))
+        vectors += [None if t is None else t[heads, rows] for t in moving]
+        whole = (*primal, *gs)
+        vector = tuple(or_zeros(v, p) for v, p in zip(vectors, whole, strict=True))
+        found.add(torch.func.jvp(pull, whole, vector)[1], [])
+    return found.inputs()
+
+
+class Pieces:
+    """Results of strips put together again without writing in place, so that vmap may stand outside."""
+
+    def __init__(self, x: Inputs, outputs: int):
+        self.x = x
+        self.slots = [i for i in range(5) if x[i] is not None]
+        self.parts: list[list[Tensor]] = [[] for _ in range(len(self.slots) + outputs)]
+        self.strips = 0
+
+    def add(self, inputs, outputs) -> None:
+        offset = 0 if inputs else len(self.slots)
+        for part, piece in zip(self.parts[offset:], (*inputs, *outputs), strict=False):
+            part.append(piece)
+        self.strips += 1
+
+    def _by_head(self, pieces: list[Tensor]) -> list[list[Tensor]]:
+        per_head = self.strips // self.x.eta.shape[0]
+        return [pieces[i : i + per_head] for i in range(0, len(pieces), per_head)]
+
+    def _join(self, pieces: list[Tensor]) -> Tensor:
+        return torch.cat([torch.cat(head, 1) for head in self._by_head(pieces)])
+
+    def rowwise(self) -> list[Tensor]:
+        return [self._join(pieces) for pieces in self.parts[len(self.slots) :]]
+
+    def inputs(self) -> list[Tensor | None]:
+        """eta and per_pair row by row; atoms, values and per_atom summed over the strips of a head."""
+        total: list[Tensor | None] = [None] * 5
+        for slot, pieces in zip(self.slots, self.parts, strict=False):
+            if slot in (0, 4):
+                whole = self._join(pieces)
+                shared = slot == 4 and self.x[4].shape[0] == 1  # pyright: ignore[reportOptionalMemberAccess]
+                total[slot] = whole.sum(0, keepdim=True) if shared else whole
+            else:
+                total[slot] = torch.cat([torch.stack(head).sum(0) for head in self._by_head(pieces)])
+        return total
+
+
+def present(x: Inputs, like: Inputs | None = None) -> tuple[Tensor, ...]:
+    """The differentiable tensors of a problem; with ``like``, the entries where that one has a tensor."""
+    like = x if like is None else like
+    return tuple(t for t, other in zip(x[:5], like[:5], strict=True) if other is not None)  # pyright: ignore[reportReturnType]
+
+
+def or_zeros(tensor: Tensor | None, like: Tensor) -> Tensor:
+    """A tangent; contiguous, because forward mode refuses expanded tensors."""
+    return like.new_zeros(like.shape) if tensor is None else tensor.contiguous()
+
+
+def _rows_function(part: Inputs, plan: Plan):
+    """The reference as a function of the tensors of a problem alone."""
+    slots = [i for i in range(5) if part[i] is not None]
+
+    def function(*tensors: Tensor) -> tuple[Tensor, ...]:
+        fields = list(part)
+        for slot, tensor in zip(slots, tensors, strict=True):
+            fields[slot] = tensor
+        return reference(Inputs(*fields), plan)  # pyright: ignore[reportArgumentType]
+
+    return function
+
+
+def _pull_function(part: Inputs, plan: Plan):
+    """(tensors, incoming gradients) ↦ gradients of the tensors."""
+    function = _rows_function(part, plan)
+    count = len(present(part))
+
+    def pull(*arguments: Tensor) -> tuple[Tensor, ...]:
+        return torch.func.vjp(function, *arguments[:count])[1](arguments[count:])
+
+    return pull
+
+
+def strips(x: Inputs, plan: Plan) -> list[tuple[slice, slice]]:
+    """One head and a few rows at a time; under a band, rows of one period."""
+    groups, queries, _ = x.eta.shape
+    step = max(1, STRIP // max(1, x.atoms.shape[1]))
+    period = queries if plan.band.trivial else plan.band.period
+    starts = range(0, queries, max(1, period))
+    rows = [slice(s + r.start, s + r.stop) for s in starts for r in ranges(min(period, queries - s), step)]
+    return [(slice(h, h + 1), r) for h in range(groups) for r in rows]
+
+
+def part_of(x: Inputs, heads: slice, rows: slice) -> Inputs:
+    """Views of one head and some rows; a mask axis of size 1 serves all."""
+    every = slice(None)
+    tensors = (
+        None if x.eta is None else x.eta[heads, rows],
+        *(None if t is None else t[heads] for t in (x.atoms, x.values, x.per_atom)),
+        None if x.per_pair is None else block(x.per_pair, heads, rows, every),
+    )
+    return Inputs.of(tensors, None if x.mask is None else block(x.mask, heads, rows, every))
+
+
+def cut(x: Inputs, plan: Plan, heads: slice, rows: slice) -> tuple[Inputs, Plan]:
+    """The problem of one head and some rows, with its band moved along."""
+    band = plan.band
+    if not band.trivial:
+        band = replace(band, offset=band.offset + rows.start % band.period, period=rows.stop - rows.start)
+    return part_of(x, heads, rows), replace(plan, band=band)

@@ -1,0 +1,142 @@
+"""The sweep as one differentiable operation: gradients of gradients, vmap and forward mode."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from cumulant.kernels import fused
+from cumulant.kernels.pullback import pull_back
+from cumulant.kernels.recompute import push_forward, push_pullback, second_order
+from cumulant.kernels.streaming import Inputs, Plan, sweep
+
+
+def stream(x: Inputs, plan: Plan) -> dict[str, Tensor]:
+    """Every output of ``plan`` by name."""
+    out = Stream.apply(*x, plan)
+    return dict(zip(plan.outputs, out, strict=False))
+
+
+class Stream(torch.autograd.Function):
+    """Inputs → outputs of the plan, then the index of the best atom if ``max_score`` is among them."""
+
+    @staticmethod
+    def forward(eta, atoms, values, per_atom, per_pair, mask, plan: Plan):
+        x = Inputs(eta, atoms, values, per_atom, per_pair, mask)
+        if plan.fused:
+            return (*fused.forward(x, plan),)
+        out, best = sweep(x, plan)
+        return (*out,) if best is None else (*out, best)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        *tensors, ctx.plan = inputs
+        ctx.save_for_backward(*tensors, *output)
+        ctx.save_for_forward(*tensors, *output)
+        ctx.set_materialize_grads(False)
+        if "max_score" in ctx.plan.statistics:
+            ctx.mark_non_differentiable(output[-1])
+
+    @staticmethod
+    def backward(ctx, *grads):
+        saved = ctx.saved_tensors
+        names = ctx.plan.outputs
+        have = tuple(name for name, g in zip(names, grads, strict=False) if g is not None)
+        given = [g for g in grads[: len(names)] if g is not None]
+        needs = tuple(ctx.needs_input_grad[:5])
+        if not given:
+            return (None,) * 7
+        found = Pullback.apply(ctx.plan, have, needs, *saved, *given)
+        return (*_spread(found, saved[:5], needs), None, None)
+
+    @staticmethod
+    def jvp(ctx, *tangents):
+        saved = ctx.saved_tensors
+        moved = push_forward(Inputs(*saved[:6]), ctx.plan, Inputs.of(tangents[:5]))
+        return (*moved, None) if "max_score" in ctx.plan.statistics else (*moved,)
+
+    @staticmethod
+    def vmap(info, in_dims, *args):
+        *tensors, plan = args
+        out = Stream.apply(*fold(info.batch_size, in_dims[:6], tensors), plan)
+        return tuple(unfold(info.batch_size, t) for t in out), (0,) * len(out)
+
+
+class Pullback(torch.autograd.Function):
+    """(inputs, outputs, incoming gradients) → gradients of those inputs that need one, in order."""
+
+    @staticmethod
+    def forward(plan: Plan, have: tuple[str, ...], needs: tuple[bool, ...], *tensors):
+        x, out, best, grad = _unpack(plan, have, tensors)
+        if plan.fused:
+            every = fused.backward(x, plan, out, grad)
+            found = [g if need else None for g, need in zip(every, needs, strict=True)]
+        else:
+            found = pull_back(x, plan, out, best, grad, needs)
+        return tuple(f for f in found if f is not None)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.plan, ctx.have, ctx.needs, *tensors = inputs
+        ctx.save_for_backward(*tensors)
+        ctx.save_for_forward(*tensors)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def jvp(ctx, *tangents):
+        x, _, _, grad = _unpack(ctx.plan, ctx.have, ctx.saved_tensors)
+        small = replace(ctx.plan, statistics=frozenset(ctx.have))
+        moving = dict(zip(ctx.have, tangents[-len(ctx.have) :], strict=True))
+        names = small.outputs
+        found = push_pullback(x, small, [grad[n] for n in names], Inputs.of(tangents[3:8]), [moving[n] for n in names])
+        return tuple(g for g, need in zip(found, ctx.needs, strict=True) if need and g is not None)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, *incoming):
+        x, _, _, grad = _unpack(ctx.plan, ctx.have, ctx.saved_tensors)
+        small = replace(ctx.plan, statistics=frozenset(ctx.have))
+        full = _spread(incoming, x[:5], ctx.needs)
+        total = second_order(x, small, [grad[name] for name in small.outputs], list(full))
+        by_name = dict(zip(small.outputs, total[5:], strict=True))
+        skipped = len(ctx.saved_tensors) - 5 - len(ctx.have)
+        return (None, None, None, *total[:5], *(None,) * skipped, *(by_name[name] for name in ctx.have))
+
+    @staticmethod
+    def vmap(info, in_dims, plan, have, needs, *tensors):
+        out = Pullback.apply(plan, have, needs, *fold(info.batch_size, in_dims[3:], tensors))
+        return tuple(unfold(info.batch_size, t) for t in out), (0,) * len(out)
+
+
+def _unpack(plan: Plan, have: tuple[str, ...], tensors):
+    """The arguments of `Pullback` by name."""
+    x, rest = Inputs(*tensors[:6]), tensors[6:]
+    out = dict(zip(plan.outputs, rest, strict=False))
+    best = rest[len(plan.outputs)] if "max_score" in plan.statistics else None
+    return x, out, best, dict(zip(have, tensors[-len(have) :], strict=True))
+
+
+def _spread(found, inputs, needs) -> tuple[Tensor | None, ...]:
+    """Gradients in the places of the five inputs, None where there is none."""
+    left = iter(found)
+    return tuple(next(left) if need and t is not None else None for t, need in zip(inputs, needs, strict=True))
+
+
+def fold(size: int, in_dims, tensors) -> list[Tensor | None]:
+    """A vmapped axis becomes part of the group axis, which comes first in every tensor."""
+    wide = [_leading(size, t, axis) for t, axis in zip(tensors, in_dims, strict=True)]
+    groups = max(t.shape[1] for t in wide[:2] if t is not None)
+    # a table shared by all groups has one; the folded axis must still tell the mapped ones apart
+    return [None if t is None else t.expand(size, groups, *t.shape[2:]).flatten(0, 1) for t in wide]
+
+
+def unfold(size: int, tensor: Tensor) -> Tensor:
+    return tensor.unflatten(0, (size, tensor.shape[0] // size))
+
+
+def _leading(size: int, tensor: Tensor | None, axis: int | None) -> Tensor | None:
+    if tensor is None:
+        return None
+    return tensor.expand(size, *tensor.shape) if axis is None else tensor.movedim(axis, 0)
