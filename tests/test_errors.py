@@ -472,3 +472,11 @@ def test_a_broken_measure_is_reported_with_every_law_it_breaks():
         check_measure(Concave(), draws=0)
     assert "G is convex" in str(caught.value)
     assert "Fisher is positive semidefinite" in str(caught.value)
+
+
+@pytest.mark.parametrize("n", [0, -1])
+def test_sample_needs_a_positive_number_of_draws(n: int):
+    with pytest.raises(
+        ValueError, match=r"^Sphere\.sample: expected at least one draw per query, got -?\d\. Pass n ≥ 1"
+    ):
+        Sphere(3).sample(torch.zeros(3), n)

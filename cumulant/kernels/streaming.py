@@ -104,7 +104,7 @@ def sweep(x: Inputs, plan: Plan) -> tuple[list[Tensor], Tensor | None]:
     best = x.eta.new_zeros((groups, queries), dtype=torch.int64) if "max_score" in plan.statistics else None
     columns = Columns.of(x, plan)
     support = Support(plan.band, x.mask, x.per_atom, x.per_pair)
-    space = x.eta.new_empty(2, step, rows, cols)
+    space = x.eta.new_empty(3, step, rows, cols)
     for heads in ranges(groups, step):
         for strip in ranges(queries, rows):
             total = Strip(x, plan, columns, support, heads, strip)
@@ -160,7 +160,7 @@ class Strip:
     def absorb(self, cols: slice, space: Tensor) -> None:
         """Add the atoms of some columns."""
         wanted = self.plan.statistics
-        score, p = (s[: self.eta.shape[0], : self.eta.shape[1], : cols.stop - cols.start] for s in space)
+        score, p, spare = (s[: self.eta.shape[0], : self.eta.shape[1], : cols.stop - cols.start] for s in space)
         atoms = self.x.atoms[self.heads, cols]
         torch.bmm(self.eta, atoms.mT, out=score)
         logits = self.support.weigh(score, self.heads, self.rows, cols)
@@ -172,14 +172,14 @@ class Strip:
             top = torch.where(empty, -torch.inf, top)
         peak = p.amax(-1)
         means = self._means(p, atoms, cols)
-        square = p.square().sum(-1) if "log_sum_square" in wanted else None
+        square = torch.mul(p, p, out=spare).sum(-1) if "log_sum_square" in wanted else None
         if "max_score" in wanted:
             self._keep_best(score, logits, cols)
         variance = None
         if self._needs_scores:
             if logits is not score:
                 score.clamp_(-1e30, 1e30)
-            means["mean_score"], variance = self._score_moments(score, p, means.get("atom_mean"))
+            means["mean_score"], variance = self._score_moments(score, p, spare, means.get("atom_mean"))
         self._merge(top, peak, means, variance, square)
 
     @property
@@ -201,9 +201,11 @@ class Strip:
             means["mean_log_weight"] = (p * w).sum(-1)
         return means
 
-    def _score_moments(self, score: Tensor, p: Tensor, atom_mean: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Mean and variance of the score in this block, centred; destroys both buffers."""
-        mean = (p * score).sum(-1) if atom_mean is None else (self.eta * atom_mean).sum(-1)
+    def _score_moments(
+        self, score: Tensor, p: Tensor, spare: Tensor, atom_mean: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Mean and variance of the score in this block, centred; destroys all buffers."""
+        mean = torch.mul(p, score, out=spare).sum(-1) if atom_mean is None else (self.eta * atom_mean).sum(-1)
         if "score_variance" not in self.plan.statistics:
             return mean, torch.zeros_like(mean)
         score.sub_(mean[..., None]).square_()

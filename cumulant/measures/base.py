@@ -42,6 +42,8 @@ def per_query(method: Callable[Concatenate[M, Tensor, P], R]) -> Callable[Concat
         if not torch.compiler.is_compiling():
             for tensor in (eta, *others):
                 self._check_queries(tensor, method.__name__)
+            for count in (a for a in args if isinstance(a, int)):
+                self._check_count(count, method.__name__)
         single = all(t.ndim == 1 for t in (eta, *others))
         rows = [t[None] if t.ndim == 1 else t for t in (eta, *others)]
         full = broadcast(
@@ -291,6 +293,11 @@ class Measure(ABC):
         if rows is not None and ((eta.ndim == 1 and rows != 1) or (eta.ndim > 1 and eta.shape[-2] not in (1, rows))):
             expected = f"q={rows} query rows, one for each row of log_weights"
             raise ValueError(sentence(where, expected, shape(eta), f"Pass eta of shape (*batch, {rows}, {self.dim})."))
+
+    def _check_count(self, n: int, method: str) -> None:
+        if n < 1:
+            where = f"{type(self).__name__}.{method}"
+            raise ValueError(sentence(where, "at least one draw per query", n, "Pass n ≥ 1."))
 
     def _check_domain(self, eta: Tensor, log_normalizer: Tensor) -> None:
         """Means, covariances and samples need G(η) < ∞."""
