@@ -3,7 +3,7 @@
 G(η) = log ∫ e^⟨x,η⟩ h(dx)
 """
 
-from cumulant import geometry, solve
+from cumulant import contrastive, geometry, solve
 from cumulant.kernels import Moments, fisher_product, moments
 from cumulant.measures import (
     Box,
@@ -33,6 +33,7 @@ __all__ = [
     "Solution",
     "Sphere",
     "Status",
+    "contrastive",
     "convolve",
     "fisher_product",
     "fixed_point",
