@@ -1,0 +1,138 @@
+"""Every row of the tables, with what it is to reach."""
+
+from __future__ import annotations
+
+from cumulant.benchmarks import attention_sides as attention
+from cumulant.benchmarks import loss_sides as losses
+from cumulant.benchmarks.case import GROWTH, OURS, Case, Target, extra, faster, memory, within
+from cumulant.benchmarks.inputs import ORDINARY, SHARP, Attention, Contrast, Vocabulary, sharpness
+
+SDPA, NAIVE, KEOPS, FLEX, FLEX_MEAN = "SDPA", "naive torch", "KeOps", "FlexAttention with G", "FlexAttention, mean only"
+TWICE, PLAIN, METRIC = "double backward", "plain cross-entropy", "pytorch-metric-learning"
+DEFAULT_CHUNK, BEST_CHUNK = "torch's, default chunk", "torch's, best chunk"
+
+
+def catalogue(quick: bool = False) -> dict[str, Case]:
+    """Every case by name; ``quick`` shrinks the inputs until all of them together take a few minutes."""
+    k = 8 if quick else 1
+    found = [case for spread in (ORDINARY, SHARP) for case in _cases(k, spread)]
+    order = list(dict.fromkeys(case.table for case in found))
+    return {case.name: case for case in sorted(found, key=lambda case: order.index(case.table))}
+
+
+def _cases(k: int, spread: float) -> list[Case]:
+    heads = Attention(8, 2048 // k, 2048 // k, 64, spread)
+    stored = Attention(1, 512 // k, 65536 // k, 16, spread)
+    return [
+        Case(
+            *_title("entropy", "statistics", "G, mean, entropy of the keys", heads),
+            sides={
+                OURS: attention.statistics("mean", "entropy", keys_only=True),
+                SDPA: attention.fused(keys_only=True),
+                FLEX: attention.flex(with_normalizer=True, keys_only=True),
+                FLEX_MEAN: attention.flex(with_normalizer=False, keys_only=True),
+            },
+            targets=(within(SDPA, 1.10), within(FLEX), within(FLEX_MEAN)),
+        ),
+        Case(
+            *_title("entropy-values", "statistics", "G, mean of other values, entropy", heads),
+            sides={OURS: attention.statistics("mean", "entropy"), SDPA: attention.fused()},
+            targets=(within(SDPA, 2.1),),
+        ),
+        Case(
+            *_title("variance", "statistics", "G, mean, entropy, score variance", heads),
+            sides={
+                OURS: attention.statistics(*attention.FULL),
+                SDPA: attention.fused(),
+                NAIVE: attention.naive(),
+            },
+            targets=(within(SDPA, 1.6), faster(NAIVE, 5)),
+        ),
+        Case(
+            *_title("retrieval", "retrieval", "G, mean, entropy, score variance", stored),
+            sides={
+                OURS: attention.statistics(*attention.FULL, keys_only=True),
+                SDPA: attention.fused(keys_only=True),
+                NAIVE: attention.naive(keys_only=True),
+                KEOPS: attention.keops,
+            },
+            targets=(within(SDPA, 2.0), faster(NAIVE, 10), faster(KEOPS, 25)),
+        ),
+        Case(
+            *_title("threads", "all threads", "G, mean, entropy, score variance", heads),
+            sides={
+                OURS: attention.statistics(*attention.FULL),
+                SDPA: attention.fused(),
+                NAIVE: attention.naive(),
+            },
+            targets=(within(SDPA, 2.0), faster(NAIVE)),
+            threads=0,
+        ),
+        Case(
+            *_title("fisher", "derivatives", "Fisher-vector product", heads),
+            sides={OURS: attention.fisher_product, SDPA: attention.fused(), TWICE: attention.double_backward},
+            targets=(within(SDPA, 2.0), faster(TWICE, 6)),
+        ),
+        Case(
+            *_title("backward", "derivatives", "attention with G, forward and backward through both", heads),
+            sides={OURS: attention.statistics_backward, SDPA: attention.fused_backward},
+            targets=(within(SDPA, 1.3),),
+        ),
+        _contrast("infonce-256", Contrast(256, 256, spread)),
+        _contrast("infonce-4096", Contrast(4096 // k // k, 256, spread), time=0.70, share=0.20),
+        _contrast("infonce-16384", Contrast(16384 // k // k, 256, spread), time=0.55, share=0.04),
+        Case(
+            *_title("vocabulary", "losses", "linear cross-entropy", Vocabulary(2048 // k, 32768 // k, 256, spread)),
+            sides={
+                OURS: losses.linear_loss,
+                PLAIN: losses.plain_linear_loss,
+                DEFAULT_CHUNK: losses.torch_linear_loss,
+                BEST_CHUNK: losses.torch_linear_loss_best,
+            },
+            targets=(
+                *(within(PLAIN, 0.80), within(DEFAULT_CHUNK, 1.0), within(BEST_CHUNK, 1.1)),
+                *(memory(PLAIN, 0.10), memory(DEFAULT_CHUNK), memory(BEST_CHUNK)),
+            ),
+        ),
+        _memory(Attention(8, 4096 // k, 4096 // k, 64, spread)),
+        _growth(Attention(1, 32768 // k, 32768 // k, 64, spread)),
+    ]
+
+
+def _contrast(name: str, inputs: Contrast, time: float | None = None, share: float | None = None) -> Case:
+    """InfoNCE forward and backward."""
+    return Case(
+        *_title(name, "losses", "InfoNCE", inputs),
+        sides={OURS: losses.info_nce, PLAIN: losses.plain_info_nce, METRIC: losses.ntxent},
+        targets=(within(PLAIN, time), faster(METRIC), memory(PLAIN, share)),
+    )
+
+
+def _memory(inputs: Attention) -> Case:
+    """Extra memory of full statistics."""
+    return Case(
+        *_title("memory", "memory", "G, mean, entropy, score variance", inputs),
+        sides={OURS: attention.statistics(*attention.FULL), SDPA: attention.fused(), NAIVE: attention.naive()},
+        targets=(extra(32), memory(SDPA), memory(NAIVE)),
+    )
+
+
+def _growth(inputs: Attention) -> Case:
+    """Doubling the number of tokens: four times the time, twice the memory, each with a tenth for noise."""
+    sizes = [inputs.atoms >> i for i in (4, 3, 2, 1, 0)]
+    steps = [(f"N={n}", f"N={n // 2}") for n in sizes[1:]]
+    name, table, _, _ = _title("growth", GROWTH, "", inputs)
+    work = f"G, mean, entropy, score variance: one head, d={inputs.dim}{sharpness(inputs.spread)}"
+    return Case(
+        *(name, table, work, inputs),
+        sides={f"N={n}": attention.full_statistics_of(n) for n in sizes},
+        targets=(
+            *(Target(half, 4.4, "time", side=whole) for whole, half in steps),
+            *(Target(half, 2.2, "memory", side=whole) for whole, half in steps),
+        ),
+    )
+
+
+def _title(name: str, table: str, work: str, inputs: Attention | Contrast | Vocabulary):
+    """The first four fields of a case."""
+    return name + ("-sharp" if inputs.spread == SHARP else ""), table, f"{work}: {inputs}", inputs

@@ -1,0 +1,112 @@
+"""Seeded tensors for the cases. ``spread`` is the standard deviation of the scores: 1 is ordinary, 4 is sharp."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+ORDINARY, SHARP = 1.0, 4.0
+
+
+class Tensors(NamedTuple):
+    """Queries and atoms, and directions of their size for derivatives."""
+
+    eta: Tensor  # (1, heads, queries, d)
+    atoms: Tensor  # (1, heads, n, d)
+    values: Tensor  # (1, heads, n, d)
+    along_mean: Tensor  # (1, heads, queries, d)
+    along_normalizer: Tensor  # (1, heads, queries)
+
+    def first(self, n: int) -> Tensors:
+        """The first ``n`` queries and atoms."""
+        return Tensors(*(t[:, :, :n].contiguous() for t in self))
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Normal queries and keys; scores have standard deviation ``spread``."""
+
+    heads: int
+    queries: int
+    atoms: int
+    dim: int
+    spread: float = ORDINARY
+
+    def __str__(self) -> str:
+        heads = f"{self.heads} heads × " if self.heads > 1 else ""
+        size = f"{self.queries}" if self.queries == self.atoms else f"{self.queries} queries × {self.atoms} patterns"
+        return f"{heads}{size}, d={self.dim}" + sharpness(self.spread)
+
+    def __call__(self) -> Tensors:
+        def normal(*size: int) -> Tensor:
+            return torch.randn(1, self.heads, *size, generator=seed)
+
+        seed = torch.Generator().manual_seed(0)
+        q, n, d = self.queries, self.atoms, self.dim
+        eta = normal(q, d) * (self.spread / d**0.5)
+        return Tensors(eta, normal(n, d), normal(n, d), normal(q, d), normal(q))
+
+    def small(self) -> Attention:
+        """A few blocks of the same kind."""
+        return replace(self, heads=min(self.heads, 2), queries=min(self.queries, 384), atoms=min(self.atoms, 384))
+
+
+class Classes(NamedTuple):
+    """A table of logits given by its two factors, and the right column of every row."""
+
+    rows: Tensor  # (n, d), requires a gradient
+    columns: Tensor  # (classes, d), requires a gradient
+    targets: Tensor  # (n,)
+    temperature: float
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """Unit vectors; query i belongs to key i. The temperature gives the logits their ``spread``."""
+
+    n: int
+    dim: int
+    spread: float = ORDINARY
+
+    def __str__(self) -> str:
+        return f"N={self.n}, d={self.dim}" + sharpness(self.spread)
+
+    def __call__(self) -> Classes:
+        seed = torch.Generator().manual_seed(0)
+        x, y = normalize(torch.randn(2, self.n, self.dim, generator=seed), dim=-1)
+        temperature = 1 / (self.spread * self.dim**0.5)
+        return Classes(x.clone().requires_grad_(), y.clone().requires_grad_(), torch.arange(self.n), temperature)
+
+    def small(self) -> Contrast:
+        return replace(self, n=min(self.n, 384))
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Hidden states against the rows of an output matrix; logits have standard deviation ``spread``."""
+
+    tokens: int
+    words: int
+    dim: int
+    spread: float = ORDINARY
+
+    def __str__(self) -> str:
+        return f"{self.tokens} × {self.words}, d={self.dim}" + sharpness(self.spread)
+
+    def __call__(self) -> Classes:
+        seed = torch.Generator().manual_seed(0)
+        hidden = torch.randn(self.tokens, self.dim, generator=seed)
+        weight = torch.randn(self.words, self.dim, generator=seed) * (self.spread / self.dim**0.5)
+        targets = torch.randint(self.words, (self.tokens,), generator=seed)
+        return Classes(hidden.requires_grad_(), weight.requires_grad_(), targets, 1.0)
+
+    def small(self) -> Vocabulary:
+        return replace(self, tokens=min(self.tokens, 256), words=min(self.words, 1024))
+
+
+def sharpness(spread: float) -> str:
+    return ", sharp" if spread >= SHARP else ""
