@@ -8,7 +8,9 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 JOBS ?= 2
 
-.PHONY: test test-all lint types suite suite-all clean help
+# make bench     measure the kernels beside their peers and renew the table in the README (about half an hour)
+
+.PHONY: bench test test-all lint types suite suite-all clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -36,6 +38,10 @@ suite-all: $(READY)
 test: lint types suite
 
 test-all: lint types suite-all
+
+bench: $(READY)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[cli,bench]'
+	$(BIN)/cumulant bench --json docs/bench.json --update-readme README.md
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build dist *.egg-info

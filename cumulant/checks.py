@@ -54,11 +54,17 @@ def require_alike(where: str, tensor: Tensor, other_name: str, other: Tensor) ->
 
 
 def broadcast(where: str, *shapes: torch.Size) -> torch.Size:
-    """The common shape of batch axes, or a sentence that shows them."""
-    try:
-        return torch.broadcast_shapes(*shapes)
-    except RuntimeError:
-        got = " and ".join(str(tuple(s)) for s in shapes)
-        raise ValueError(
-            sentence(where, "batch axes that broadcast", got, "Give equal sizes, or 1, on every leading axis.")
-        ) from None
+    """The common shape of batch axes, or a sentence that shows them.
+
+    By hand, because torch.broadcast_shapes imports sympy on its first call, a third of a second.
+    """
+    rank = max([0, *[len(s) for s in shapes]])
+    common = []
+    for axis in range(-rank, 0):
+        sizes = [s[axis] for s in shapes if len(s) >= -axis and s[axis] != 1]
+        if any(size != sizes[0] for size in sizes):
+            got = " and ".join(str(tuple(s)) for s in shapes)
+            advice = "Give equal sizes, or 1, on every leading axis."
+            raise ValueError(sentence(where, "batch axes that broadcast", got, advice))
+        common.append(sizes[0] if sizes else 1)
+    return torch.Size(common)

@@ -52,7 +52,7 @@ def info_nce(
                   that are True, averaged outside the logarithm (L_out of SupCon)
     reduction     "mean" over queries that have positives (0 if none has), "sum", or "none": (N,)
 
-    A query without positives, or whose positives are all there is to exclude, has loss 0 and gradient 0.
+    A query without positives or without candidates has loss 0 and gradient 0.
 
     >>> import torch
     >>> x = torch.eye(3, dtype=torch.float64)

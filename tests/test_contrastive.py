@@ -481,25 +481,27 @@ def test_vmf_is_scipys(dim):
 # ---------------------------------------------------------------------- memory
 
 MEMORY = """
-import resource, torch
+import re, torch
 from cumulant.contrastive import info_nce, nt_xent
 torch.set_num_threads(1)
-peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+peak = lambda: 1024 * int(re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())[1])
 warm = torch.randn(64, 64, requires_grad=True)
 torch.autograd.grad(info_nce(warm, warm), warm, create_graph=True)[0].sum().backward()
 before = peak()
 {work}
 print((peak() - before) / (4 * n * n))
 """
+# not resource.getrusage: its maximum survives fork and exec, so a large parent hides everything the child does
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 @pytest.mark.parametrize(
     "work",
     [
         "n = 8192; q, k = torch.randn(2, n, 64).requires_grad_(); info_nce(q, k).backward()",
         "n = 8192; q, k = torch.randn(2, n, 64).requires_grad_(); info_nce(q, k, symmetric=True).backward()",
         "n = 8192; q = torch.randn(n // 2, 64).requires_grad_(); nt_xent(q, q, reduction='none').sum().backward()",
-        "n = 4096; q = torch.randn(n, 16).requires_grad_();"
+        "n = 8192; q = torch.randn(n, 16).requires_grad_();"
         "g, = torch.autograd.grad(info_nce(q, q), q, create_graph=True); g.square().sum().backward()",
     ],
     ids=["one side", "two sides", "no reduction", "second order"],
@@ -507,7 +509,7 @@ print((peak() - before) / (4 * n * n))
 def test_no_path_holds_all_pairs(work):
     code = MEMORY.format(work=work)
     share = float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
-    assert share < 0.25
+    assert 0.001 < share < 0.25
 
 
 # ---------------------------------------------------------------------- messages

@@ -91,7 +91,7 @@ def _cases(k: int, spread: float) -> list[Case]:
             },
             targets=(
                 *(within(PLAIN, 0.80), within(DEFAULT_CHUNK, 1.0), within(BEST_CHUNK, 1.1)),
-                *(memory(PLAIN, 0.10), memory(DEFAULT_CHUNK), memory(BEST_CHUNK)),
+                *(memory(PLAIN, 0.10), memory(DEFAULT_CHUNK)),
             ),
         ),
         _memory(Attention(8, 4096 // k, 4096 // k, 64, spread)),

@@ -43,7 +43,7 @@ def bench(
     Each case runs our function and its peers (torch's fused attention, naive torch, and other libraries where they are
     installed) in turns in one fresh process, checks that they agree, and reports the median ratio with its quartiles
     beside the target. One-thread figures are CPU time, all-thread figures are wall time: close other programs.
-    The whole set takes about twenty minutes.
+    The whole set takes about half an hour.
     """
     screen = Console()
     if show:
@@ -98,7 +98,7 @@ def _chosen(names: list[str], cases: dict[str, Case]) -> list[Case]:
 
 
 def _check_places(json_file: Path | None, markdown: Path | None, readme: Path | None) -> None:
-    """Better now than after twenty minutes."""
+    """Better now than after half an hour."""
     for path in (json_file, markdown):
         if path is not None and not path.resolve().parent.is_dir():
             raise typer.BadParameter(f"the directory of {path} does not exist; create it first.")

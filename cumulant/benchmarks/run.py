@@ -133,15 +133,8 @@ def _launch(
     threads = case.threads or cores()
     request = {"source": settings.source, "case": case.name, "quick": settings.quick, "mode": mode, "sides": sides}
     request |= {"threads": threads, "repeats": settings.repeats, "budget": settings.budget}
-    count = str(threads)
-    environment = os.environ | {
-        "OMP_NUM_THREADS": count,
-        "MKL_NUM_THREADS": count,
-        "TORCHINDUCTOR_COMPILE_THREADS": "1",
-        "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1",  # cached code may have been made for another number of threads
-    }
     command = [sys.executable, "-m", "cumulant.benchmarks.worker"]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "env": environment}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "env": _environment(threads)}
     side, answer = None, None
     with tempfile.TemporaryFile("w+") as log, subprocess.Popen(command, stderr=log, **pipes) as process:
         timer = threading.Timer(settings.deadline, process.kill)
@@ -163,6 +156,15 @@ def _launch(
             log.seek(0)
             raise Died(_last_words(process.returncode, log.read()), side)
     return answer
+
+
+def _environment(threads: int) -> dict[str, str]:
+    return os.environ | {
+        "OMP_NUM_THREADS": str(threads),
+        "MKL_NUM_THREADS": str(threads),
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",
+        "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1",  # cached code may have been made for another number of threads
+    }
 
 
 def _last_words(code: int, log: str) -> str:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from cumulant.kernels.dense import normalize
-from cumulant.kernels.recompute import Pieces, cut, or_zeros, part_of, present, strips
+from cumulant.kernels.recompute import Pieces, cut, or_zeros, part_of, present, strips, untracked
 from cumulant.kernels.stream_function import fold, unfold
 from cumulant.kernels.streaming import Inputs, Plan, ranges, tiles
 from cumulant.kernels.support import Support
@@ -87,14 +87,14 @@ class FisherProduct(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad):
-        eta, atoms, per_atom, per_pair, mask, vector = ctx.saved_tensors
+        eta, atoms, per_atom, per_pair, mask, vector = untracked(ctx.saved_tensors)
         x = Inputs(eta, atoms, None, per_atom, per_pair, mask)
         found = Pieces(x, 1)
         for heads, rows in strips(x, ctx.plan):
             primal, function = _rows(x, ctx.plan, heads, rows)
             back = torch.func.vjp(function, *primal, vector[heads, rows])[1]
             pieces = back(grad[heads, rows])
-            found.add(pieces[:-1], pieces[-1:])
+            found.add(heads, pieces[:-1], pieces[-1:])
         d_eta, d_atoms, _, d_atom_w, d_pair_w = found.inputs()
         return d_eta, d_atoms, d_atom_w, d_pair_w, None, found.rowwise()[0], None
 
@@ -109,7 +109,7 @@ class FisherProduct(torch.autograd.Function):
             primal = tuple(t.contiguous() for t in (*primal, vector[heads, rows]))
             moving = [*present(part_of(tangents, heads, rows), x), None if d_vector is None else d_vector[heads, rows]]
             moving = tuple(or_zeros(t, p) for t, p in zip(moving, primal, strict=True))
-            found.add([], [torch.func.jvp(function, primal, moving)[1]])
+            found.add(heads, [], [torch.func.jvp(function, primal, moving)[1]])
         return found.rowwise()[0]
 
     @staticmethod

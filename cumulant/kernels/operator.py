@@ -22,7 +22,7 @@ from cumulant.kernels.support import Band
 BACKENDS = ("auto", "dense", "fused", "streaming")
 DERIVED = {"entropy": ("mean_score", "mean_log_weight"), "effective_atoms": ("log_sum_square",)}
 ATOMS_AS_VALUES: dict[str, str] = {"mean": "atom_mean", "value_trace": "atom_trace"}
-SMALL = 1 << 16  # scores up to which the reference is the fastest kernel, and its matrix no larger than a block
+SMALL = 1 << 15  # scores up to which the reference is the fastest kernel, and its matrix no larger than a block
 
 
 def moments(

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from cumulant.kernels.dense import dense_moments
+from cumulant.kernels.moments import STATISTICS
 from cumulant.kernels.streaming import Inputs, Plan, ranges
 from cumulant.kernels.support import Support, block
 
-STRIP = 1 << 18  # scores held at once
+STRIP = 1 << 17  # scores held at once, in each of some sixty temporaries of a second derivative
 
 
 def reference(x: Inputs, plan: Plan) -> tuple[Tensor, ...]:
@@ -23,7 +24,10 @@ def reference(x: Inputs, plan: Plan) -> tuple[Tensor, ...]:
     every = (slice(0, x.eta.shape[0]), slice(0, x.eta.shape[1]), slice(0, x.atoms.shape[1]))
     zero = x.eta.new_zeros(x.eta.shape[0], x.eta.shape[1], x.atoms.shape[1])
     bias = Support(plan.band, x.mask, x.per_atom, x.per_pair).weigh(zero, *every)
-    m = dense_moments(x.eta, x.atoms, x.values, log_weights=None if bias is zero else bias)
+    wanted = [name for name in plan.outputs if name in STATISTICS]
+    if "atom_mean" in plan.outputs:
+        wanted.append("mean")  # which brings the mean of the atoms
+    m = dense_moments(x.eta, x.atoms, x.values, log_weights=None if bias is zero else bias, statistics=wanted)
     return tuple(getattr(m, name) for name in plan.outputs)
 
 
@@ -36,7 +40,7 @@ def push_forward(x: Inputs, plan: Plan, tangents: Inputs) -> list[Tensor]:
         vector = tuple(
             or_zeros(t, p) for t, p in zip(present(part_of(tangents, heads, rows), part), primal, strict=True)
         )
-        found.add([], torch.func.jvp(function, primal, vector)[1])
+        found.add(heads, [], torch.func.jvp(function, primal, vector)[1])
     return found.rowwise()
 
 
@@ -50,7 +54,7 @@ def second_order(x: Inputs, plan: Plan, grads: list[Tensor], incoming: list[Tens
         vectors = present(part_of(Inputs.of(incoming), heads, rows), part)
         back = torch.func.vjp(pull, *primal, *gs)[1]
         pieces = back(tuple(or_zeros(v, p) for v, p in zip(vectors, primal, strict=True)))
-        found.add(pieces[: len(primal)], pieces[len(primal) :])
+        found.add(heads, pieces[: len(primal)], pieces[len(primal) :])
     return [*found.inputs(), *found.rowwise()]
 
 
@@ -67,46 +71,63 @@ def push_pullback(
         vectors += [None if t is None else t[heads, rows] for t in moving]
         whole = (*primal, *gs)
         vector = tuple(or_zeros(v, p) for v, p in zip(vectors, whole, strict=True))
-        found.add(torch.func.jvp(pull, whole, vector)[1], [])
+        found.add(heads, torch.func.jvp(pull, whole, vector)[1], [])
     return found.inputs()
 
 
 class Pieces:
-    """Results of strips put together again without writing in place, so that vmap may stand outside."""
+    """Results of strips put together again without writing in place, so that vmap may stand outside.
+
+    What belongs to rows (eta, per_pair, outputs) is kept strip by strip; what all rows share (atoms, values, per_atom)
+    is summed at once, head by head, so that nothing but the answer is held.
+    """
 
     def __init__(self, x: Inputs, outputs: int):
         self.x = x
         self.slots = [i for i in range(5) if x[i] is not None]
-        self.parts: list[list[Tensor]] = [[] for _ in range(len(self.slots) + outputs)]
-        self.strips = 0
+        self.rows: dict[int, list[list[Tensor]]] = {}  # slot (outputs from 5 on) → head → pieces
+        self.sums: dict[int, list[Tensor]] = {}  # slot → head → sum
+        self.outputs = range(5, 5 + outputs)
+        self.head = -1
 
-    def add(self, inputs, outputs) -> None:
-        offset = 0 if inputs else len(self.slots)
-        for part, piece in zip(self.parts[offset:], (*inputs, *outputs), strict=False):
-            part.append(piece)
-        self.strips += 1
+    def add(self, heads: slice, inputs, outputs) -> None:
+        fresh = heads.start != self.head
+        self.head = heads.start
+        slots = [*(self.slots if len(inputs) else ()), *(self.outputs if len(outputs) else ())]
+        for slot, piece in zip(slots, (*inputs, *outputs), strict=True):
+            if slot in (1, 2, 3):
+                sums = self.sums.setdefault(slot, [])
+                if fresh:
+                    sums.append(piece)
+                else:
+                    sums[-1] = sums[-1] + piece
+            else:
+                rows = self.rows.setdefault(slot, [])
+                if fresh:
+                    rows.append([])
+                rows[-1].append(piece)
 
-    def _by_head(self, pieces: list[Tensor]) -> list[list[Tensor]]:
-        per_head = self.strips // self.x.eta.shape[0]
-        return [pieces[i : i + per_head] for i in range(0, len(pieces), per_head)]
-
-    def _join(self, pieces: list[Tensor]) -> Tensor:
-        return torch.cat([torch.cat(head, 1) for head in self._by_head(pieces)])
+    def _join(self, slot: int) -> Tensor:
+        return torch.cat([torch.cat(head, 1) for head in self.rows[slot]])
 
     def rowwise(self) -> list[Tensor]:
-        return [self._join(pieces) for pieces in self.parts[len(self.slots) :]]
+        return [self._join(slot) for slot in self.outputs]
 
     def inputs(self) -> list[Tensor | None]:
-        """eta and per_pair row by row; atoms, values and per_atom summed over the strips of a head."""
         total: list[Tensor | None] = [None] * 5
-        for slot, pieces in zip(self.slots, self.parts, strict=False):
-            if slot in (0, 4):
-                whole = self._join(pieces)
-                shared = slot == 4 and self.x[4].shape[0] == 1  # pyright: ignore[reportOptionalMemberAccess]
-                total[slot] = whole.sum(0, keepdim=True) if shared else whole
-            else:
-                total[slot] = torch.cat([torch.stack(head).sum(0) for head in self._by_head(pieces)])
+        for slot in self.slots:
+            whole = torch.cat(self.sums[slot]) if slot in (1, 2, 3) else self._join(slot)
+            shared = slot == 4 and self.x[4].shape[0] == 1  # pyright: ignore[reportOptionalMemberAccess]
+            total[slot] = whole.sum(0, keepdim=True) if shared else whole
         return total
+
+
+def untracked(tensors):
+    """Saved tensors without their history. The recomputation turns gradients on for itself; tensors that still
+    require one would have every strip recorded once more, which is queries × atoms. Those of a torch.func transform
+    stay: their history is the transform's."""
+    wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+    return [t if t is None or wrapped(t) else t.detach() for t in tensors]
 
 
 def present(x: Inputs, like: Inputs | None = None) -> tuple[Tensor, ...]:
@@ -147,7 +168,10 @@ def _pull_function(part: Inputs, plan: Plan):
 def strips(x: Inputs, plan: Plan) -> list[tuple[slice, slice]]:
     """One head and a few rows at a time; under a band, rows of one period."""
     groups, queries, _ = x.eta.shape
-    step = max(1, STRIP // max(1, x.atoms.shape[1]))
+    tables = (
+        max(x.eta.shape[2], 1) if {"value_trace", "atom_trace"} & plan.statistics else 1
+    )  # (rows, n, d) in the reference
+    step = max(1, STRIP // max(1, x.atoms.shape[1] * tables))
     period = queries if plan.band.trivial else plan.band.period
     starts = range(0, queries, max(1, period))
     rows = [slice(s + r.start, s + r.stop) for s in starts for r in ranges(min(period, queries - s), step)]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from cumulant.kernels import fused
 from cumulant.kernels.pullback import pull_back
-from cumulant.kernels.recompute import push_forward, push_pullback, second_order
+from cumulant.kernels.recompute import push_forward, push_pullback, second_order, untracked
 from cumulant.kernels.streaming import Inputs, Plan, sweep
 
 
@@ -96,7 +96,7 @@ class Pullback(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, *incoming):
-        x, _, _, grad = _unpack(ctx.plan, ctx.have, ctx.saved_tensors)
+        x, _, _, grad = _unpack(ctx.plan, ctx.have, untracked(ctx.saved_tensors))
         small = replace(ctx.plan, statistics=frozenset(ctx.have))
         full = _spread(incoming, x[:5], ctx.needs)
         total = second_order(x, small, [grad[name] for name in small.outputs], list(full))

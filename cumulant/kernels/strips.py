@@ -17,8 +17,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-COLUMNS = 896  # of one chunk
+COLUMNS = 896  # of one chunk, at most
 ROWS = 384  # of one strip, at most
+THREADED = 1024, 4096  # rows and columns for several threads: they meet after every operation, so fewer and larger ones
 STRIP = 1 << 23  # scores of one strip, unless the atoms themselves are larger
 
 
@@ -38,9 +39,11 @@ class Tiling:
     @staticmethod
     def of(n: int, m: int, d: int, buffers: int) -> Tiling:
         """Strips of at most 32 MiB in float32, or about as large as the m × d atoms."""
-        chunks = max(1, -(-m // COLUMNS))
+        most, widest = (ROWS, COLUMNS) if torch.get_num_threads() == 1 else THREADED
         rows = max(32, min(d, 256), STRIP // max(1, m * buffers))
-        return Tiling(n, m, max(1, min(n, rows, ROWS)), max(1, -(-m // (64 * chunks))) * 64)
+        chunks = max(1, -(-m // widest))
+        cols = max(1, -(-m // (64 * chunks))) * 64
+        return Tiling(n, m, max(1, min(n, rows, most)), cols + 64 if cols % 512 == 0 else cols)
 
     def strips(self) -> list[slice]:
         return [slice(i, min(i + self.rows, self.n)) for i in range(0, self.n, self.rows)]

@@ -54,7 +54,7 @@ class Box(Measure):
 
     @property
     def batch_shape(self) -> torch.Size:
-        return torch.broadcast_shapes(self.low.shape, self.high.shape)[:-1]
+        return broadcast("batch_shape", self.low.shape, self.high.shape)[:-1]
 
     def _centre(self) -> Tensor:
         return accumulate(self.low + (self.high - self.low) / 2)[..., None, :]

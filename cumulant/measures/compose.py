@@ -65,7 +65,7 @@ class _Several(Measure):
 
     @property
     def batch_shape(self) -> torch.Size:
-        return torch.broadcast_shapes(*(p.batch_shape for p in self.parts))
+        return broadcast("batch_shape", *(p.batch_shape for p in self.parts))
 
     @property
     def query_rows(self) -> int | None:

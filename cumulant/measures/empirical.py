@@ -81,7 +81,7 @@ class Empirical(Measure):
     @property
     def batch_shape(self) -> torch.Size:
         own = self.atoms.shape[:-2]
-        return own if self.log_weights is None else torch.broadcast_shapes(own, self._weights_batch(self.log_weights))
+        return own if self.log_weights is None else broadcast("batch_shape", own, self._weights_batch(self.log_weights))
 
     @property
     def query_rows(self) -> int | None:

@@ -68,7 +68,7 @@ class Gaussian(Measure):
 
     @property
     def batch_shape(self) -> torch.Size:
-        return torch.broadcast_shapes(self.loc.shape[:-1], self.covariance.shape[:-2])
+        return broadcast("batch_shape", self.loc.shape[:-1], self.covariance.shape[:-2])
 
     def _times(self, eta: Tensor) -> Tensor:
         return eta @ self.covariance  # symmetric, so row vectors may multiply from the left

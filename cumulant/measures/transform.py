@@ -102,7 +102,9 @@ class Scaled(_Changed):
         w = self.log_scale
         if not isinstance(w, Tensor):
             return self.base.batch_shape
-        return torch.broadcast_shapes(w.shape if self.base.query_rows is None else w.shape[:-1], self.base.batch_shape)
+        return broadcast(
+            "batch_shape", w.shape if self.base.query_rows is None else w.shape[:-1], self.base.batch_shape
+        )
 
     def _rows(self, like: Tensor) -> Tensor:
         """log c with a query axis."""
@@ -184,7 +186,7 @@ class Image(_Changed):
 
     @property
     def batch_shape(self) -> torch.Size:
-        return torch.broadcast_shapes(self.matrix.shape[:-2], self.base.batch_shape)
+        return broadcast("batch_shape", self.matrix.shape[:-2], self.base.batch_shape)
 
     def _pull(self, eta: Tensor) -> Tensor:
         return eta @ self.matrix  # Aᵀη for row vectors
@@ -230,7 +232,7 @@ class Shifted(_Changed):
 
     @property
     def batch_shape(self) -> torch.Size:
-        return torch.broadcast_shapes(self.offset.shape[:-1], self.base.batch_shape)
+        return broadcast("batch_shape", self.offset.shape[:-1], self.base.batch_shape)
 
     @per_query
     def log_normalizer(self, eta: Queries) -> PerQuery:
@@ -276,7 +278,7 @@ class Tilted(_Changed):
 
     @property
     def batch_shape(self) -> torch.Size:
-        return torch.broadcast_shapes(self.eta0.shape[:-1], self.base.batch_shape)
+        return broadcast("batch_shape", self.eta0.shape[:-1], self.base.batch_shape)
 
     def _moved(self, eta: Tensor) -> Tensor:
         return eta + self.eta0[..., None, :]
