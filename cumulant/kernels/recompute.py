@@ -7,6 +7,7 @@ O(q + n), and autograd through the reference is right by construction.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -122,11 +123,11 @@ class Pieces:
         return total
 
 
-def untracked(tensors):
+def untracked(tensors) -> list[Any]:
     """Saved tensors without their history. The recomputation turns gradients on for itself; tensors that still
     require one would have every strip recorded once more, which is queries × atoms. Those of a torch.func transform
     stay: their history is the transform's."""
-    wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+    wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # pyright: ignore[reportAttributeAccessIssue]
     return [t if t is None or wrapped(t) else t.detach() for t in tensors]
 
 
