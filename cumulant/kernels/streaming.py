@@ -18,6 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from cumulant.kernels.moments import STATISTICS
 from cumulant.kernels.support import Band, Support
 
 BLOCK = 1 << 18  # scores in a block: 1 MiB in float32
@@ -38,18 +39,7 @@ class Plan:
         return tuple(name for name in OUTPUTS if name in self.statistics)
 
 
-OUTPUTS = (
-    "log_normalizer",
-    "mean",
-    "atom_mean",
-    "mean_score",
-    "score_variance",
-    "mean_log_weight",
-    "value_trace",
-    "atom_trace",
-    "max_score",
-    "log_sum_square",
-)
+OUTPUTS = ("log_normalizer", "mean", "atom_mean", *STATISTICS[1:])
 
 
 class Inputs(NamedTuple):
