@@ -195,7 +195,9 @@ def _add_sink(record: Moments, sink: float | Tensor, request: _Request) -> Momen
     g = record.log_normalizer
     s = torch.as_tensor(sink, dtype=g.dtype, device=g.device)
     if s.ndim:
-        broadcast("moments.sink", s.shape, request.lead)
+        if broadcast("moments.sink", s.shape, request.lead) != request.lead:
+            expected = f"a number or one per batch entry {tuple(request.lead)}"
+            raise ValueError(sentence("moments.sink", expected, shape(s), "Heads are a batch axis: one sink per head."))
         s = s[..., None]
     s = s if request.single and s.ndim == 0 else s.expand(g.shape)
     empty = torch.zeros_like(g)

@@ -1,0 +1,243 @@
+"""Attention: the mean of the values under the measure of the keys, tilted by the query (S0-E7, S1-E1).
+
+    h_i = Σ_j e^{w_ij} δ_{(k_j, v_j)},     η_i = scale · q_i,     G_i(η, θ) = log Σ_j exp(⟨η,k_j⟩ + ⟨θ,v_j⟩ + w_ij)
+    output_i = ∇_θ G_i(η_i, 0) = Σ_j p_ij v_j
+
+What transformers add to the formula are edits of the measure, and of nothing else:
+
+    padding, causal mask, window   w_ij = −∞: the atom is absent
+    ALiBi, T5 and other biases     w_ij, a log base weight
+    sink, softmax-plus-one         one more atom at k = 0, v = 0 with its own log weight
+    grouped heads (GQA, MQA)       several natural parameters share one measure
+    RoPE                           atoms R_j k_j, parameter R_i q_i: rotate both before the call; the values stay
+    cache                          measures add: offset says where the queries stand among the keys
+    temperature                    scale: 1/√d by default; ∇ of G/scale in q is exactly attention
+
+A query that sees no key has output 0, G = −∞, entropy 0 and gradient 0.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from cumulant.checks import broadcast, require_alike, require_float, sentence, shape
+from cumulant.kernels import moments
+from cumulant.typing import PerQuery, Queries
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """torch's scaled_dot_product_attention, argument for argument, in linear memory and twice differentiable.
+
+        output_i = Σ_j softmax_j(scale · ⟨q_i,k_j⟩ + bias_ij) v_j
+
+    query (*batch, q, d), key (*batch, n, d), value (*batch, n, e). ``attn_mask`` is Boolean (True = attend) or a bias
+    of query's dtype, broadcastable to (*batch, q, n); ``is_causal`` aligns the first query with the first key. Unlike
+    in torch a value width other than d stays linear in memory. With dropout the weights are no probability, so that
+    torch's own function is called.
+
+    >>> import torch
+    >>> q, k, v = torch.randn(3, 2, 4, 5, 8, generator=torch.Generator().manual_seed(0))
+    >>> torch.allclose(attention(q, k, v), torch.nn.functional.scaled_dot_product_attention(q, k, v), atol=1e-6)
+    True
+    """
+    _check_heads(query, key, value, enable_gqa)
+    if is_causal and attn_mask is not None:
+        advice = "Use attend(..., mask=..., causal=True)."
+        raise ValueError(sentence("attention.attn_mask", "None with is_causal, as torch", shape(attn_mask), advice))
+    if dropout_p > 0:
+        given = {"attn_mask": attn_mask, "dropout_p": dropout_p, "is_causal": is_causal, "scale": scale}
+        return scaled_dot_product_attention(query, key, value, **given, enable_gqa=enable_gqa)
+    mask, bias = _mask_or_bias(attn_mask, query)
+    support = {"mask": mask, "log_weights": bias, "causal": is_causal, "offset": 0}
+    found = moments(_natural(query, scale), key, value, statistics=("mean",), **support)
+    assert found.mean is not None
+    return found.mean.to(query.dtype)
+
+
+class Attended(NamedTuple):
+    """Attention and what the family says about it, per query; i runs over queries, j over keys.
+
+    output           (*batch, q, e)  Σ_j p_ij v_j
+    log_normalizer   (*batch, q)     G
+    entropy          (*batch, q)     −Σ p log p, in nats, the sink included
+    effective_atoms  (*batch, q)     1/Σp²
+    kl_to_base       (*batch, q)     KL(p ‖ h/|h|): how far the query moved the measure; at most log N if all w are
+                                     equal, and above log N − 1 the softmax has condensed on a few keys (X-9)
+    collapse_loss    (*batch, q)     tr Cov_p(v): what the output forgets of the mixture it averages (S2-C9)
+    sink_mass        (*batch, q)     probability of the sink, 0 without one
+    source_marginal  (*batch, n)     Σ_i π_i p_ij, attention received by each key (S2-C8), or None if not asked for
+    """
+
+    output: Queries
+    log_normalizer: PerQuery
+    entropy: PerQuery
+    effective_atoms: PerQuery
+    kl_to_base: PerQuery
+    collapse_loss: PerQuery
+    sink_mass: PerQuery
+    source_marginal: Tensor | None = None
+
+    @property
+    def perplexity(self) -> PerQuery:
+        """exp of the entropy."""
+        return self.entropy.exp()
+
+
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor | None = None,
+    *,
+    scale: float | None = None,
+    mask: Tensor | None = None,
+    causal: bool = False,
+    offset: int | None = None,
+    window: int | None = None,
+    log_weights: Tensor | None = None,
+    sink: float | Tensor | None = None,
+    source_marginal: bool | Tensor = False,
+    backend: str = "auto",
+) -> Attended:
+    """Attention with its log-normalizer, entropy, divergence and collapse loss, in linear memory and differentiable.
+
+    query            (*batch, q, d); or (d,) for one
+    key              (*batch, n, d); fewer heads than query on the last batch axis are shared by groups of heads
+    value            (*batch, n, e); the keys themselves if None
+    scale            1/√d if None; η = scale · query
+    mask             Boolean, broadcastable to (*batch, q, n); True = attend
+    causal, offset   key j is visible to query i iff j ≤ offset + i; offset is required where q ≠ n
+    window           only the last ``window`` visible keys (causal), or |offset + i − j| < window
+    log_weights      (*batch, n) or (*batch, q, n): biases, priors; −inf removes a key
+    sink             log weight of one more atom with key 0 and value 0, a number or one per batch entry (*batch)
+    source_marginal  True: also Σ_i p_ij / q; a tensor (*batch, q): Σ_i π_i p_ij for these weights of the queries
+    backend          as in `moments`
+
+    >>> import torch
+    >>> x = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+    >>> found = attend(x, x, causal=True, scale=1.0)
+    >>> found.output
+    tensor([[1.0000, 0.0000],
+            [0.2689, 0.7311]])
+    >>> found.entropy, found.perplexity
+    (tensor([0.0000, 0.5822]), tensor([1.0000, 1.7900]))
+    """
+    support = {"mask": mask, "causal": causal, "offset": offset, "window": window, "log_weights": log_weights}
+    eta = _natural(query, scale)
+    wanted = ("mean", "entropy", "effective_atoms", "value_trace")
+    found = moments(eta, key, value, sink=sink, statistics=wanted, backend=backend, **support)
+    assert found.mean is not None
+    assert found.mean_score is not None
+    assert found.value_trace is not None
+    g = found.log_normalizer
+    base = _log_mass(eta, key, sink, support)
+    absent = g == -torch.inf
+    return Attended(
+        output=found.mean,
+        log_normalizer=g,
+        entropy=found.entropy,
+        effective_atoms=found.effective_atoms,
+        kl_to_base=torch.where(absent, 0, found.mean_score + torch.where(absent, 0, base) - torch.where(absent, 0, g)),
+        collapse_loss=found.value_trace,
+        sink_mass=torch.zeros_like(g) if found.sink_mass is None else found.sink_mass,
+        source_marginal=_received(eta, key, g, source_marginal, support),
+    )
+
+
+def _log_mass(eta: Tensor, key: Tensor, sink: float | Tensor | None, support: dict) -> Tensor:
+    """G(0): the log of the mass each query sees, by the same sum over scores that are 0."""
+    nothing = eta.new_zeros(*eta.shape[:-1], 1), key.new_zeros(*key.shape[:-1], 1)
+    return moments(*nothing, sink=sink, statistics=(), **support).log_normalizer
+
+
+def _received(eta: Tensor, key: Tensor, g: Tensor, weights: bool | Tensor, support: dict) -> Tensor | None:
+    """Σ_i π_i p_ij: the same sum with the roles exchanged, keys asking queries of log weight log π_i − G_i.
+
+    Both axes are reversed, which turns "key j ≤ offset + i" into "query i' ≤ offset' + key j'" with j' = n−1−j.
+    """
+    if weights is False:
+        return None
+    rows = eta[None] if eta.ndim == 1 else eta
+    g = g[..., None] if eta.ndim == 1 else g
+    q, n = rows.shape[-2], key.shape[-2]
+    if isinstance(weights, Tensor):
+        require_alike("attend.source_marginal", require_float("attend.source_marginal", weights), "query", eta)
+        if weights.shape[-1] != q:
+            expected = f"weights of shape (*batch, q={q})"
+            raise ValueError(sentence("attend.source_marginal", expected, shape(weights), "One per query."))
+        log_share = weights.to(g.dtype).log() - g
+    else:
+        log_share = -g - torch.log(torch.tensor(float(q), dtype=g.dtype, device=g.device))
+    log_share = torch.where(g == -torch.inf, -torch.inf, log_share).flip(-1)
+    heads = g.shape[-2] if g.ndim > 1 else 1
+    keys = key.to(g.dtype).flip(-2)
+    if key.ndim > 2 and 1 < key.shape[-3] < heads:
+        keys = keys.repeat_interleave(heads // key.shape[-3], dim=-3)
+    keys = keys.expand(*g.shape[:-1], n, -1)
+    mask, w, offset = support["mask"], support["log_weights"], support["offset"]
+    if mask is not None:
+        mask = (mask if mask.ndim > 1 else mask[None]).expand(*mask.shape[:-2], q, n).flip(-1, -2).mT
+    per_key = None
+    if w is not None and w.ndim == key.ndim - 1:
+        per_key = w.to(g.dtype).flip(-1)
+        if key.ndim > 2 and 1 < w.shape[-2] < heads:
+            per_key = per_key.repeat_interleave(heads // w.shape[-2], dim=-2)
+    elif w is not None:
+        log_share = log_share[..., None, :] + w.to(g.dtype).expand(*w.shape[:-2], q, n).flip(-1, -2).mT
+    found = moments(
+        keys,
+        rows.to(g.dtype).flip(-2).expand(*g.shape[:-1], q, -1),
+        log_weights=log_share,
+        mask=mask,
+        causal=support["causal"],
+        window=support["window"],
+        offset=(offset or 0) + q - n,
+        statistics=(),
+    )
+    log_received = found.log_normalizer if per_key is None else found.log_normalizer + per_key
+    return log_received.exp().flip(-1)
+
+
+def _natural(query: Tensor, scale: float | None) -> Tensor:
+    """η = scale · q, with 1/√d by default (S1-E1)."""
+    require_float("attention.query", query)
+    if query.ndim == 0:
+        raise ValueError(sentence("attention.query", "shape (*batch, q, d) or (d,)", shape(query), "Add the axes."))
+    return query * (max(1, query.shape[-1]) ** -0.5 if scale is None else scale)
+
+
+def _mask_or_bias(attn_mask: Tensor | None, query: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """SDPA's mask as our mask or our log weights; one bias for all queries is a weight per atom."""
+    if attn_mask is None:
+        return None, None
+    if not isinstance(attn_mask, Tensor) or (attn_mask.dtype != torch.bool and not attn_mask.is_floating_point()):
+        got = attn_mask.dtype if isinstance(attn_mask, Tensor) else type(attn_mask).__name__
+        advice = "True means attend; for 0/1 integers call .bool()."
+        raise TypeError(sentence("attention.attn_mask", "a Boolean mask or a floating bias", got, advice))
+    if attn_mask.dtype == torch.bool:
+        return attn_mask, None
+    require_alike("attention.attn_mask", attn_mask, "query", query)
+    wide = attn_mask.reshape((1,) * (query.ndim - attn_mask.ndim) + attn_mask.shape)
+    return None, wide[..., 0, :] if wide.shape[-2] == 1 else wide
+
+
+def _check_heads(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
+    for name, tensor in (("query", query), ("key", key), ("value", value)):
+        if require_float(f"attention.{name}", tensor).ndim < 2:
+            raise ValueError(sentence(f"attention.{name}", "at least 2 axes", shape(tensor), "Add the sequence axis."))
+    if enable_gqa or query.ndim < 3:
+        return
+    broadcast("attention (without enable_gqa=True)", query.shape[:-2], key.shape[:-2], value.shape[:-2])
