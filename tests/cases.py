@@ -16,6 +16,7 @@ from scipy import integrate, special, stats
 from torch import distributions as td
 
 from cumulant import Box, Empirical, Gaussian, Measure, Sphere, convolve, from_distribution, independent, product
+from cumulant.potentials import Units
 
 rng = np.random.default_rng(20220503)
 
@@ -106,6 +107,10 @@ DOWN, UP = rng.normal(size=(2, 3)), rng.normal(size=(4, 3))
 B3, TILT3 = np.array([0.5, -1.0, 2.0]), np.array([0.2, -0.4, 0.3])
 MASKED = np.where(np.arange(7) % 3 == 0, -np.inf, LOG_H)
 LOW, HIGH = np.array([-1.0, 0.5]), np.array([2.0, 0.75])
+UNIT_B, STATES = (
+    np.array([0.3, -1.0, 0.5, 0.0]),
+    np.stack(np.unravel_index(np.arange(16), (2,) * 4), -1),
+)  # 2⁴ of {0,1}⁴
 
 keys = atoms_oracle(KEYS, LOG_H)
 few = atoms_oracle(FEW)
@@ -174,4 +179,5 @@ CASES = [
     Case("independent Empirical", lambda: independent(Empirical(t(np.stack([FEW, -2 * FEW])))), lambda eta: few(eta[:3]) + few(-2 * eta[3:])),
     Case("nested: A @ (h + c·tilt(shift(g)))", lambda: t(DOWN) @ (empirical() + 0.5 * gaussian().shift(t(B3)).tilt(t(TILT3))), lambda eta: np.logaddexp(keys(DOWN.T @ eta), np.log(0.5) + normal3(DOWN.T @ eta + TILT3) + B3 @ (DOWN.T @ eta + TILT3))),
     Case("multi-head: convolve of images (X-12)", lambda: convolve(t(DOWN.T) @ Empirical(t(SQUARE), t(SQUARE_H)), t(A3) @ empirical()), lambda eta: atoms_oracle(SQUARE, SQUARE_H)(DOWN @ eta) + keys(A3.T @ eta)),
+    Case("Units, 2⁴ atoms (X-13)", lambda: Units(t(UP), t(UNIT_B)), atoms_oracle(STATES @ UP, STATES @ UNIT_B)),
 ]  # fmt: skip
