@@ -3,7 +3,8 @@
 G(η) = log ∫ e^⟨x,η⟩ h(dx)
 """
 
-from cumulant import contrastive, geometry, solve
+from cumulant import boltzmann, contrastive, duality, geometry, hopfield, link, potentials, regression, residual, solve
+from cumulant.attention import Attended, attend, attention
 from cumulant.kernels import Moments, fisher_product, moments
 from cumulant.measures import (
     Box,
@@ -23,6 +24,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Anderson",
+    "Attended",
     "Box",
     "Damped",
     "Empirical",
@@ -33,15 +35,24 @@ __all__ = [
     "Solution",
     "Sphere",
     "Status",
+    "attend",
+    "attention",
+    "boltzmann",
     "contrastive",
     "convolve",
+    "duality",
     "fisher_product",
     "fixed_point",
     "from_distribution",
     "geometry",
+    "hopfield",
     "independent",
+    "link",
     "moments",
     "per_query",
+    "potentials",
     "product",
+    "regression",
+    "residual",
     "solve",
 ]

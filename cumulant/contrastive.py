@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from cumulant.checks import broadcast, holds, require_alike, require_float, sentence, shape
+from cumulant.kernels import moments
 from cumulant.kernels.dense import accumulate
 from cumulant.kernels.losses import Plan, losses
 from cumulant.kernels.strips import positives_of
@@ -258,6 +259,77 @@ def vmf_nll(x: Tensor, eta: Tensor, *, reduction: str = "mean") -> Tensor:
         got = f"lengths from {length.min():.4g} to {length.max():.4g}"
         raise ValueError(sentence("vmf_nll.x", "unit vectors", got, "Call torch.nn.functional.normalize first."))
     return _reduce(Sphere(x.shape[-1]).log_normalizer(natural) - (natural * point).sum(-1), reduction)
+
+
+class Parts(NamedTuple):
+    """alignment + uniformity = loss; gradients flow through both."""
+
+    alignment: Tensor
+    uniformity: Tensor
+
+
+def alignment_uniformity(query: Tensor, key: Tensor, *, temperature: float | Tensor = 1.0) -> Parts:
+    """The two parts of InfoNCE: pairs are pulled together, and queries pushed away from where keys are dense.
+
+        alignment = −mean ⟨q_i, k_i⟩/τ,        uniformity = mean G(q_i/τ),        info_nce = alignment + uniformity
+
+    query (N, d), key (M ≥ N, d), key i belongs to query i; temperature as in `info_nce`. On unit vectors ⟨q,k⟩ = 1 −
+    ½|q−k|², so that both are those of Wang and Isola with the Gaussian potential e^{−|q−k|²/2τ}, shifted by ∓1/τ (and
+    log M). Linear memory, twice differentiable; both are 0 without queries.
+
+    >>> import torch
+    >>> x = torch.eye(3, dtype=torch.float64)
+    >>> alignment_uniformity(x, x, temperature=0.5)                              # −2, log(e² + 2)
+    Parts(alignment=tensor(-2., dtype=torch.float64), uniformity=tensor(2.2395, dtype=torch.float64))
+    """
+    where = "alignment_uniformity"
+    _matrix_pair(where, "query", query, "key", key)
+    n, m = query.shape[0], key.shape[0]
+    if n > m:
+        raise ValueError(sentence(f"{where}.key", f"at least {n} rows, one per query", m, "Key i belongs to query i."))
+    eta, atoms = accumulate(query) / _temperature(where, temperature, query), accumulate(key)
+    log_normalizer = moments(eta, atoms, statistics=()).log_normalizer
+    return Parts(-_reduce((eta * atoms[:n]).sum(-1), "mean"), _reduce(log_normalizer, "mean"))
+
+
+def sgns_optimum(joint: Tensor, negatives: float) -> Tensor:
+    """The scores at which `sgns_loss` is smallest in expectation: pointwise mutual information minus log k.
+
+        s_ab = log(P_ab / (P_a P_b)) − log k,        negatives drawn from P_b
+
+    joint (a, b): probabilities or counts of word a with context b; only their ratios matter. negatives is k > 0.
+    −inf for pairs that never occur.
+
+    >>> import torch
+    >>> sgns_optimum(torch.tensor([[3.0, 1.0], [1.0, 3.0]], dtype=torch.float64), 1)        # log(3/2), log(1/2)
+    tensor([[ 0.4055, -0.6931],
+            [-0.6931,  0.4055]], dtype=torch.float64)
+    """
+    p = accumulate(require_float("sgns_optimum.joint", joint))
+    if p.ndim != 2 or not holds((p >= 0) & (p < torch.inf)):
+        got = shape(p) if p.ndim != 2 else "a value that is negative, infinite or NaN"
+        raise ValueError(sentence("sgns_optimum.joint", "non-negative finite numbers (a, b)", got, "Pass counts."))
+    if not 0 < negatives < math.inf:
+        raise ValueError(sentence("sgns_optimum.negatives", "a positive number", negatives, "It is k of sgns_loss."))
+    seen = p > 0
+    rows, columns = p.sum(1, keepdim=True), p.sum(0, keepdim=True)
+    logs = [torch.where(seen, t, 1).log() for t in (p, p.sum(), rows, columns)]
+    return torch.where(seen, logs[0] + logs[1] - logs[2] - logs[3] - math.log(negatives), -torch.inf)
+
+
+def mutual_information_bound(loss: float | Tensor, candidates: int) -> Tensor:
+    """What an InfoNCE loss proves about the views: I(query; key) ≥ log N − loss, in nats.
+
+    loss is the mean of `info_nce` with one positive among N candidates, itself included, drawn independently. The bound
+    never exceeds log N, however much the views share: it saturates, and needs N ≥ e^I.
+
+    >>> mutual_information_bound(0.5, 100)
+    tensor(4.1052)
+    """
+    if candidates < 1:
+        got, advice = candidates, "Count the positive too."
+        raise ValueError(sentence("mutual_information_bound.candidates", "at least one", got, advice))
+    return math.log(candidates) - torch.as_tensor(loss)
 
 
 # ---------------------------------------------------------------------- arguments

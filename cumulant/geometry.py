@@ -13,7 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from cumulant.checks import require_float, sentence, shape
+from cumulant.checks import broadcast, require_alike, require_float, sentence, shape
+from cumulant.kernels.dense import normalize
 from cumulant.measures import Empirical, Measure
 from cumulant.measures.link import RANK
 from cumulant.solve import Solution
@@ -106,43 +107,69 @@ class MaxEntropy(NamedTuple):
     status: Codes
 
 
-def maximum_entropy(rows: Tensor, offsets: Tensor | None = None) -> MaxEntropy:
+def maximum_entropy(rows: Tensor, offsets: Tensor | None = None, *, mean: Tensor | None = None) -> MaxEntropy:
     """The pair of Boyd and Vandenberghe (S1-D1), solved through `Measure.natural` at mean 0.
 
         min_x log Σ_i exp((Ax + b)_i)      =      max_ν bᵀν − Σ ν_i log ν_i   subject to  1ᵀν = 1, Aᵀν = 0, ν ≥ 0
 
-    rows (*batch, n, d) is A, its rows the atoms; offsets (*batch, n) is b, the log base weights. To ask for E_ν[a] = μ
-    instead of 0 pass ``rows - mu``. Attention *ascends* the function that is minimised here.
+    rows     (*batch, n, d) is A, its rows the atoms
+    offsets  (*batch, n) is b, the log base weights; −inf removes a row
+    mean     (*batch, d) or (d,) asks for E_ν[row] = mean instead of 0: A stands for rows − mean (S3-F2)
+
+    Attention *ascends* the function that is minimised here. Without rows nothing is feasible: both values are −inf,
+    the weights 0 and the status OUTSIDE.
 
     >>> import torch
     >>> found = maximum_entropy(torch.tensor([[-1.0], [1.0], [3.0]], dtype=torch.float64))
     >>> found.weights, bool(found.kkt_residual < 1e-12)
     (tensor([0.6162, 0.2676, 0.1162], dtype=torch.float64), True)
+    >>> faces = torch.arange(1.0, 7.0, dtype=torch.float64)[:, None]                     # Jaynes' loaded die
+    >>> maximum_entropy(faces, mean=torch.tensor([4.5], dtype=torch.float64)).weights
+    tensor([0.0544, 0.0788, 0.1142, 0.1654, 0.2398, 0.3475], dtype=torch.float64)
     """
     rows = require_float("maximum_entropy.rows", rows)
     if rows.ndim < 2:
         raise ValueError(
             sentence("maximum_entropy.rows", "shape (*batch, n, d)", shape(rows), "Use rows[:, None] for d=1.")
         )
+    if mean is not None:
+        rows = rows - _wanted_mean(mean, rows)[..., None, :]
+        if offsets is not None:  # one set of offsets for a batch of means
+            offsets = offsets[(None,) * (rows.ndim - 1 - offsets.ndim)]
     measure = Empirical(rows, offsets)
     b = torch.zeros_like(rows[..., 0]) if offsets is None else offsets
-    found = measure.natural(torch.zeros_like(rows[..., 0, :])[..., None, :])
+    found = measure.natural(torch.zeros_like(rows[..., :1, :].sum(-2, keepdim=True)))
     x = found.value[..., 0, :]
     logits = (rows @ x[..., None])[..., 0] + b
-    weights = torch.softmax(logits, -1)
-    dual = torch.where(weights > 0, weights * b - torch.xlogy(weights, weights), 0).sum(-1)
+    primal, weights = normalize(logits)
+    some = weights > 0  # 0 log 0 = 0, and so is 0 · (−inf), also in the gradient
+    dual = (weights * (torch.where(some, b, 0) - torch.where(some, weights, 1).log())).sum(-1)
+    dual = torch.where(primal == -torch.inf, -torch.inf, dual)
     residual = kkt_residual(rows, b, x, weights)
-    return MaxEntropy(x, weights, torch.logsumexp(logits, -1), dual, residual, found.status[..., 0])
+    return MaxEntropy(x, weights, primal, dual, residual, found.status[..., 0])
+
+
+def _wanted_mean(mean: Tensor, rows: Tensor) -> Tensor:
+    where = "maximum_entropy.mean"
+    require_alike(where, require_float(where, mean), "rows", rows)
+    if mean.ndim == 0 or mean.shape[-1] != rows.shape[-1]:
+        raise ValueError(sentence(where, f"shape (*batch, d={rows.shape[-1]})", shape(mean), "One number per column."))
+    broadcast(where, mean.shape[:-1], rows.shape[:-2])
+    return mean
 
 
 def kkt_residual(rows: Tensor, offsets: Tensor, x: Tensor, weights: Tensor) -> PerQuery:
     """How far (x, ν) is from optimal for both problems: the largest violation among
 
     ν ≥ 0,    1ᵀν = 1,    Aᵀν = 0 (in units of the largest row),    ν = softmax(Ax + b).
+
+    1 without rows: no weights sum to 1.
     """
+    total = (weights.sum(-1) - 1).abs()
+    if rows.shape[-2] == 0:
+        return total
     size = torch.linalg.vector_norm(rows, dim=-1).amax(-1).clamp_min(torch.finfo(rows.dtype).tiny)
     feasible = torch.linalg.vector_norm((weights[..., None, :] @ rows)[..., 0, :], dim=-1) / size
-    total = (weights.sum(-1) - 1).abs()
     negative = (-weights).clamp_min(0).amax(-1)
-    stationary = (weights - torch.softmax((rows @ x[..., None])[..., 0] + offsets, -1)).abs().amax(-1)
+    stationary = (weights - normalize((rows @ x[..., None])[..., 0] + offsets)[1]).abs().amax(-1)
     return torch.stack([feasible, total, negative, stationary]).amax(0)

@@ -19,8 +19,10 @@ from cumulant.benchmarks import cases, measure, report  # noqa: E402
 from cumulant.benchmarks.case import GROWTH, OURS, Case, Unavailable, extra, memory, within  # noqa: E402
 from cumulant.benchmarks.results import machine  # noqa: E402
 from cumulant.benchmarks.run import Settings, run_case  # noqa: E402
+from cumulant.documents import write  # noqa: E402
 
 ROOT = Path(__file__).parent.parent
+START, END = "<!-- bench:start -->", "<!-- bench:end -->"
 SHORT = Settings(repeats=5, budget=0.5, launches=1, deadline=60, source="tests.test_bench")
 
 
@@ -195,7 +197,7 @@ def test_places_are_checked_before_measuring(bench, tmp_path):
 
 def test_quick_run_writes_json_markdown_and_readme(bench, tmp_path):
     readme, saved, table = tmp_path / "README.md", tmp_path / "bench.json", tmp_path / "bench.md"
-    readme.write_text(f"# Title\n\n{report.START}\nold\n{report.END}\n\nrest\n")
+    readme.write_text(f"# Title\n\n{START}\nold\n{END}\n\nrest\n")
     answer = bench("entropy-values", "--quick", "--json", saved, "--markdown", table, "--update-readme", readme)
     assert answer.exit_code == 0, answer.output
     results = json.loads(saved.read_text())
@@ -206,7 +208,7 @@ def test_quick_run_writes_json_markdown_and_readme(bench, tmp_path):
     assert case["comparisons"][0]["met"] is None  # small inputs are not judged
     header, rule, row = [line.split(" | ") for line in table.read_text().splitlines() if line.startswith("|")]
     assert len(header) == len(rule) == len(row) == 5
-    assert readme.read_text() == f"# Title\n\n{report.START}\n{table.read_text().strip()}\n{report.END}\n\nrest\n"
+    assert readme.read_text() == f"# Title\n\n{START}\n{table.read_text().strip()}\n{END}\n\nrest\n"
     assert sorted(p.name for p in tmp_path.iterdir()) == ["README.md", "bench.json", "bench.md"]
     readme_again = bench("--from", saved, "--update-readme", readme)  # the same table without measuring
     assert readme_again.exit_code == 0
@@ -258,9 +260,9 @@ def test_growth_has_a_row_for_each_size():
 
 def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "table.md"
-    report.write(path, "old")
+    write(path, "old")
     path.chmod(0o640)
-    report.write(path, "new")
+    write(path, "new")
     assert (path.read_text(), path.stat().st_mode & 0o777) == ("new", 0o640)
 
     def full(*_):
@@ -268,6 +270,6 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "replace", full)
     with pytest.raises(OSError, match="disk full"):
-        report.write(path, "newer")
+        write(path, "newer")
     assert path.read_text() == "new"
     assert [p.name for p in tmp_path.iterdir()] == ["table.md"]

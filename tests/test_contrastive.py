@@ -8,16 +8,19 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from scipy import stats
+from scipy import optimize, stats
 from torch import Tensor
 
 from cumulant.contrastive import (
     VocabularyLoss,
+    alignment_uniformity,
     info_nce,
     linear_cross_entropy,
+    mutual_information_bound,
     nce_loss,
     nt_xent,
     sgns_loss,
+    sgns_optimum,
     vmf_nll,
 )
 from cumulant.kernels import moments, strips
@@ -478,6 +481,93 @@ def test_vmf_is_scipys(dim):
     assert vmf_nll(x, eta) == 0  # the uniform law
 
 
+# ---------------------------------------------------------------------- what the losses are made of and what they prove
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_alignment_and_uniformity_add_up_to_info_nce(size):
+    n, m, d = size
+    query, key, temperature = draw(n, d), draw(m, d, seed=1), torch.tensor(0.7, dtype=torch.float64)
+    parts = alignment_uniformity(query, key, temperature=temperature)
+    close(parts.alignment, -(query * key[:n]).sum(-1).mean() / 0.7)
+    close(parts.uniformity, torch.logsumexp(query @ key.T / 0.7, -1).mean())
+    same(
+        lambda q, k, t: sum(alignment_uniformity(q, k, temperature=t)),
+        lambda q, k, t: info_nce(q, k, temperature=t),
+        query,
+        key,
+        temperature,
+    )
+
+
+def test_on_the_sphere_the_parts_are_those_of_the_gaussian_potential():
+    query, key = F.normalize(draw(6, 3), dim=-1), F.normalize(draw(6, 3, seed=1), dim=-1)
+    parts = alignment_uniformity(query, key, temperature=0.5)
+    square = torch.cdist(query, key).square()
+    close(parts.alignment, square.diagonal().mean() - 2)
+    close(parts.uniformity, torch.logsumexp(-square, -1).mean() + 2)
+
+
+def test_no_queries_have_no_parts_and_half_precision_is_single():
+    assert alignment_uniformity(draw(0, 3), draw(4, 3)) == (0, 0)
+    assert alignment_uniformity(draw(0, 3), draw(0, 3)) == (0, 0)
+    half = alignment_uniformity(draw(3, 2).half(), draw(4, 2).half())
+    assert half.alignment.dtype == half.uniformity.dtype == torch.float32
+
+
+@pytest.mark.parametrize("k", [1, 3, 0.5])
+def test_sgns_optimum_minimises_the_expected_loss_of_every_pair(k):
+    joint = torch.softmax(draw(20), 0).reshape(4, 5)
+    found = sgns_optimum(joint, k)
+    p = joint.numpy()
+    apart = np.outer(p.sum(1), p.sum(0))
+    for i, j in np.ndindex(4, 5):
+        best = optimize.minimize_scalar(
+            lambda s, i=i, j=j: p[i, j] * np.logaddexp(0, -s) + k * apart[i, j] * np.logaddexp(0, s),
+            bounds=(-20, 20),
+            method="bounded",
+            options={"xatol": 1e-12},
+        )
+        assert abs(found[i, j] - best.x) < 1e-5
+    close(found, torch.tensor(np.log(p / apart) - np.log(k)))
+    close(sgns_optimum(1000 * joint, k), found)
+
+
+def test_sgns_optimum_is_where_the_gradient_of_the_loss_vanishes():
+    joint = torch.softmax(draw(6), 0).reshape(2, 3)
+    score = sgns_optimum(joint, 2).requires_grad_()
+    noise = joint.sum(1, keepdim=True) * joint.sum(0)
+    loss = -(joint * F.logsigmoid(score) + 2 * noise * F.logsigmoid(-score)).sum()
+    (gradient,) = torch.autograd.grad(loss, score)
+    assert gradient.abs().max() < 1e-15
+
+
+def test_pairs_that_never_occur_have_no_score():
+    joint = torch.tensor([[2.0, 0.0, 0.0], [1.0, 1.0, 0.0], [0.0, 0.0, 0.0]], dtype=torch.float64, requires_grad=True)
+    found = sgns_optimum(joint, 1)
+    assert torch.equal(found == -torch.inf, joint == 0)
+    close(found[0, 0], torch.tensor(4 / 3, dtype=torch.float64).log())
+    (gradient,) = torch.autograd.grad(found[joint > 0].sum(), joint)
+    assert gradient.isfinite().all()
+    assert sgns_optimum(joint[:0], 1).shape == (0, 3)
+
+
+def test_information_bound_holds_for_correlated_gaussians_and_saturates():
+    """The score of the true density ratio on pairs with correlation r; I = −½ log(1 − r²) per coordinate."""
+    r, n, d = 0.9, 256, 2
+    x = draw(n, d)
+    y = r * x + math.sqrt(1 - r * r) * draw(n, d, seed=1)
+    scale = r / (1 - r * r)
+    # log p(y|x) up to a function of x: ⟨x,y⟩ r/(1−r²) − |y|²/(2(1−r²)) + |y|²/2
+    query = torch.cat([scale * x, torch.ones(n, 1).double()], -1)
+    key = torch.cat([y, -(r * r / (1 - r * r) / 2) * y.square().sum(-1, keepdim=True)], -1)
+    bound = mutual_information_bound(info_nce(query, key), n)
+    information = -d / 2 * math.log(1 - r * r)
+    assert information - 0.35 < bound < information + 0.1
+    assert mutual_information_bound(info_nce(100 * x, x), n) <= math.log(n)
+    assert mutual_information_bound(0.0, 1) == 0
+
+
 # ---------------------------------------------------------------------- memory
 
 MEMORY = """
@@ -611,6 +701,16 @@ BAD = {
     "directions": (
         lambda: vmf_nll(3 * F.normalize(X, dim=-1), X),
         "vmf_nll.x: expected unit vectors, got lengths from 3",
+    ),
+    "more queries": (
+        lambda: alignment_uniformity(Y, X),
+        "alignment_uniformity.key: expected at least 4 rows, one per query, got 3",
+    ),
+    "table": (lambda: sgns_optimum(X, 1), "sgns_optimum.joint: expected non-negative finite numbers (a, b)"),
+    "no negatives": (lambda: sgns_optimum(X.abs(), 0), "sgns_optimum.negatives: expected a positive number, got 0"),
+    "candidates": (
+        lambda: mutual_information_bound(0.5, 0),
+        "mutual_information_bound.candidates: expected at least one, got 0",
     ),
     "parameters": (
         lambda: vmf_nll(F.normalize(X, dim=-1), draw(3, 3)),

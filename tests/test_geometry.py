@@ -241,6 +241,46 @@ def test_maximum_entropy_without_offsets_or_with_a_wanted_mean():
     close(found.dual, -Empirical(t(a)).conjugate(wanted), 1e-10)
 
 
+def test_maximum_entropy_at_a_wanted_mean():
+    a, b = entropy_problem(7)
+    wanted = t(np.random.default_rng(1).dirichlet(np.ones(6), size=3) @ a)
+    found = geo.maximum_entropy(t(a), t(b), mean=wanted)  # one set of rows, three means
+    assert (found.status == Status.CONVERGED).all()
+    assert (found.kkt_residual < 1e-11).all()
+    close(found.weights @ t(a), wanted, 1e-10)
+    close(found.dual, -Empirical(t(a), t(b)).conjugate(wanted), 1e-10)
+    for i in range(3):
+        by_hand = geo.maximum_entropy(t(a) - wanted[i], t(b))
+        for mine, theirs in zip(found, by_hand, strict=True):
+            close(mine[i], theirs, 1e-10)
+    stacked = geo.maximum_entropy(t(np.stack([a, a])), mean=wanted[0])
+    close(stacked.weights @ t(a), wanted[0].expand(2, 3), 1e-10)
+    assert geo.maximum_entropy(t(a), mean=t([50.0, 0.0, 0.0])).status == Status.OUTSIDE
+
+
+def test_maximum_entropy_refuses_a_mean_of_other_shape():
+    a, _ = entropy_problem(7)
+    with pytest.raises(ValueError, match=r"maximum_entropy\.mean: expected shape \(\*batch, d=3\), got \(2\)"):
+        geo.maximum_entropy(t(a), mean=t([0.0, 0.0]))
+    with pytest.raises(TypeError, match=r"maximum_entropy\.mean: expected dtype torch\.float64"):
+        geo.maximum_entropy(t(a), mean=torch.zeros(3))
+
+
+def test_maximum_entropy_without_rows_is_infeasible():
+    a, b = entropy_problem(7)
+    for found in (geo.maximum_entropy(t(a)[:0]), geo.maximum_entropy(t(a), t(np.full(6, -np.inf)))):
+        assert found.status == Status.OUTSIDE
+        assert found.primal == found.dual == -torch.inf
+        assert (found.weights == 0).all()
+        assert (found.x == 0).all()
+        assert found.kkt_residual == 1
+    offsets = torch.cat([t(b), t([-np.inf])]).requires_grad_()
+    dual = geo.maximum_entropy(torch.cat([t(a), t(a[:1])]), offsets).dual
+    (gradient,) = torch.autograd.grad(dual, offsets)
+    assert gradient.isfinite().all()
+    assert gradient[-1] == 0
+
+
 def test_maximum_entropy_is_batched_and_masks():
     problems = [entropy_problem(s) for s in range(3)]
     a, b = t(np.stack([p[0] for p in problems])), t(np.stack([p[1] for p in problems]))

@@ -52,8 +52,8 @@ def fused(keys_only: bool = False) -> Prepare:
     return prepare
 
 
-def naive(keys_only: bool = False) -> Prepare:
-    """Every statistic from the matrix of scores, as one writes it down."""
+def naive(keys_only: bool = False, thrifty: bool = False) -> Prepare:
+    """Every statistic from the matrix of scores by its definition; thrifty: the entropy as G − mean score."""
 
     def prepare(x: Tensors) -> Run:
         values = x.atoms if keys_only else x.values
@@ -63,7 +63,8 @@ def naive(keys_only: bool = False) -> Prepare:
             g, p = torch.logsumexp(score, -1), torch.softmax(score, -1)
             mean_score = (p * score).sum(-1)
             variance = (p * (score - mean_score[..., None]).square()).sum(-1)
-            return {"log_normalizer": g, "mean": p @ values, "entropy": g - mean_score, "score_variance": variance}
+            entropy = g - mean_score if thrifty else torch.special.entr(p).sum(-1)
+            return {"log_normalizer": g, "mean": p @ values, "entropy": entropy, "score_variance": variance}
 
         return run
 

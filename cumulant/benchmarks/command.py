@@ -21,6 +21,7 @@ from cumulant.benchmarks.case import Case
 from cumulant.benchmarks.cases import catalogue
 from cumulant.benchmarks.results import CaseResult, Results, machine
 from cumulant.benchmarks.run import Settings, jobs, run
+from cumulant.documents import insert, write
 
 QUICK = Settings(quick=True, repeats=3, budget=1.0, launches=1)
 BUSY = 0.5  # load average from which figures suffer
@@ -56,12 +57,12 @@ def bench(
     for line in report.remarks(results):
         screen.print(line, highlight=False)
     if json_file is not None:
-        report.write(json_file, json.dumps(results, indent=1, ensure_ascii=False) + "\n")
+        write(json_file, json.dumps(results, indent=1, ensure_ascii=False) + "\n")
     if markdown is not None:
-        report.write(markdown, report.markdown(results))
+        write(markdown, report.markdown(results))
     if update_readme is not None:
         text = update_readme.read_text(encoding="utf-8")
-        report.write(update_readme, report.insert(text, report.readme_table(results)))
+        write(update_readme, insert(text, report.MARK, report.readme_table(results)))
 
 
 def _new(names: list[str], quick: bool, repeats: int | None) -> Results:
@@ -104,7 +105,7 @@ def _check_places(json_file: Path | None, markdown: Path | None, readme: Path | 
             raise typer.BadParameter(f"the directory of {path} does not exist; create it first.")
     if readme is not None:
         try:
-            report.insert(readme.read_text(encoding="utf-8"), "")
+            insert(readme.read_text(encoding="utf-8"), report.MARK, "")
         except (OSError, ValueError) as error:
             raise typer.BadParameter(f"{readme}: {error}") from None
 

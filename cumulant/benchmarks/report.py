@@ -1,19 +1,16 @@
-"""Results as tables: for the terminal, as Markdown, between the marks of a README; files are replaced in one step."""
+"""Results as tables: for the terminal, as Markdown, between the marks of a README."""
 
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import tempfile
 from collections.abc import Iterable
-from pathlib import Path
 from typing import NamedTuple
 
 from cumulant.benchmarks.case import GROWTH, Target
 from cumulant.benchmarks.results import CaseResult, Comparison, Figure, Results, Side
+from cumulant.documents import markdown_row
 
-START, END = "<!-- bench:start -->", "<!-- bench:end -->"
+MARK = "bench"  # names the marks of the README
 NONE = "–"
 HEADER = ("work", "cumulant / peer", "ratio", "target", "met")
 GROWTH_HEADER = ("N", "time", "to half of N", "extra memory", "to half of N", "met")
@@ -61,9 +58,9 @@ def markdown(results: Results) -> str:
     parts = []
     for table in tables(results):
         parts.append(f"**{table.title}**\n")
-        parts.append(_line(table.header))
-        parts.append(_line("---" for _ in table.header))
-        parts += [_line(row) for row in table.rows]
+        parts.append(markdown_row(table.header))
+        parts.append(markdown_row("---" for _ in table.header))
+        parts += [markdown_row(row) for row in table.rows]
         parts.append("")
     return "\n".join([*parts, *(f"- {line}" for line in remarks(results))]) + "\n"
 
@@ -72,38 +69,6 @@ def readme_table(saved: str | Results) -> str:
     """The text between the marks of the README, from results or their JSON."""
     results: Results = json.loads(saved) if isinstance(saved, str) else saved
     return markdown(results)
-
-
-def insert(text: str, table: str) -> str:
-    """``text`` with ``table`` between the marks.
-
-    >>> insert("a <!-- bench:start --> old <!-- bench:end --> b", "new")
-    'a <!-- bench:start -->\\nnew\\n<!-- bench:end --> b'
-    """
-    before, start, rest = text.partition(START)
-    _, end, after = rest.partition(END)
-    if not start or not end:
-        raise ValueError(
-            f"expected the marks {START} and {END}, in this order, got none. Add them where the table goes."
-        )
-    return f"{before}{START}\n{table.strip()}\n{END}{after}"
-
-
-def write(path: Path, text: str) -> None:
-    """Replace a file in one step: readers see the old text or the new one, and a failure leaves the old."""
-    path = path.resolve()
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        if path.exists():
-            shutil.copymode(path, name)
-        else:
-            Path(name).chmod(0o644)
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
 
 
 def _title(case: CaseResult) -> str:
@@ -173,7 +138,3 @@ def mebibytes(mib: float) -> str:
     ('3.1 MiB', '2.0 GiB')
     """
     return f"{mib / 1024:.1f} GiB" if mib >= 1000 else f"{mib:.1f} MiB"
-
-
-def _line(cells: Iterable[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
