@@ -14,9 +14,11 @@ def application() -> typer.Typer:
     import typer
 
     from cumulant.benchmarks.command import bench
+    from cumulant.claims.command import verify_command
 
     app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_show_locals=False)
     app.callback()(_about)
+    app.command("verify")(verify_command)
     app.command()(bench)
     return app
 
@@ -32,7 +34,7 @@ def main() -> None:
 
 
 def _about() -> None:
-    """Attention as the mean of an exponential family: measure what its kernels cost."""
+    """Attention as the mean of an exponential family: run its theory, measure what its kernels cost."""
 
 
 if __name__ == "__main__":

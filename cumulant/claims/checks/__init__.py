@@ -1,0 +1,31 @@
+"""The checks, one file a topic; importing this package registers them all."""
+
+from cumulant.claims.checks import (
+    contrast,
+    duality,
+    equilibrium,
+    expansion,
+    family,
+    fixed_points,
+    geometry,
+    hopfield,
+    identities,
+    messages,
+    propositions,
+    structure,
+)
+
+__all__ = [
+    "contrast",
+    "duality",
+    "equilibrium",
+    "expansion",
+    "family",
+    "fixed_points",
+    "geometry",
+    "hopfield",
+    "identities",
+    "messages",
+    "propositions",
+    "structure",
+]
