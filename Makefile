@@ -1,5 +1,7 @@
 # make test      everything a change must pass: set-up, lint, types, tests (under 10 minutes on two cores)
 # make test-all  the same and the long tests
+# make docs      the pages and the executed gallery, into docs/_build
+# make bench     measure the kernels beside their peers and renew the table in the README (about half an hour)
 # Needs Python ≥ 3.11 with venv and pip; nothing else.
 
 PYTHON ?= python3
@@ -8,9 +10,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 JOBS ?= 2
 
-# make bench     measure the kernels beside their peers and renew the table in the README (about half an hour)
-
-.PHONY: bench test test-all lint types suite suite-all clean help
+.PHONY: bench docs test test-all lint types suite suite-all clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -39,9 +39,13 @@ test: lint types suite
 
 test-all: lint types suite-all
 
+docs: $(READY)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	$(BIN)/sphinx-build --fail-on-warning --keep-going --quiet docs docs/_build
+
 bench: $(READY)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[cli,bench]'
 	$(BIN)/cumulant bench --json docs/bench.json --update-readme README.md
 
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build dist *.egg-info
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build dist docs/_build docs/gallery *.egg-info

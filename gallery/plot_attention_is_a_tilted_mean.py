@@ -3,7 +3,7 @@ Attention is a tilted mean
 ==========================
 
 Put a unit mass on every key. A query η reweights the keys by e^⟨k,η⟩, and attention with values equal to keys is the
-mean of what results, the gradient of the log-normalizer
+mean of what results, the gradient of the log-normalizer ::
 
     G(η) = log Σ_n e^⟨k_n,η⟩
 

@@ -5,7 +5,7 @@ Near the hull
 Four atoms at the corners of the unit square, with masses 0.1, 0.2, 0.3 and 0.4. A mean μ walks from the centre to the
 right edge and through it. Inside, `natural` finds the η whose tilted mean is μ; approaching the edge, η grows like the
 logarithm of the distance, log 10 for each factor of ten. On the edge η is infinite (BOUNDARY) while G*(μ) has a limit:
-only the two atoms of the edge matter, so
+only the two atoms of the edge matter, so ::
 
     G*(1, ½) = ½ log(½ / 0.2) + ½ log(½ / 0.4) = 0.5697
 

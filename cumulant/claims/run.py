@@ -10,6 +10,8 @@ from cumulant.claims.check import CHECKS
 from cumulant.claims.claim import Claim, Verdict
 from cumulant.claims.evidence import Evidence
 
+STATISTICAL = 0.1  # tolerances from here on are standard errors, not rounding
+
 
 @dataclass(frozen=True)
 class CheckResult:
@@ -58,9 +60,10 @@ class Outcome:
 
     @property
     def worst(self) -> Evidence | None:
-        """The comparison nearest to its bound, or beyond it."""
+        """The comparison nearest to its bound, or beyond it; exact ones before statistical ones."""
         judged = [e for r in self.results for e in r.evidence if e.kind == "agrees"]
-        return max(judged, key=lambda e: e.value / e.bound if e.bound else e.value, default=None)
+        telling = [e for e in judged if e.bound < STATISTICAL or not e.passed] or judged
+        return max(telling, key=lambda e: e.value / e.bound if e.bound else e.value, default=None)
 
     @property
     def discrepancy(self) -> Evidence | None:

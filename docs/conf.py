@@ -1,0 +1,71 @@
+"""The site: Markdown pages and the gallery, executed. `make docs` builds it into docs/_build."""
+
+import re
+from importlib.metadata import version as installed
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+project = "cumulant"
+copyright = "the cumulant authors"
+release = version = installed("cumulant")
+extensions = ["myst_parser", "sphinx_gallery.gen_gallery"]
+exclude_patterns = ["_build"]
+default_role = "literal"
+html_title = "cumulant"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_theme_options = {
+    "description": "Attention is the mean of an exponential family",
+    "page_width": "1280px",
+    "sidebar_width": "250px",
+    "fixed_sidebar": True,
+}
+myst_heading_anchors = 3
+suppress_warnings = ["config.cache"]  # functions in the configuration cannot be pickled
+
+READING_ORDER = [
+    "attention_is_a_tilted_mean",
+    "fisher_is_the_covariance_of_attention",
+    "algebra_of_measures",
+    "mixture_or_convolution",
+    "condensation",
+    "hopfield_phases",
+    "contrastive_loss_is_a_fenchel_young_gap",
+    "bregman_orders",
+    "near_the_hull",
+]
+SCRATCH = TemporaryDirectory(prefix="cumulant-gallery-")
+
+
+def position(name: str) -> tuple[int, str]:
+    """Scripts in reading order, then the others by name."""
+    stem = Path(name).stem.removeprefix("plot_")
+    return (READING_ORDER.index(stem) if stem in READING_ORDER else len(READING_ORDER), stem)
+
+
+def file_name(gallery_conf: dict, script_vars: dict) -> list[str]:
+    """A script draws when it is given a file name; the figure it leaves open is the one on the page."""
+    return [str(Path(SCRATCH.name, "figure.png"))]
+
+
+sphinx_gallery_conf = {
+    "examples_dirs": "../gallery",
+    "gallery_dirs": "gallery",
+    "within_subsection_order": position,
+    "reset_argv": file_name,
+    "image_srcset": ["2x"],
+    "download_all_examples": False,
+    "show_signature": False,
+    "write_computation_times": False,
+    "min_reported_time": float("inf"),
+}
+
+
+def link_to_pages(app, docname: str, source: list[str]) -> None:
+    """Links to scripts, as a reader of the repository needs them, lead to their pages on the site."""
+    source[0] = source[0].replace("(../gallery/)", "(gallery/index.rst)")
+    source[0] = re.sub(r"\(\.\./gallery/(plot_\w+)\.py\)", r"(gallery/\1.rst)", source[0])
+
+
+def setup(app) -> None:
+    app.connect("source-read", link_to_pages)

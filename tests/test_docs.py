@@ -1,0 +1,68 @@
+"""Pages name only what exists, link only to what is there, and every page and script can be found from the start."""
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted((ROOT / "docs").glob("*.md"))
+NAMES = ROOT / "docs" / "one-equation-many-names.md"
+SCRIPTS = {path.name for path in (ROOT / "gallery").glob("plot_*.py")}
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
+
+
+def named(page: Path) -> list[str]:
+    return sorted(set(re.findall(r"`(cumulant(?:\.\w+)+)", page.read_text(encoding="utf-8"))))
+
+
+def resolve(name: str) -> object:
+    """The module or the attribute that a dotted name stands for."""
+    parts = name.split(".")
+    found = importlib.import_module(parts[0])
+    for depth, part in enumerate(parts[1:], start=2):
+        if not hasattr(found, part):
+            importlib.import_module(".".join(parts[:depth]))
+        found = getattr(found, part)
+    return found
+
+
+@each_page
+def test_every_name_exists(page: Path):
+    for name in named(page):
+        assert resolve(name) is not None, name
+
+
+def test_a_name_that_does_not_exist_is_noticed():
+    with pytest.raises(ModuleNotFoundError):
+        resolve("cumulant.hopfield.remember")
+
+
+def test_the_page_of_names_covers_the_uses():
+    uses = {"attention", "attend", "residual", "hopfield", "contrastive", "regression"}
+    uses |= {"potentials", "duality", "link", "boltzmann", "geometry"}
+    assert uses <= {name.split(".")[1] for name in named(NAMES)}
+
+
+@each_page
+def test_links_lead_somewhere(page: Path):
+    targets = re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8"))
+    for target in targets:
+        assert target.startswith("https://") or (page.parent / target).exists(), target
+
+
+def test_every_script_is_on_the_page_of_names():
+    mentioned = set(re.findall(r"plot_\w+\.py", NAMES.read_text(encoding="utf-8")))
+    assert mentioned == SCRIPTS
+
+
+def test_every_page_is_in_the_table_of_contents():
+    index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    listed = set(index.split("{toctree}")[1].split("```")[0].split())
+    assert {page.stem for page in PAGES} - {"index"} <= listed
+
+
+def test_tables_are_rectangular():
+    rows = [line for line in NAMES.read_text(encoding="utf-8").splitlines() if line.startswith("|")]
+    assert {row.count("|") for row in rows} == {7, 8}
