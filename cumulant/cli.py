@@ -18,9 +18,31 @@ def application() -> typer.Typer:
 
     app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_show_locals=False)
     app.callback()(_about)
+    _add_observatory(app)
     app.command("verify")(verify_command)
     app.command()(bench)
     return app
+
+
+def _add_observatory(app: typer.Typer) -> None:
+    """Its commands, or one that says what to install."""
+    import typer
+
+    try:
+        from cumulant.observatory.command import compare_command, observe_command, report_command
+    except ModuleNotFoundError as missing:
+        reason = f"cumulant observe needs {missing.name or missing}: install cumulant[hf,report]."
+
+        def absent(arguments: list[str] | None = typer.Argument(None)) -> None:  # noqa: B008
+            """Look into a transformer (install cumulant[hf,report])."""
+            sys.exit(reason)
+
+        for name in ("observe", "report", "compare"):
+            app.command(name)(absent)
+        return
+    app.command("observe")(observe_command)
+    app.command("report")(report_command)
+    app.command("compare")(compare_command)
 
 
 def main() -> None:
@@ -34,7 +56,7 @@ def main() -> None:
 
 
 def _about() -> None:
-    """Attention as the mean of an exponential family: run its theory, measure what its kernels cost."""
+    """Attention as the mean of an exponential family: look into models, run the theory, measure the kernels."""
 
 
 if __name__ == "__main__":

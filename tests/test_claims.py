@@ -28,7 +28,7 @@ S3-I1 S3-I2 S3-I3 S3-I4 S3-I5 S3-I6
 S3-R1 S3-R2 S3-R3 S3-R4 S3-R5 S3-R6 S3-R7 S3-R8 S3-F1 S3-F2 S3-F3 S3-F4 S3-F5 S3-F6 S4
 X-1 X-2 X-3 X-4 X-5 X-6 X-7 X-8 X-9 X-10 X-11 X-12 X-13 X-14 X-15 X-16 X-17 X-18
 """.split()  # noqa: SIM905
-PARTS = {"dynamics", "filters", "samplers", "observatory"}  # what is still to come
+PARTS = {"dynamics", "filters", "samplers"}  # what is still to come
 by_claim = pytest.mark.parametrize("claim", CLAIMS, ids=lambda c: c.id)
 
 
@@ -40,7 +40,7 @@ def test_every_statement_of_the_index_is_there_once():
 def test_a_statement_says_all_it_must(claim: Claim):
     assert claim.words.endswith(".")
     assert claim.section in range(1, 15)
-    assert all(re.fullmatch(r"[A-L]\d+", name) for name in claim.checks)
+    assert all(re.fullmatch(r"[A-M]\d+", name) for name in claim.checks)
     if claim.verdict is Verdict.CONDITION:
         assert claim.condition
     if claim.verdict is Verdict.CORRECTED:
@@ -62,6 +62,8 @@ def test_every_check_serves_a_statement():
 @pytest.mark.parametrize("name", CHECKS)
 def test_every_check_passes(name: str):
     result = run.run_check(name)
+    if result.skipped:
+        pytest.skip(result.skipped)
     assert not result.problem
     assert result.evidence
     assert all(e.passed for e in result.evidence), [e for e in result.evidence if not e.passed]
@@ -71,7 +73,7 @@ def test_every_check_passes(name: str):
 @pytest.mark.parametrize("seed", range(1, 10))
 def test_every_check_passes_for_other_seeds(seed: int):
     found = [run.run_check(name, seed) for name in CHECKS]
-    assert [r.name for r in found if not r.passed] == []
+    assert [r.name for r in found if not r.passed and not r.skipped] == []
 
 
 def test_inputs_depend_on_seed_and_name_only():
@@ -120,6 +122,16 @@ def test_a_check_that_breaks_is_reported_and_hides_nothing(monkeypatch):
     assert "RuntimeError: out of keys" in json.dumps(report.as_json(found, 0))
 
 
+def test_a_check_that_cannot_run_here_is_skipped_by_name(monkeypatch):
+    def absent(draw):
+        raise check.Skipped("install the model")
+        yield
+
+    monkeypatch.setitem(CHECKS, "A4", check.Check("A4", "absent", absent))
+    (found,) = verify([c for c in CLAIMS if c.id == "S0-E6"])
+    assert (found.status, found.results[0].skipped) == ("skipped", "install the model")
+
+
 # ---------------------------------------------------------------------- the command
 
 
@@ -150,7 +162,7 @@ def test_all_of_it_as_json_within_a_minute():
     assert process.returncode == 0, process.stderr
     found = json.loads(process.stdout)
     assert len(found["claims"]) == len(INDEX)
-    assert {c["status"] for c in found["claims"]} <= {"agrees", "to come", "not a claim"}
+    assert {c["status"] for c in found["claims"]} <= {"agrees", "to come", "not a claim", "skipped"}
     assert seconds < 60
 
 

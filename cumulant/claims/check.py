@@ -10,6 +10,11 @@ from typing import NamedTuple
 from cumulant.claims.draw import Draw
 from cumulant.claims.evidence import Evidence
 
+
+class Skipped(Exception):
+    """Raised by a check that cannot run here; its text says what would let it."""
+
+
 Function = Callable[[Draw], Iterator[Evidence]]
 
 

@@ -137,6 +137,8 @@ def _card(outcome: Outcome) -> Group:
             good = {"seen": "seen", "differs": "fails as written", "true": "holds"}.get(e.kind, "agrees")
             mark = Text(good, "green") if e.passed else Text("unexpected", "red")
             table.add_row(Text(e.label), Text(report.bound(e)), mark, Text(e.note))
+        if result.skipped:
+            table.add_row(Text(f"skipped: {result.skipped}", "yellow"))
         if result.problem:
             table.add_row(Text(result.problem, "red"))
         parts.append(Padding(table, (0, 0, 0, 13)))

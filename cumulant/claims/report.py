@@ -41,7 +41,12 @@ def summary(outcomes: Sequence[Outcome]) -> str:
         _counted(len(outcomes), "statement"),
         f"{_counted(len(checks), 'check')} with {_counted(numbers, 'comparison')}",
     ]
-    named = {"agrees": "with numbers that agree with the verdict", "disagrees": "that disagree", "to come": "to come"}
+    named = {
+        "agrees": "with numbers that agree with the verdict",
+        "disagrees": "that disagree",
+        "to come": "to come",
+        "skipped": "skipped",
+    }
     parts += [f"{count[key]} {words}" for key, words in named.items() if count[key] or key == "disagrees"]
     if count["not a claim"]:
         parts.append(f"{count['not a claim']} with nothing to check (definitions, wording, motivation)")
@@ -79,6 +84,7 @@ def as_json(outcomes: Sequence[Outcome], seed: int) -> dict:
                         "place": CHECKS[r.name].place,
                         "passed": r.passed,
                         "problem": r.problem,
+                        "skipped": r.skipped,
                         "seconds": round(r.seconds, 4),
                         "evidence": [_plain(e) for e in r.evidence],
                     }

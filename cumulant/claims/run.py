@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from cumulant.claims.check import CHECKS
+from cumulant.claims.check import CHECKS, Skipped
 from cumulant.claims.claim import Claim, Verdict
 from cumulant.claims.evidence import Evidence
 
@@ -15,12 +15,13 @@ STATISTICAL = 0.1  # tolerances from here on are standard errors, not rounding
 
 @dataclass(frozen=True)
 class CheckResult:
-    """Evidence of one check, or the sentence of the error that stopped it."""
+    """Evidence of one check, the sentence of the error that stopped it, or why it was skipped."""
 
     name: str
     evidence: tuple[Evidence, ...]
     seconds: float
     problem: str = ""
+    skipped: str = ""
 
     @property
     def passed(self) -> bool:
@@ -39,19 +40,21 @@ class Outcome:
 
     @property
     def agrees(self) -> bool | None:
-        if not self.results:
+        if all(r.skipped for r in self.results):
             return None
         literal = any(e.kind == "differs" for r in self.results for e in r.evidence)
         # a statement called false as written must be seen to fail as written
-        return all(r.passed for r in self.results) and (literal or self.claim.verdict is not Verdict.CORRECTED)
+        return all(r.passed or r.skipped for r in self.results) and (
+            literal or self.claim.verdict is not Verdict.CORRECTED
+        )
 
     @property
     def status(self) -> str:
-        """agrees · disagrees · to come · not a claim"""
+        """agrees · disagrees · to come · skipped · not a claim"""
         if not self.claim.verdict.checked:
             return "not a claim"
         if self.agrees is None:
-            return "to come"
+            return "skipped" if self.results else "to come"
         return "agrees" if self.agrees else "disagrees"
 
     @property
@@ -76,11 +79,14 @@ class Outcome:
 def run_check(name: str, seed: int = 0) -> CheckResult:
     """One check; what it raises becomes a sentence."""
     start = time.perf_counter()
+    skipped = ""
     try:
         evidence, problem = tuple(CHECKS[name].run(seed)), ""
+    except Skipped as reason:
+        evidence, problem, skipped = (), "", str(reason)
     except Exception as error:  # a check that breaks is a finding, and must not hide the others
         evidence, problem = (), f"{type(error).__name__}: {error}"
-    return CheckResult(name, evidence, time.perf_counter() - start, problem)
+    return CheckResult(name, evidence, time.perf_counter() - start, problem, skipped)
 
 
 def verify(claims: Sequence[Claim], seed: int = 0, progress: Callable[[str], None] | None = None) -> list[Outcome]:

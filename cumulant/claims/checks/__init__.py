@@ -11,6 +11,7 @@ from cumulant.claims.checks import (
     hopfield,
     identities,
     messages,
+    observation,
     propositions,
     structure,
 )
@@ -26,6 +27,7 @@ __all__ = [
     "hopfield",
     "identities",
     "messages",
+    "observation",
     "propositions",
     "structure",
 ]

@@ -140,7 +140,7 @@ MESSAGES: tuple[Claim, ...] = (
         verdict=Verdict.OPEN,
         condition="exact if and only if h is Gaussian",
         literal="f(η_i) for f(μ_i), “weight and key matrices”, and a conjugate prior without −νG(η)",
-        checks=("K14", "K15", "K16", "K17"),
+        checks=("K14", "K15", "K16", "K17", "M3"),
     ),
     Claim(
         "S2-C1",

@@ -246,12 +246,12 @@ POSTER: tuple[Claim, ...] = (
     Claim(
         "S1-F2",
         section=12,
-        words="How the law of hidden states changes over layers and training is to be observed; the theory expects it "
-        "to near a Gaussian only where heads descend.",
+        words="How the law of hidden states changes over layers can be observed; the theory expects it to near a "
+        "Gaussian only where heads descend, and a trained encoder's states are none.",
         equation="ascent index tr(VBᵀ)/(|V||B|):  < 0 towards a Gaussian,  > 0 towards clusters",
-        verdict=Verdict.MOTIVATION,
-        awaits="observatory",
-        reason="A plan of observations, not a statement; they are made on trained models.",
+        verdict=Verdict.OPEN,
+        condition="seen on one packaged model and one text; training is not yet followed",
+        checks=("M1",),
     ),
     Claim(
         "S1-F3",
@@ -260,7 +260,7 @@ POSTER: tuple[Claim, ...] = (
         equation="m(η₀ + δ) = m₀ + C₀δ + ½κ₃[δ,δ] + O(|δ|³)",
         verdict=Verdict.CONDITION,
         condition="to second order in δ, with |δ| small beside |C|/|κ₃|",
-        checks=("K20",),
+        checks=("K20", "M2"),
     ),
     Claim(
         "S1-F4",

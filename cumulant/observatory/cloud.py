@@ -1,0 +1,146 @@
+"""What is remembered of the hidden states at one place of a model: records of fixed size that can be merged.
+
+Beside `Tally` for numbers there are two for vectors: `Spread`, their mean and covariance, and `Sample`, a random few of
+them that depends neither on the order of the texts nor on how they were divided.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from cumulant.checks import sentence
+from cumulant.observatory.tally import Tally
+
+SAMPLE = 512  # vectors that are kept per place
+
+
+@dataclass(frozen=True, eq=False)
+class Spread:
+    """count (), mean (D,), scatter (D, D) = Σ (x − mean)(x − mean)ᵀ, in float64."""
+
+    count: Tensor
+    mean: Tensor
+    scatter: Tensor
+
+    @classmethod
+    def of(cls, x: Tensor) -> Spread:
+        """x (n, D). Products are formed in the precision of x, about its own mean.
+
+        >>> import torch
+        >>> Spread.of(torch.tensor([[1.0], [3.0]])).covariance
+        tensor([[1.]], dtype=torch.float64)
+        """
+        x = x.detach().cpu()
+        mean = x.mean(0, dtype=torch.float64) if len(x) else x.new_zeros(x.shape[1], dtype=torch.float64)
+        centred = x - mean.to(x.dtype)
+        # the rounded mean is off by a little, which the second term takes out exactly
+        off = centred.mean(0, dtype=torch.float64) if len(x) else mean
+        scatter = (centred.mT @ centred).double() - len(x) * torch.outer(off, off)
+        return cls(torch.tensor(len(x)), mean, scatter)
+
+    def merge(self, other: Spread) -> Spread:
+        """Of both sets; no vectors is the identity."""
+        count = self.count + other.count
+        share = other.count.double() / count.clamp_min(1)
+        gap = other.mean - self.mean
+        between = (self.count * share) * torch.outer(gap, gap)
+        return Spread(count, self.mean + share * gap, self.scatter + other.scatter + between)
+
+    @property
+    def covariance(self) -> Tensor:
+        """(D, D), about the mean, divided by the count; 0 of nothing."""
+        return self.scatter / self.count.clamp_min(1)
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """The `SAMPLE` vectors of smallest priority: priority (m,) ascending, state (m, D)."""
+
+    priority: Tensor
+    state: Tensor
+
+    @classmethod
+    def of(cls, x: Tensor, priority: Tensor) -> Sample:
+        """x (n, D), priority (n,)."""
+        order = priority.argsort(stable=True)[:SAMPLE]
+        kept = x.detach()[order.to(x.device)].cpu()
+        return cls(priority[order], kept if kept.dtype == torch.float64 else kept.float())
+
+    def merge(self, other: Sample) -> Sample:
+        return Sample.of(torch.cat([self.state, other.state]), torch.cat([self.priority, other.priority]))
+
+
+Kept = Tally | Spread | Sample
+KINDS: dict[str, type[Kept]] = {"tally": Tally, "spread": Spread, "sample": Sample}
+
+
+def priorities(seed: int, text: Tensor, position: Tensor) -> Tensor:
+    """A number below 2⁶³ for each token, which looks random and depends on nothing but these three.
+
+    text, position: integer tensors that broadcast.
+
+    >>> import torch
+    >>> both, alone = (priorities(0, torch.tensor(text), torch.tensor(7)) for text in ([3, 4], 4))
+    >>> bool(both[1] == alone)
+    True
+    """
+    x = _mix(torch.full((), seed, dtype=torch.int64))
+    x = _mix(x ^ text.to("cpu", torch.int64))
+    return _mix(x ^ position.to("cpu", torch.int64)) & 0x7FFFFFFFFFFFFFFF
+
+
+def flatten(kept: dict[str, Kept]) -> dict[str, Tensor]:
+    """One tensor per field, under `place:kind.field`."""
+    kind_of = {kind: name for name, kind in KINDS.items()}
+    return {
+        f"{place}:{kind_of[type(record)]}.{f.name}": getattr(record, f.name).contiguous()
+        for place, record in kept.items()
+        for f in fields(record)
+    }
+
+
+def unflatten(state: dict[str, Tensor]) -> dict[str, Kept]:
+    """The inverse of `flatten`; in any order of the keys."""
+    grouped: dict[tuple[str, str], dict[str, Tensor]] = {}
+    for key, tensor in state.items():
+        place, _, rest = key.rpartition(":")
+        kind, _, name = rest.partition(".")
+        if kind not in KINDS:
+            expected, advice = (
+                f"keys place:kind.field with kind in {sorted(KINDS)}",
+                "Give what LayerWatch.state returned.",
+            )
+            raise ValueError(sentence("layers.state", expected, repr(key), advice))
+        grouped.setdefault((place, kind), {})[name] = tensor
+    out = {}
+    for (place, kind), parts in grouped.items():
+        names = {f.name for f in fields(KINDS[kind])}
+        if parts.keys() != names:
+            lost = ", ".join(sorted(names ^ parts.keys()))
+            raise ValueError(
+                sentence("layers.state", f"every field of {place}", f"{lost} amiss", "The record is broken.")
+            )
+        out[place] = KINDS[kind](**parts)
+    return out
+
+
+def merge_places(one: dict[str, Kept], other: dict[str, Kept]) -> dict[str, Kept]:
+    """Both records; a place that only one of them has is taken as it is."""
+    both = one | other
+    return {p: one[p].merge(other[p]) if p in one and p in other else both[p] for p in both}  # pyright: ignore[reportArgumentType]
+
+
+def _mix(x: Tensor) -> Tensor:
+    """splitmix64 (Steele, Lea and Flood 2014): an invertible scrambling of 64 bits."""
+    x = x - 0x61C8864680B583EB  # + 0x9E3779B97F4A7C15 modulo 2⁶⁴
+    x = (x ^ _shift(x, 30)) * -0x40A7B892E31B1A47  # 0xBF58476D1CE4E5B9
+    x = (x ^ _shift(x, 27)) * -0x6B2FB644ECCEEE15  # 0x94D049BB133111EB
+    return x ^ _shift(x, 31)
+
+
+def _shift(x: Tensor, bits: int) -> Tensor:
+    """To the right, filling with zeros, as for unsigned numbers."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)

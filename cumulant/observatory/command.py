@@ -1,0 +1,196 @@
+"""`cumulant observe`, `cumulant report` and `cumulant compare` in the terminal."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from cumulant.observatory.directory import page_data, render, write_tables
+from cumulant.observatory.models import KNOWN, Loaded, load, random_twin
+from cumulant.observatory.nulls import chosen_nulls, shuffled
+from cumulant.observatory.observe import observe
+from cumulant.observatory.record import Record, claim_directory
+from cumulant.observatory.statics import with_weights
+from cumulant.observatory.texts import read_texts
+
+NULL_SHARE = 4  # nulls read a quarter of the tokens
+LEAST = 4096  # but not fewer than this
+
+
+def observe_command(
+    model: Annotated[
+        str, typer.Argument(help=f"{', '.join(KNOWN)}, a directory, a GGUF file, or owner/name on the hub.")
+    ] = "minilm",
+    text: Annotated[
+        list[str] | None, typer.Option(help="A file, a directory or - for standard input; Python's own help if none.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Where to put tables and page; observed/MODEL if none.")] = None,
+    max_tokens: Annotated[int, typer.Option(min=16, help="Stop after so many tokens.")] = 20_000,
+    max_length: Annotated[int, typer.Option(min=8, help="Tokens of a window; longer texts are cut.")] = 256,
+    batch_size: Annotated[int, typer.Option(min=1, help="Windows that run together.")] = 16,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps, …")] = "cpu",
+    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, …; as stored if none.")] = None,
+    quantities: Annotated[
+        list[str] | None, typer.Option(help="Names or groups (cheap, full, sampled); all if none.")
+    ] = None,
+    null: Annotated[list[str] | None, typer.Option(help="random, shuffled or none; both if none is named.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the sample of queries and of the nulls.")] = 0,
+    force: Annotated[bool, typer.Option("--force", help="Replace a record that is already in --out.")] = False,
+    allow_pickle: Annotated[
+        bool,
+        typer.Option("--allow-pickle", help="Load weights from pickle, which can run code."),
+    ] = False,
+) -> None:
+    """Look into a transformer: the law of its heads and of its hidden states while it reads a text.
+
+    Writes heads.parquet, layers.parquet, tokens.parquet, moments.safetensors, record.json and report.html, a page to
+    look at. Numbers stand beside those of the same architecture at random initialisation and with shuffled keys.
+    """
+    screen, errors = Console(), Console(stderr=True)
+    with _sentences():
+        nulls = chosen_nulls(null)
+        place = out or Path("observed") / Path(model).name
+        claim_directory(place, force)
+        with errors.status(f"loading {model}"):
+            loaded = load(model, device=device, dtype=dtype, allow_pickle=allow_pickle)
+        settings = {"quantities": quantities, "max_length": max_length, "batch_size": batch_size, "seed": seed}
+        sources = text or []
+        told = {
+            "text": ", ".join(sources) or "pydoc_data.topics, Python's own help",
+            "command": shlex.join(["cumulant", *sys.argv[1:]]),
+            "dimension": int(getattr(loaded.model.config, "hidden_size", 0)) or None,
+        }
+        texts = read_texts(sources)
+        record = _observed(errors, loaded, texts, max_tokens, settings, "reading")
+        record = with_weights(record, loaded.model)
+        record = replace(record, meta=record.meta | told | {"text_hash": texts.sha256})
+        record.save(place)
+        found = {}
+        if record.meta["complete"] and "-" not in sources:
+            fewer = max(LEAST, max_tokens // NULL_SHARE)
+            for name in nulls:
+                found[name] = _null(errors, name, loaded, sources, min(fewer, max_tokens), settings)
+                found[name].save(place / f"null-{name}")
+        with errors.status("writing tables and page"):
+            write_tables(record, place)
+            render(record, place / "report.html", found)
+    _summarise(screen, record, found, place)
+
+
+def report_command(
+    directory: Annotated[Path, typer.Argument(help="What `cumulant observe --out` wrote.")],
+) -> None:
+    """Write the tables and the page of a record again, from what its directory holds."""
+    with _sentences():
+        record = Record.load(directory)
+        found = _nulls_of(directory)
+        write_tables(record, directory)
+        render(record, directory / "report.html", found)
+    _summarise(Console(), record, found, directory)
+
+
+def compare_command(
+    directories: Annotated[list[Path], typer.Argument(help="Two or more directories of `cumulant observe`.")],
+) -> None:
+    """Put observations side by side: other models, other texts, other checkpoints."""
+    screen = Console()
+    with _sentences():
+        if len(directories) < 2:
+            raise ValueError("compare: expected at least two directories, got one. Name another.")
+        records = {str(d): Record.load(d) for d in directories}
+        answers = {name: page_data(r, _nulls_of(Path(name)))["verdicts"] for name, r in records.items()}
+    table = Table("", *[Path(name).name for name in records], title="The questions", title_justify="left")
+    questions = list(dict.fromkeys(a["question"] for found in answers.values() for a in found))
+    for question in questions:
+        told = {name: next((a for a in found if a["question"] == question), None) for name, found in answers.items()}
+        table.add_row(f"[bold]{question}[/]", *[a["answer"] if a else "–" for a in told.values()])
+        labels = list(dict.fromkeys(n["label"] for a in told.values() if a for n in a["numbers"]))
+        for label in labels:
+            cells = []
+            for a in told.values():
+                number = next((n for n in a["numbers"] if n["label"] == label), None) if a else None
+                cells.append(_figure(number))
+            table.add_row(f"  {label}", *cells)
+    screen.print(table)
+
+
+def _figure(number: dict | None) -> str:
+    if number is None or number["value"] is None:
+        return "–"
+    null = "" if number["null"] is None else f" (null {number['null']:.3g})"
+    return f"{number['value']:.3g}{null}"
+
+
+def _observed(errors: Console, model: Loaded, texts, max_tokens: int, settings: dict, words: str, alter=None) -> Record:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed:,.0f} of {task.total:,.0f} tokens"),
+        TextColumn("{task.fields[rate]}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=errors, transient=True) as bar:
+        task = bar.add_task(f"{model.name}: {words}", total=max_tokens, rate="")
+
+        def progress(tokens: int) -> None:
+            speed = bar.tasks[task].speed
+            bar.update(task, advance=tokens, rate=f"{speed:,.0f} tokens/s" if speed else "")
+
+        return observe(model, texts, max_tokens=max_tokens, progress=progress, alter=alter, **settings)
+
+
+def _null(errors: Console, name: str, loaded: Loaded, sources: list[str], tokens: int, settings: dict) -> Record:
+    texts = read_texts(sources)
+    if name == "random":
+        twin = replace(loaded, model=random_twin(loaded, settings["seed"]))
+        record = _observed(errors, twin, texts, tokens, settings, "null, random weights")
+        return with_weights(record, twin.model)
+    quiet = settings | {"hidden_states": False}
+    return _observed(errors, loaded, texts, tokens, quiet, "null, shuffled keys", shuffled(settings["seed"]))
+
+
+def _nulls_of(directory: Path) -> dict[str, Record]:
+    return {p.name.removeprefix("null-"): Record.load(p) for p in sorted(directory.glob("null-*")) if p.is_dir()}
+
+
+def _summarise(screen: Console, record: Record, nulls: dict[str, Record], place: Path) -> None:
+    """What a person wants to know when the command ends."""
+    data = page_data(record, nulls)
+    meta = record.meta
+    heads = sum(layer.heads for layer in record.layers)
+    screen.print(
+        f"[bold]{meta['model']}[/] ({meta['model_class']}): {len(record.layers)} attention modules, {heads} heads, "
+        f"{meta['tokens']:,} tokens of {meta.get('text', 'text')} in {meta['sequences']:,} windows.",
+        highlight=False,
+    )
+    for note in meta.get("notes", []):
+        screen.print(f"Note: {note}.", highlight=False)
+    if not meta.get("complete", True):
+        screen.print("[yellow]Interrupted: the record holds what was read until then.[/]")
+    table = Table("question", "", "what was seen", show_lines=True)
+    for answer in data["verdicts"]:
+        table.add_row(answer["question"], f"[bold]{answer['answer']}[/]", answer["words"])
+    screen.print(table)
+    screen.print(f"Page: [bold]{place / 'report.html'}[/]   Tables: {place}/*.parquet", highlight=False)
+
+
+@contextmanager
+def _sentences() -> Iterator[None]:
+    """One sentence for what a user can mend; everything else keeps its traceback."""
+    try:
+        yield
+    except (ValueError, TypeError, OSError, ModuleNotFoundError) as error:
+        Console(stderr=True).print(f"[red]{type(error).__name__}[/]: ", end="")
+        Console(stderr=True).print(str(error), markup=False, highlight=False, soft_wrap=True)
+        raise typer.Exit(2) from None

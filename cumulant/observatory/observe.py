@@ -1,0 +1,143 @@
+"""The main job: a model reads texts while it is listened to, and a record remains."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+from torch import nn
+
+from cumulant.checks import sentence
+from cumulant.observatory.interface import Call
+from cumulant.observatory.models import Loaded
+from cumulant.observatory.pieces import pieces
+from cumulant.observatory.record import TEXTS, Passage, Record
+from cumulant.observatory.recorder import Recorder, attach
+from cumulant.observatory.texts import Batch, Text, batches
+
+LONGEST = 192  # tokens of a passage that are kept for the page
+Progress = Callable[[int], None]
+
+
+def observe(
+    model: Loaded | nn.Module,
+    texts: Iterable[Text | str],
+    *,
+    tokenizer: Any = None,
+    quantities: str | Sequence[str] | None = None,
+    max_tokens: int | None = 20_000,
+    max_length: int = 256,
+    batch_size: int = 16,
+    seed: int = 0,
+    hidden_states: bool = True,
+    alter: Callable[[Call], Call] | None = None,
+    progress: Progress | None = None,
+    meta: dict | None = None,
+) -> Record:
+    """Let a model read texts and keep the law of its heads and of its hidden states.
+
+    model       what `models.load` gives, or a transformers model with its ``tokenizer``
+    texts       strings, or what `texts.read_texts` yields
+    quantities  names or groups; all if None
+    max_tokens  where to stop; None reads everything
+    max_length  tokens of a window; longer texts are cut
+    progress    called with the number of tokens of every batch that is done
+
+    Memory does not grow with the length of the texts. An interrupt (Ctrl-C) ends the reading and gives the record so
+    far, with ``meta["complete"]`` false.
+    """
+    network, tokenizer = (model.model, model.tokenizer) if isinstance(model, Loaded) else (model, tokenizer)
+    if tokenizer is None:
+        advice = "Pass tokenizer=..., or attach(model) and call the model yourself."
+        raise ValueError(sentence("observe.tokenizer", "the tokenizer of the model", None, advice))
+    stream = batches(texts, tokenizer, max_length=max_length, batch_size=batch_size, max_tokens=max_tokens)
+    device = next(network.parameters()).device
+    passages: list[Passage] = []
+    tokens = sequences = 0
+    complete = True
+    with attach(network, quantities, seed=seed, hidden_states=hidden_states, alter=alter) as recorder:
+        try:
+            for batch in stream:
+                _place(recorder, batch)
+                with torch.inference_mode():
+                    network(**batch.inputs(device), **_decoder(network, batch, device))
+                passages += _passages(recorder, batch, tokenizer)
+                tokens, sequences = tokens + batch.tokens, sequences + len(batch.names)
+                if progress is not None:
+                    progress(batch.tokens)
+        except KeyboardInterrupt:
+            complete = False
+            if not recorder.parts:
+                raise
+        record = recorder.record()
+    told = {
+        "model": model.name if isinstance(model, Loaded) else type(network).__name__,
+        "model_class": type(network).__name__,
+        "fingerprint": model.fingerprint if isinstance(model, Loaded) else "",
+        "source": model.source if isinstance(model, Loaded) else "",
+        "notes": list(model.notes) if isinstance(model, Loaded) else [],
+        "tokens": tokens,
+        "sequences": sequences,
+        "skipped": stream.skipped,
+        "max_length": max_length,
+        "batch_size": batch_size,
+        "seed": seed,
+        "complete": complete,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": versions(),
+    }
+    return replace(record, passages=tuple(passages[:TEXTS]), meta=record.meta | told | (meta or {}))
+
+
+def versions() -> dict[str, str]:
+    """What a result depends on."""
+    found = {"python": platform.python_version()}
+    for name in ("cumulant", "torch", "transformers", "tokenizers", "safetensors"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+def _place(recorder: Recorder, batch: Batch) -> None:
+    """Tell the recorder what it listens to: the sample depends on it, and the first passages are kept."""
+    recorder.texts, recorder.offsets = batch.text_index, batch.offset
+    first = (batch.text_index < TEXTS) & (batch.offset == 0)
+    recorder.keep = tuple(first.nonzero()[:, 0].tolist())
+    recorder.shown = {}
+    if recorder.watch is not None:
+        # windows of one text are different sequences
+        recorder.watch.expect(texts=batch.text_index * 1_000_003 + batch.offset)
+
+
+def _decoder(network: nn.Module, batch: Batch, device: torch.device) -> dict:
+    """An encoder–decoder writes what it reads: its decoder gets the same tokens, shifted by its start token."""
+    config: Any = network.config
+    if not getattr(config, "is_encoder_decoder", False):
+        return {}
+    start = config.decoder_start_token_id if config.decoder_start_token_id is not None else config.bos_token_id
+    ids = batch.input_ids.roll(1, 1)
+    ids[:, 0] = start
+    mask = batch.attention_mask.roll(1, 1)
+    mask[:, 0] = 1
+    return {"decoder_input_ids": ids.to(device), "decoder_attention_mask": mask.to(device)}
+
+
+def _passages(recorder: Recorder, batch: Batch, tokenizer: Any) -> list[Passage]:
+    out = []
+    for sequence, values in sorted(recorder.shown.items()):
+        length = min(LONGEST, int(batch.attention_mask[sequence].sum()))
+        shown = tuple(pieces(tokenizer, batch.input_ids[sequence, :length].tolist()))
+        whole = batch.input_ids.shape[1]
+        kept = {
+            quantity: {name: t[:, :length].contiguous() for name, t in by_layer.items() if t.shape[1] == whole}
+            for quantity, by_layer in values.items()
+        }
+        out.append(Passage(batch.names[sequence], shown, kept))
+    return out

@@ -1,0 +1,195 @@
+// What happens to hidden states from block to block.
+
+const COURSES = [
+  {
+    name: "expansion",
+    title: "Expansion and contraction",
+    lines: [
+      ["expansion", "expansion"],
+      ["contraction", "contraction"],
+    ],
+    neutral: true,
+  },
+  { name: "rms", title: "Size of a token", lines: [["rms", "root mean square"]] },
+  { name: "mean_cosine", title: "Mean cosine between tokens", lines: [["mean_cosine", "mean cosine"]] },
+  {
+    name: "effective_rank",
+    title: "Dimensions in use",
+    lines: [
+      ["effective_rank", "effective rank"],
+      ["participation", "participation ratio"],
+    ],
+  },
+  {
+    name: "sliced_w2",
+    title: "Distance from a Gaussian",
+    lines: [["sliced_w2", "sliced W₂"]],
+    against: "sliced_w2_null",
+    band: ["sliced_w2_null_low", "sliced_w2_null_high"],
+  },
+  {
+    name: "skewness",
+    title: "Skewness",
+    lines: [["skewness", "Mardia skewness"]],
+    against: "skewness_null",
+    band: ["skewness_null_low", "skewness_null_high"],
+  },
+  {
+    name: "kurtosis",
+    title: "Kurtosis",
+    lines: [["kurtosis", "Mardia kurtosis"]],
+    against: "kurtosis_null",
+    band: ["kurtosis_null_low", "kurtosis_null_high"],
+  },
+  {
+    name: "lle_error",
+    title: "Error of local linear reconstruction",
+    lines: [["lle_error", "relative error"]],
+    against: "lle_error_null",
+    band: ["lle_error_null_low", "lle_error_null_high"],
+  },
+];
+
+const stages = () => [...new Set(DATA.depth.map((row) => row.stage ?? ""))];
+
+// blocks may be known by their path, of which an axis has room for the number only
+const blockNumber = (block) => String(block).match(/\d+(?!.*\d)/)?.[0] ?? String(block);
+
+// rows where one of these is known, in order, the stages of a block inside its unit of depth
+function placed(keys) {
+  const rows = DATA.depth.filter((row) => keys.some((key) => known(row[key])));
+  const blocks = [...new Set(DATA.depth.map((row) => row.block))];
+  const seen = new Map();
+  return rows.map((row) => {
+    const mates = rows.filter((other) => other.block === row.block).length;
+    const index = seen.get(row.block) ?? 0;
+    seen.set(row.block, index + 1);
+    return { row, at: blocks.indexOf(row.block) + index / mates };
+  });
+}
+
+// growth factors are positive and neutral at 1, their logarithms take either sign and are neutral at 0
+function neutralOf(course, values) {
+  const unit = quantityOf(course.lines[0][0]).unit ?? "";
+  return /log|nat|bit/i.test(unit) || values.some((value) => value <= 0) ? 0 : 1;
+}
+
+function drawCourse(course, width) {
+  const rows = placed(course.lines.map(([key]) => key));
+  const points = course.lines.map(([key]) => rows.filter(({ row }) => known(row[key])));
+  if (!points.some((list) => list.length)) return "Not recorded.";
+  const extra = [course.against, ...(course.band ?? [])].filter(Boolean);
+  const values = rows
+    .flatMap(({ row }) => [...course.lines.map(([key]) => row[key]), ...extra.map((key) => row[key])])
+    .filter(known);
+  const neutral = course.neutral ? neutralOf(course, values) : null;
+  const log = Math.min(...values) > 0 && Math.max(...values) / Math.min(...values) > 60;
+  const blocks = [...new Set(DATA.depth.map((row) => row.block))];
+  const every = Math.ceil(blocks.length / Math.max(4, Math.floor(width / 45)));
+  const last = Math.max(...rows.map(({ at }) => at));
+  const { svg, x, y, box } = frame({
+    width,
+    height: 236,
+    x: { low: -0.25, high: Math.max(last, 0.5) + 0.25 },
+    y: padded([...values, ...(neutral === null ? [] : [neutral])], { log }),
+    xTicks: blocks.map((_, index) => index).filter((index) => index % every === 0),
+    xName: (index) => blockNumber(blocks[index]),
+    xLabel: "block",
+  });
+  const curve = (list, key) => path(list.map(({ row, at }) => [x(at), y(row[key])]));
+  if (course.band) svg.append(...bandOf(rows, course.band, x, y));
+  if (neutral !== null && (!log || neutral > 0)) svg.append(...neutralLine(box, y(neutral)));
+  if (course.against) {
+    const list = rows.filter(({ row }) => known(row[course.against]) && (!log || row[course.against] > 0));
+    svg.append(shape("path", { class: "nullline", d: curve(list, course.against) }));
+  }
+  course.lines.forEach(([key, label], which) => {
+    const kind = which ? "second" : "";
+    svg.append(shape("path", { class: `line ${kind}`, d: curve(points[which], key) }));
+    const size = blocks.length > 16 ? 2.6 : 3.6;
+    svg.append(
+      ...points[which].map(({ row, at }) => stageMark(course, row, label, row[key], x(at), y(row[key]), size, kind)),
+    );
+  });
+  svg.append(...keyOf(course, width));
+  return svg;
+}
+
+function stageMark(course, row, label, value, x, y, size, kind) {
+  const stage = stages().indexOf(row.stage ?? "");
+  const dot = mark(MARKS[stage % MARKS.length], x, y, size, { class: `point ${kind}` });
+  const place = [`block ${row.block}`, row.stage].filter(Boolean).join(", ");
+  const beside = known(row[course.against]) ? `\nGaussian null ${show(row[course.against])}` : "";
+  return hint(dot, () => `${place}\n${label} ${show(value)}${beside}`);
+}
+
+function neutralLine({ left, right }, at) {
+  const line = shape("line", { class: "reference", x1: left, x2: right, y1: at, y2: at });
+  return [line, shape("text", { x: left, y: 10 }, "↑ grows")];
+}
+
+function bandOf(rows, [lowKey, highKey], x, y) {
+  const list = rows.filter(({ row }) => known(row[lowKey]) && known(row[highKey]) && (!y.log || row[lowKey] > 0));
+  if (!list.length) return [];
+  const edge = (key) => list.map(({ row, at }) => [x(at), y(row[key])]);
+  return [shape("path", { class: "band", d: `${path([...edge(lowKey), ...edge(highKey).reverse()])}Z` })];
+}
+
+function keyOf(course, width) {
+  const entries =
+    course.lines.length > 1 ? course.lines.map(([, label], which) => [label, `line ${which ? "second" : ""}`]) : [];
+  if (course.against) entries.push(["Gaussian null", "nullline"]);
+  let right = width - 12;
+  return entries.reverse().flatMap(([label, kind]) => {
+    const long = label.length * 6.1;
+    right -= long + 26;
+    const at = right + 4;
+    return [
+      shape("line", { class: kind, x1: at, x2: at + 14, y1: 6, y2: 6 }),
+      shape("text", { x: at + 18, y: 10 }, label),
+    ];
+  });
+}
+
+function startStages() {
+  const names = stages();
+  if (names.length < 2) return;
+  const keys = names.map((name, i) => {
+    const sign = shape("svg", { width: 12, height: 12 }, mark(MARKS[i % MARKS.length], 6, 6, 4, { class: "point" }));
+    return html("span", { class: "key" }, sign, name || "block");
+  });
+  find("depth-key").append(...keys);
+}
+
+function startDepth() {
+  if (!DATA.depth.length) {
+    find("depth-figures").append(nothing("Nothing was recorded of the hidden states."));
+    find("depth-table").closest("details").hidden = true;
+    return;
+  }
+  startStages();
+  const drawable = COURSES.filter(({ lines }) => lines.some(([key]) => DATA.depth.some((row) => known(row[key]))));
+  find("depth-figures").append(
+    ...drawable.map((course) =>
+      figure({
+        title: course.title,
+        name: `depth-${course.name}`,
+        draw: (width) => drawCourse(course, width),
+      }),
+    ),
+  );
+  const keys = [...new Set(DATA.depth.flatMap(Object.keys))];
+  find("depth-table").append(
+    sheet({
+      title: "Hidden states, stage by stage",
+      name: "depth",
+      header: keys,
+      heading: (key) =>
+        DATA.quantities.some((q) => q.name === key)
+          ? { label: capital(labelOf(key)), words: definitionOf(key) }
+          : key.replaceAll("_", " "),
+      rows: () => DATA.depth.map((row) => keys.map((key) => row[key] ?? null)),
+      first: (value) => String(value ?? "–"),
+    }),
+  );
+}

@@ -1,0 +1,185 @@
+// One head: its course over positions, its place among the others, all its numbers.
+
+function drawPositions(width) {
+  const curve = (head) => (cellOf(head, state.quantity).by_position ?? []).filter(([p, v]) => known(p) && known(v));
+  const own = curve(state.head);
+  if (own.length < 2) return "Not enough positions to draw a course.";
+  const beside = DATA.heads.filter((head) => head.layer === state.head.layer && head !== state.head).map(curve);
+  const log = own.at(-1)[0] > 100;
+  const at = (position) => (log ? position + 1 : position);
+  const ends = { low: at(own[0][0]), high: at(own.at(-1)[0]), log };
+  const values = [...own, ...beside.flat()].map(([, v]) => v);
+  const { svg, x, y } = frame({ width, height: 220, x: ends, y: padded(values), xLabel: "position in the sequence" });
+  const line = (points, kind) => shape("path", { class: kind, d: path(points.map(([p, v]) => [x(at(p)), y(v)])) });
+  svg.append(...beside.filter((points) => points.length > 1).map((points) => line(points, "line others")));
+  svg.append(line(own, "line"));
+  for (const [position, value] of own) {
+    const dot = mark("circle", x(at(position)), y(value), own.length > 24 ? 1.6 : 2.8, { class: "point plain" });
+    svg.append(dot);
+    const target = mark("circle", x(at(position)), y(value), 7, { style: "fill:transparent" });
+    svg.append(hint(target, () => `position ${show(position)}\n${labelOf(state.quantity)} ${show(value)}`));
+  }
+  return svg;
+}
+
+function drawPlace(width) {
+  const [across, up] = [state.across, state.up];
+  const points = DATA.heads
+    .map((head) => [head, cellOf(head, across).mean, cellOf(head, up).mean])
+    .filter(([, a, b]) => known(a) && known(b));
+  if (!points.length) return "No head has both quantities.";
+  const wide = (values) => Math.min(...values) > 0 && Math.max(...values) / Math.min(...values) > 30;
+  const [as, bs] = [points.map((p) => p[1]), points.map((p) => p[2])];
+  const { svg, x, y } = frame({
+    width,
+    height: 330,
+    x: padded(as, { log: wide(as) }),
+    y: padded(bs, { log: wide(bs) }),
+    xLabel: withUnit(across),
+    yLabel: withUnit(up),
+  });
+  const chosenLast = points.sort((p, q) => (p[0] === state.head) - (q[0] === state.head));
+  for (const [head, a, b] of chosenLast) {
+    const kind = classOf(head);
+    const chosen = head === state.head;
+    const dot = mark(MARKS[Math.max(kind - 1, 0)], x(a), y(b), chosen ? 7 : 4.6, {
+      class: `head c${kind}${chosen ? " chosen" : ""}`,
+      "data-place": `${head.layer}.${head.head}`,
+      onclick: () => set({ head }),
+    });
+    const words = head.hopfield_class
+      ? `\nclass ${head.hopfield_class}: ${CLASS_WORDS[head.hopfield_class] ?? ""}`
+      : "";
+    svg.append(hint(dot, () => `${headName(head)}\n${labelOf(across)} ${show(a)}\n${labelOf(up)} ${show(b)}${words}`));
+  }
+  return svg;
+}
+
+function classKey() {
+  const counts = CLASSES.map((name) => DATA.heads.filter((head) => head.hopfield_class === name).length);
+  return CLASSES.map((name, i) =>
+    counts[i]
+      ? html(
+          "span",
+          { class: "key" },
+          shape("svg", { width: 12, height: 12 }, mark(MARKS[i], 6, 6, 4.4, { class: `c${i + 1}` })),
+          `${name}: ${CLASS_WORDS[name]}, ${counts[i]}`,
+        )
+      : null,
+  );
+}
+
+function describeHead(panel) {
+  const { head } = state;
+  const cell = cellOf(head, state.quantity);
+  const { name, kind } = layerOf(head.layer) ?? {};
+  const fact = (label, value, style) => html("div", {}, html("dt", {}, label), html("dd", { class: style }, value));
+  const error = known(cell.standard_error) ? ` ± ${show(cell.standard_error, 2)}` : "";
+  const badge = classOf(head)
+    ? html(
+        "span",
+        { class: "class" },
+        html("i", { class: `c${classOf(head)}` }),
+        `Hopfield class ${head.hopfield_class}`,
+      )
+    : null;
+  if (badge) hint(badge, () => `It takes ${CLASS_WORDS[head.hopfield_class]} to hold 90 % of the attention.`);
+  const facts = [
+    fact("Mean", show(cell.mean) + error),
+    fact("Median", show(cell.q50)),
+    fact("Spread", show(cell.sd)),
+    known(cell.null_random) ? fact("Random weights", show(cell.null_random), "null") : null,
+    known(cell.null_shuffled) ? fact("Shuffled keys", show(cell.null_shuffled), "null") : null,
+  ];
+  panel.replaceChildren(
+    html(
+      "div",
+      { class: "headline" },
+      html("h3", {}, headName(head)),
+      badge,
+      html("small", { class: "code" }, [name, kind].filter(Boolean).join(" · ")),
+    ),
+    html("dl", { class: "readout" }, facts.filter(Boolean)),
+  );
+}
+
+function startHead() {
+  if (!state.head) {
+    find("head").append(nothing("Once there are heads, the one you choose is shown here."));
+    return;
+  }
+  const panel = html("div", { class: "stack", id: "chosen", "aria-live": "polite" });
+  describeHead(panel);
+  watch(["head", "quantity"], () => describeHead(panel));
+  const on = ["head", "quantity"];
+  find("head").append(
+    html(
+      "div",
+      { class: "stack" },
+      panel,
+      figure({
+        title: () => `${capital(labelOf(state.quantity))} over tokens`,
+        name: "distribution",
+        on,
+        draw: drawHistogram,
+        note: () => `${headName(state.head)}. Above: 5 to 95 %, quartiles, median, mean ◆.`,
+      }),
+      figure({
+        title: () => `${capital(labelOf(state.quantity))} against position`,
+        name: "positions",
+        on,
+        draw: drawPositions,
+        note: () => `${headName(state.head)}; in grey the other heads of its layer.`,
+      }),
+    ),
+  );
+  startPlace();
+  startHeadTable();
+}
+
+function startHeadTable() {
+  const offered = { mean: "Mean", sd: "Spread", q50: "Median", null_random: "Random", null_shuffled: "Shuffled" };
+  const columns = [["name", "Quantity"], ...Object.entries(offered).filter(([key]) => anywhere(key))];
+  find("head-table").append(
+    sheet({
+      title: () => `All quantities of ${headName(state.head).toLowerCase()}`,
+      name: "head",
+      on: ["head"],
+      wide: false,
+      header: columns.map(([, label]) => label),
+      rows: () =>
+        DATA.measured.map((name) => [name, ...columns.slice(1).map(([key]) => cellOf(state.head, name)[key] ?? null)]),
+      first: (name) => term(name),
+    }),
+  );
+}
+
+function startPlace() {
+  const has = (name) => DATA.measured.includes(name);
+  state.across = has("entropy") ? "entropy" : DATA.measured[0];
+  state.up = ["k90", "effective_atoms"].find(has) ?? DATA.measured[1] ?? DATA.measured[0];
+  const options = DATA.measured.map((name) => [name, capital(labelOf(name))]);
+  const card = figure({
+    title: "Its place among all heads",
+    name: "place",
+    on: ["head", "across", "up"],
+    draw: drawPlace,
+    note: () =>
+      classKey().some(Boolean) ? "Marks are Hopfield classes: what share of the keys holds 90 % of the attention." : "",
+  });
+  const controls = html(
+    "div",
+    { class: "controls" },
+    selector("Across", "across", options, state.across, (across) => set({ across })),
+    selector("Up", "up", options, state.up, (up) => set({ up })),
+    html("div", { class: "keys" }, classKey()),
+  );
+  card.append(controls);
+  find("place").append(card);
+  if (DATA.rows.length <= 12) return;
+  find("head").append(find("place")); // beside a tall map both columns are full this way
+  find("map").after(find("head-table"));
+}
+
+const term = (name) =>
+  hint(html("span", { class: "term", tabindex: 0 }, capital(labelOf(name))), () => definitionOf(name));

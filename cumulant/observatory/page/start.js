@@ -1,0 +1,58 @@
+// Unpacks the data and draws the page.
+
+async function unpacked() {
+  const bytes = Uint8Array.from(atob(find("data").textContent.trim()), (letter) => letter.charCodeAt(0));
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+  return new Response(stream).json();
+}
+
+const dark = matchMedia("(prefers-color-scheme: dark)");
+
+function startTheme() {
+  const root = document.documentElement;
+  find("theme").addEventListener("click", () => {
+    const now = root.dataset.theme ?? (dark.matches ? "dark" : "light");
+    root.dataset.theme = now === "dark" ? "light" : "dark";
+    set({ theme: root.dataset.theme });
+  });
+  dark.addEventListener("change", () => set({ theme: `system ${dark.matches}` }));
+}
+
+function startCopy() {
+  find("copy")?.addEventListener("click", () => {
+    const range = document.createRange();
+    range.selectNodeContents(find("command"));
+    getSelection().removeAllRanges();
+    getSelection().addRange(range);
+    const done = () => {
+      find("copy").textContent = "Copied";
+    };
+    navigator.clipboard?.writeText(find("command").textContent).then(done, () => {
+      find("copy").textContent = "Selected";
+    });
+  });
+}
+
+function trouble(message) {
+  find("trouble").textContent = `Some figures could not be drawn: ${message}. A browser from 2023 or later is needed.`;
+  find("trouble").hidden = false;
+}
+
+async function start() {
+  addEventListener("error", (event) => trouble(event.message));
+  addEventListener("keydown", (event) => {
+    if (event.key === "Escape") find("hint").hidden = true;
+  });
+  startTheme();
+  startCopy();
+  try {
+    prepare(await unpacked());
+    for (const part of [startMap, startHead, startTexts, startDepth, startSpectra, startTable]) part();
+    document.documentElement.dataset.ready = "true";
+  } catch (error) {
+    trouble(error.message);
+    throw error;
+  }
+}
+
+start();

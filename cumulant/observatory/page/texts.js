@@ -1,0 +1,78 @@
+// Texts whose tokens are coloured by what the chosen head did there.
+
+const tokenKey = (values, head) =>
+  [`${head.layer}.${head.head}`, `${head.layer},${head.head}`].find((key) => key in (values ?? {}));
+
+function readings(text) {
+  return Object.keys(text?.values ?? {});
+}
+
+function coloured(text, own, range, ramp, quantity) {
+  const span = range && range.high > range.low ? range.high - range.low : 0;
+  const apart = !text.tokens.some((token) => /^\s|\s$/.test(token)); // pieces that do not carry their spaces
+  return text.tokens.flatMap((token, index) => {
+    const value = own[index];
+    const inside = apart && token.length > 2 && token.startsWith("##");
+    const seen = inside ? token.slice(2) : token;
+    const gap = apart && !inside && index ? " " : "";
+    if (!known(value)) return [gap, html("span", { class: "unknown" }, seen)];
+    const colour = ramp(span ? (value - range.low) / span : 0.5);
+    const piece = html("span", { style: `background:${css(colour)};color:${inkOn(colour)}` }, seen);
+    const words = () => `${token.trim() || "(space)"}\nposition ${index}\n${labelOf(quantity)} ${show(value)}`;
+    return [gap, hint(piece, words)];
+  });
+}
+
+function rampKey(range, ramp, quantity) {
+  if (!range) return html("span", { class: "key" }, "Nothing was kept of this head for this text.");
+  const shades = `background:linear-gradient(90deg,${css(ramp(0))},${css(ramp(1))})`;
+  const parts = [show(range.low, 3), html("i", { class: "ramp", style: shades })];
+  const words = [show(range.high, 3), withUnit(quantity)].map((text) => html("span", {}, text));
+  return html("span", { class: "key" }, parts, words);
+}
+
+function showReading(panel) {
+  const text = DATA.texts[state.text];
+  const quantity = readings(text).includes(state.colouring) ? state.colouring : readings(text)[0];
+  const rows = text.values?.[quantity];
+  const own = rows?.[tokenKey(rows, state.head)] ?? [];
+  const range = extent(own);
+  const ramp = washing();
+  const more = text.length - text.tokens.length;
+  const table = () => text.tokens.map((token, index) => [index, token, own[index] ?? null]);
+  const button = saveButton("CSV", () => saveTable("text", ["position", "token", quantity], table()));
+  const heading = html("h3", {}, `${text.name ?? "Text"}, ${headName(state.head).toLowerCase()}`);
+  const tokens = coloured(text, own, range, ramp, quantity);
+  const cut = more > 0 ? html("small", {}, ` … ${show(more)} more tokens`) : null;
+  panel.replaceChildren(
+    html("header", {}, heading, html("span", { class: "tools" }, button)),
+    rampKey(range, ramp, quantity),
+    html("p", { class: "reading", tabindex: 0, dir: "auto" }, tokens, cut),
+  );
+}
+
+function startTexts() {
+  if (!DATA.texts.length || !state.head) {
+    find("reading").append(nothing("No text was kept with this record."));
+    return;
+  }
+  const panel = html("div", { class: "sheet", "data-sheet": "text" });
+  const names = DATA.texts.map((text, index) => [String(index), text.name ?? `Text ${index + 1}`]);
+  const kinds = [...new Set(DATA.texts.flatMap(readings))];
+  state.colouring = kinds[0];
+  const controls = find("text-controls");
+  if (names.length > 1) controls.append(selector("Text", "text", names, "0", (text) => set({ text: Number(text) })));
+  if (kinds.length > 1) {
+    controls.append(
+      choice(
+        "Colour",
+        kinds.map((name) => [name, capital(labelOf(name)), definitionOf(name)]),
+        state.colouring,
+        (colouring) => set({ colouring }),
+      ),
+    );
+  }
+  find("reading").append(panel);
+  showReading(panel);
+  watch(["text", "colouring", "head", "theme"], () => showReading(panel));
+}

@@ -1,0 +1,216 @@
+"""What is left of an observation: plain data that can be saved, loaded and merged.
+
+A directory holds it as moments.safetensors (every tensor) and record.json (everything else). Nothing in either is
+executed on loading.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from cumulant.checks import sentence
+from cumulant.observatory.layers import merge_layers
+from cumulant.observatory.tally import Tally
+
+FORMAT = "cumulant record 1"
+TEXTS = 4  # passages whose tokens are kept for the page
+
+
+class Layer(NamedTuple):
+    """One attention module: its path, "self" or "cross", its heads and their sizes, and the scale of its scores."""
+
+    name: str
+    kind: str
+    heads: int
+    key_heads: int
+    dim: int
+    width: int
+    scale: float
+
+
+class Passage(NamedTuple):
+    """A text shown token by token: values[quantity][layer name] is (heads, tokens)."""
+
+    name: str
+    tokens: tuple[str, ...]
+    values: dict[str, dict[str, Tensor]]
+
+
+@dataclass(frozen=True, eq=False)
+class Record:
+    """Statistics of an observation.
+
+    layers    the attention modules, in the order of the model
+    tallies   "<layer>/<quantity>" → `Tally` with a cell for every head
+    sums      "<layer>/<name>" → sums over sampled queries, from `sampled.fit_sums`
+    hidden    the state of `layers.LayerWatch`
+    weights   "<layer>/<name>" → (heads,) numbers that follow from the weights, such as gradient-ness; not merged
+    passages  a few texts with the numbers of every token
+    meta      what was observed and how: counts, hashes, versions, settings
+    """
+
+    layers: tuple[Layer, ...]
+    tallies: dict[str, Tally]
+    sums: dict[str, Tensor]
+    hidden: dict[str, Tensor]
+    weights: dict[str, Tensor]
+    passages: tuple[Passage, ...]
+    meta: dict
+
+    def merge(self, other: Record) -> Record:
+        """The record of both observations of the same model; order does not matter but for rounding."""
+        if self.layers != other.layers:
+            advice = "Merge records of one model; `cumulant compare` puts different ones side by side."
+            raise ValueError(sentence("Record.merge", "the same layers on both sides", "different ones", advice))
+        return Record(
+            self.layers,
+            _joined(self.tallies, other.tallies, Tally.merge),
+            _joined(self.sums, other.sums, torch.add),
+            merge_layers(self.hidden, other.hidden),
+            {**other.weights, **self.weights},
+            (*self.passages, *other.passages)[:TEXTS],
+            _merged_meta(self.meta, other.meta),
+        )
+
+    def tally(self, quantity: str) -> Tally | None:
+        """The cells of all heads of all layers, layer by layer; None if it was not observed everywhere."""
+        parts = [self.tallies.get(f"{layer.name}/{quantity}") for layer in self.layers]
+        if any(p is None for p in parts):
+            return None
+        return Tally(**{f.name: torch.cat([getattr(p, f.name) for p in parts]) for f in fields(Tally)})
+
+    @property
+    def quantities(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(key.rsplit("/", 1)[1] for key in self.tallies))
+
+    # ------------------------------------------------------------------ files
+
+    def save(self, directory: str | Path) -> None:
+        """Write moments.safetensors and record.json into a directory, each in one step."""
+        from safetensors.torch import save_file
+
+        directory = Path(directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        tensors = {
+            f"tally/{key}/{name}": t for key, tally in self.tallies.items() for name, t in tally.tensors().items()
+        }
+        tensors |= {f"sum/{key}": t for key, t in self.sums.items()}
+        tensors |= {f"hidden/{key}": _packed(key, t) for key, t in self.hidden.items()}
+        tensors |= {f"weights/{key}": t for key, t in self.weights.items()}
+        for i, passage in enumerate(self.passages):
+            for quantity, by_layer in passage.values.items():
+                tensors |= {f"passage/{i}/{quantity}/{name}": t for name, t in by_layer.items()}
+        handle, name = tempfile.mkstemp(dir=directory, prefix=".moments.")
+        os.close(handle)
+        try:
+            save_file({k: v.contiguous() for k, v in tensors.items()}, name, metadata={"format": FORMAT})
+            Path(name).chmod(0o644)
+            os.replace(name, directory / "moments.safetensors")
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+        from cumulant.documents import write
+
+        plain = {
+            "format": FORMAT,
+            "meta": self.meta,
+            "layers": [layer._asdict() for layer in self.layers],
+            "passages": [{"name": p.name, "tokens": list(p.tokens)} for p in self.passages],
+        }
+        write(directory / "record.json", json.dumps(plain, indent=1, ensure_ascii=False) + "\n")
+
+    @classmethod
+    def load(cls, directory: str | Path) -> Record:
+        """The record a directory holds, or a sentence that says why it holds none."""
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+
+        directory = Path(directory)
+        where = f"Record.load({str(directory)!r})"
+        if not (directory / "record.json").is_file():
+            got = "a directory without record.json" if directory.is_dir() else "no such directory"
+            raise ValueError(sentence(where, "what `cumulant observe --out` wrote", got, "Check the path."))
+        try:
+            plain = json.loads((directory / "record.json").read_text(encoding="utf-8"))
+            if plain["format"] != FORMAT:
+                raise ValueError(plain["format"])
+            tensors = load_file(directory / "moments.safetensors")
+            return _assemble(plain, tensors)
+        except (OSError, ValueError, LookupError, TypeError, SafetensorError) as error:
+            got = f"one that cannot be read ({type(error).__name__}: {error})"
+            raise ValueError(sentence(where, f"a directory with a {FORMAT}", got, "Observe again.")) from None
+
+
+def _assemble(plain: dict, tensors: dict[str, Tensor]) -> Record:
+    tallies: dict[str, dict[str, Tensor]] = {}
+    passages: dict[int, dict[str, dict[str, Tensor]]] = {}
+    for key, tensor in tensors.items():
+        kind, rest = key.split("/", 1)
+        if kind == "tally":
+            name, part = rest.rsplit("/", 1)
+            tallies.setdefault(name, {})[part] = tensor
+        elif kind == "passage":
+            index, quantity, name = rest.split("/", 2)
+            passages.setdefault(int(index), {}).setdefault(quantity, {})[name] = tensor
+    shown = [Passage(p["name"], tuple(p["tokens"]), passages.get(i, {})) for i, p in enumerate(plain["passages"])]
+    return Record(
+        tuple(Layer(**layer) for layer in plain["layers"]),
+        {name: Tally(**parts) for name, parts in tallies.items()},
+        {k.removeprefix("sum/"): t for k, t in tensors.items() if k.startswith("sum/")},
+        {k.removeprefix("hidden/"): _unpacked(k, t) for k, t in tensors.items() if k.startswith("hidden/")},
+        {k.removeprefix("weights/"): t for k, t in tensors.items() if k.startswith("weights/")},
+        tuple(shown),
+        plain["meta"],
+    )
+
+
+SCATTER = ":spread.scatter"  # symmetric matrices, which are most of a record
+
+
+def _packed(key: str, tensor: Tensor) -> Tensor:
+    """Half of a symmetric matrix, in single precision: a quarter of the file."""
+    if not key.endswith(SCATTER):
+        return tensor
+    return tensor[tuple(torch.triu_indices(*tensor.shape))].float()
+
+
+def _unpacked(key: str, tensor: Tensor) -> Tensor:
+    if not key.endswith(SCATTER):
+        return tensor
+    size = round(((8 * len(tensor) + 1) ** 0.5 - 1) / 2)
+    full = torch.zeros(size, size, dtype=torch.float64)
+    rows, columns = torch.triu_indices(size, size)
+    full[rows, columns] = full[columns, rows] = tensor.double()
+    return full
+
+
+def claim_directory(directory: Path, force: bool = False) -> None:
+    """Refuse a directory that holds something else; make it if it is not there."""
+    if directory.is_file():
+        raise ValueError(sentence("--out", "a directory", f"the file {directory}", "Name another place."))
+    if directory.is_dir() and any(directory.iterdir()) and not force:
+        own = (directory / "record.json").is_file()
+        got = "one that already holds a record" if own else "one that holds other files"
+        advice = "Name a new one, or pass --force to replace the record." if own else "Name a new one."
+        raise ValueError(sentence("--out", "a new or empty directory", f"{directory}, {got}", advice))
+    directory.mkdir(parents=True, exist_ok=True)
+
+
+def _joined(a: dict, b: dict, add) -> dict:
+    return {
+        k: add(a[k], b[k]) if k in a and k in b else a.get(k, b.get(k)) for k in (*a, *(k for k in b if k not in a))
+    }
+
+
+def _merged_meta(a: dict, b: dict) -> dict:
+    """Counts add, equal entries stay, the rest is the first's."""
+    counts = {k: a.get(k, 0) + b.get(k, 0) for k in ("tokens", "sequences", "skipped") if k in a or k in b}
+    return {**b, **a, **counts, "complete": bool(a.get("complete", True) and b.get("complete", True))}

@@ -1,0 +1,202 @@
+"""What was seen of each question of the paper, in words, with the numbers and the nulls they rest on.
+
+Every verdict follows from a rule written beside it, so that two observations can be compared and a rule argued with.
+"""
+
+from __future__ import annotations
+
+from math import exp
+from statistics import median
+from typing import NamedTuple
+
+from cumulant.observatory.depth import Row
+
+
+class Number(NamedTuple):
+    """A figure of a verdict, and the same figure of a null where there is one."""
+
+    label: str
+    value: float | None
+    null: float | None = None
+    unit: str = ""
+
+
+class Answer(NamedTuple):
+    """question, "yes", "no", "partly" or "open", a sentence, and what it rests on."""
+
+    question: str
+    answer: str
+    words: str
+    numbers: tuple[Number, ...]
+
+
+def verdicts(heads: list[dict], depth: list[Row], null_heads: list[dict], dimension: int) -> list[Answer]:
+    """All questions that the record can say something about.
+
+    heads, depth  rows of the observed model;  null_heads  rows of the same model at random initialisation
+    dimension     channels of the residual stream: random weights give cosines of ± 1/dimension
+    """
+    found = [
+        _ascent(heads, dimension),
+        _gaussian_heads(heads, null_heads),
+        _link(heads, null_heads),
+        _gaussian_states(depth),
+        _expansion(depth),
+        _condensation(heads, null_heads),
+    ]
+    return [answer for answer in found if answer is not None]
+
+
+def _ascent(heads: list[dict], dimension: int) -> Answer | None:
+    tied = _column(heads, "gradientness")
+    if not tied:
+        return None
+    index = _column(heads, "ascent_index")
+    strong = sum(abs(t) > 0.5 for t in tied) / len(tied)
+    up = sum(t > 0 for t in tied) / len(tied)
+    noise = 1 / dimension
+    beyond = sum(abs(t) > 3 * noise for t in tied) / len(tied)
+    one_sided = max(up, 1 - up) > 0.75
+    answer = "yes" if median(tied) > 0.5 else "partly" if beyond > 0.5 and one_sided and up > 0.5 else "no"
+    lean = f"{up:.0%} of the heads lean upward" if up >= 0.5 else f"{1 - up:.0%} of the heads lean downward"
+    words = (
+        "A head climbs its own log-normalizer if W_O W_V is a positive multiple of W_Qᵀ W_K. The cosine of the two is "
+        f"{median(tied):+.2f} in the median head, {lean}, and {strong:.0%} come near ±1."
+    )
+    numbers = [
+        Number("median cosine of W_O W_V and W_Qᵀ W_K", median(tied), 0.0),
+        Number("heads beyond three times the noise of random weights", beyond, 0.003, "share"),
+        Number("heads with positive cosine", up, 0.5, "share"),
+    ]
+    if index:
+        numbers.append(Number("median ascent index, in whitened states", median(index), 0.0))
+    return Answer("Does attention ascend the log-normalizer?", answer, words, tuple(numbers))
+
+
+def _gaussian_heads(heads: list[dict], nulls: list[dict]) -> Answer | None:
+    fit = _column(heads, "gaussian_r2")
+    if not fit:
+        return None
+    base = _column(nulls, "gaussian_r2")
+    good = sum(r > 0.5 for r in fit) / len(fit)
+    answer = "yes" if good > 0.75 else "partly" if good > 0.25 else "no"
+    words = (
+        f"Replacing the keys of a head by a Gaussian of the same mean and covariance explains {median(fit):.0%} of its "
+        f"output in the median head; {good:.0%} of the heads are explained by more than half."
+        + (
+            f" At random initialisation the median is {median(base):.0%}: short queries make any head affine."
+            if base
+            else ""
+        )
+    )
+    numbers = (
+        Number("median R² of v̄ + Cov(v,k)η", median(fit), median(base) if base else None),
+        Number("heads with R² above ½", good, sum(r > 0.5 for r in base) / len(base) if base else None, "share"),
+    )
+    return Answer("Are heads local Gaussian approximations?", answer, words, numbers)
+
+
+def _link(heads: list[dict], nulls: list[dict]) -> Answer | None:
+    fit = _column(heads, "link_r2")
+    if not fit:
+        return None
+    error, base = _column(heads, "link_slope_error"), _column(nulls, "link_r2")
+    close = sum(e < 0.5 for e in error) / len(error)
+    answer = "yes" if median(fit) > 0.9 and close > 0.5 else "partly" if median(fit) > 0.5 else "no"
+    words = (
+        "The query should be the canonical link of the mean it retrieves, a linear map if the keys are Gaussian. An "
+        f"affine map of the mean explains {median(fit):.0%} of the query in the median head; its slope is that of "
+        f"Gaussian keys, Cov(K)⁻¹, to within one half in {close:.0%} of the heads."
+    )
+    numbers = (
+        Number("median R² of the linear link", median(fit), median(base) if base else None),
+        Number(
+            "median relative error of the slope against Cov(K)⁻¹", median(error), _median(nulls, "link_slope_error")
+        ),
+    )
+    return Answer("Do W_Q and W_K approximate the canonical link?", answer, words, numbers)
+
+
+def _gaussian_states(depth: list[Row]) -> Answer | None:
+    ends = [row for row in depth if row["stage"] == "out" and _known(row.get("sliced_w2"))]
+    if len(ends) < 2:
+        return None
+    ratio = [float(row["sliced_w2"]) / float(row["sliced_w2_null"]) for row in ends]
+    inside = sum(float(r["sliced_w2"]) <= float(r["sliced_w2_null_high"]) for r in ends) / len(ends)
+    answer = "yes" if inside == 1 else "partly" if ratio[-1] < 0.8 * ratio[0] else "no"
+    words = (
+        f"The distance of the hidden states to a Gaussian of the same covariance is {ratio[0]:.1f} times that of a "
+        f"Gaussian sample after the first block and {ratio[-1]:.1f} times after the last; {inside:.0%} of the blocks "
+        "lie within the band of Gaussian samples."
+    )
+    numbers = (
+        Number("sliced W₂ after the first block", float(ends[0]["sliced_w2"]), float(ends[0]["sliced_w2_null"])),
+        Number("sliced W₂ after the last block", float(ends[-1]["sliced_w2"]), float(ends[-1]["sliced_w2_null"])),
+    )
+    return Answer("Does the law of hidden states become Gaussian over the layers?", answer, words, numbers)
+
+
+def _expansion(depth: list[Row]) -> Answer | None:
+    grow = [float(r["step_mean"]) for r in depth if r["stage"] == "attention" and _known(r.get("step_mean"))]
+    norms = [
+        float(r["contraction_mean"])
+        for r in depth
+        if r["role"] in ("norm", "front") and _known(r.get("contraction_mean"))
+    ]
+    if not grow:
+        return None
+    expands = sum(g > 0 for g in grow) / len(grow)
+    contracts = sum(c < 0 for c in norms) / len(norms) if norms else 0.0
+    answer = "yes" if expands > 0.9 and contracts > 0.9 else "partly" if expands > 0.5 or contracts > 0.5 else "no"
+    words = (
+        f"A small perturbation grows by a factor {exp(sum(grow) / len(grow)):.2f} in attention with its residual, "
+        f"on average; it grows in {expands:.0%} of the blocks."
+        + (f" Norms shrink it in {contracts:.0%} of the cases." if norms else "")
+    )
+    numbers = [Number("mean log-growth by attention and residual", sum(grow) / len(grow), 0.0, "nats")]
+    if norms:
+        numbers.append(Number("mean log-growth by norms", sum(norms) / len(norms), 0.0, "nats"))
+    return Answer("Does attention expand and normalisation contract?", answer, words, tuple(numbers))
+
+
+def _condensation(heads: list[dict], nulls: list[dict]) -> Answer | None:
+    share = _column(heads, "condensed_mean")
+    if not share:
+        return None
+    base = _column(nulls, "condensed_mean")
+    some = sum(s > 0.5 for s in share) / len(share)
+    first = _column(heads, "first_mass_mean")
+    words = (
+        f"{sum(share) / len(share):.0%} of all head–token pairs have condensed on a few keys (KL to the base above "
+        f"log N − 1). {some:.0%} of the heads do so for most tokens."
+        + (f" The first token alone takes {sum(first) / len(first):.0%} of the attention." if first else "")
+    )
+    numbers = (
+        Number("condensed pairs", sum(share) / len(share), sum(base) / len(base) if base else None, "share"),
+        Number(
+            "attention on the first token",
+            sum(first) / len(first) if first else None,
+            _mean(nulls, "first_mass_mean"),
+            "share",
+        ),
+    )
+    answer = "yes" if some > 0.75 else "no" if some < 0.1 else "partly"
+    return Answer("Does softmax condense, so that formulas for a population of keys fail?", answer, words, numbers)
+
+
+def _column(rows: list[dict], name: str) -> list[float]:
+    return [float(row[name]) for row in rows if _known(row.get(name))]
+
+
+def _known(value: object) -> bool:
+    return isinstance(value, int | float) and value == value
+
+
+def _median(rows: list[dict], name: str) -> float | None:
+    values = _column(rows, name)
+    return median(values) if values else None
+
+
+def _mean(rows: list[dict], name: str) -> float | None:
+    values = _column(rows, name)
+    return sum(values) / len(values) if values else None
