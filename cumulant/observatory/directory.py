@@ -100,7 +100,9 @@ def page_data(record: Record, nulls: dict[str, Record]) -> dict:
     heads = head_rows(record)
     null_heads = {name: head_rows(null) for name, null in nulls.items()}
     dimension = record.meta.get("dimension") or 1
-    answers = verdicts(heads, depth, null_heads.get("random", []), dimension)
+    untrained = nulls.get("random")
+    null_depth = [] if untrained is None else layer_rows(untrained.hidden, untrained.meta.get("places", []))
+    answers = verdicts(heads, depth, null_heads.get("random", []), dimension, null_depth)
     return {
         "meta": record.meta | {"text": record.meta.get("text", ""), "sample_fraction": 1 / SAMPLE},
         "verdicts": [a._asdict() | {"numbers": [n._asdict() for n in a.numbers]} for a in answers],
