@@ -11,7 +11,8 @@ from torch import nn
 pytest.importorskip("transformers")
 
 from cumulant.observatory.blocks import attention_modules, block_of, twin
-from cumulant.observatory.cloud import SAMPLE, Sample, Spread, flatten, priorities, unflatten
+from cumulant.observatory.chance import priorities
+from cumulant.observatory.cloud import SAMPLE, Sample, Spread, flatten, unflatten
 from cumulant.observatory.depth import layer_rows, layer_spectra, read_covariance
 from cumulant.observatory.gaussianity import axes, compare, effective_rank, lle_error, mardia, participation_ratio
 from cumulant.observatory.interface import listen

@@ -6,32 +6,40 @@ import torch
 from torch import Tensor
 
 
-def uniform(seed: int, *what: Tensor) -> Tensor:
-    """Numbers in [0, 1) from a seed and integers that name the things, broadcast together.
+def priorities(seed: int, *what: Tensor) -> Tensor:
+    """Integers below 2⁶³ that look random and depend on nothing but a seed and the integers that name a thing.
+
+    The names broadcast together.
 
     >>> import torch
-    >>> a = uniform(0, torch.arange(3)[:, None], torch.arange(4))
-    >>> a.shape, torch.equal(a[1], uniform(0, torch.tensor(1), torch.arange(4)))
-    (torch.Size([3, 4]), True)
+    >>> both, alone = (priorities(0, torch.tensor(text), torch.tensor(7)) for text in ([3, 4], 4))
+    >>> bool(both[1] == alone)
+    True
     """
-    state = torch.tensor(seed & 0x7FFFFFFF, dtype=torch.int64)
-    for part in what:
-        state = _scramble(state ^ _scramble(part.to("cpu", torch.int64)))
-    return (state & 0x1FFFFFFFFFFFFF).double() / 2**53
+    state = _mix(torch.full((), seed, dtype=torch.int64))
+    for name in what:
+        state = _mix(state ^ name.to("cpu", torch.int64))
+    return state & 0x7FFFFFFFFFFFFFFF
 
 
-def _scramble(x: Tensor) -> Tensor:
-    """The finaliser of splitmix64; int64 arithmetic wraps around."""
-    x = x + _signed(0x9E3779B97F4A7C15)
-    x = (x ^ _shifted(x, 30)) * _signed(0xBF58476D1CE4E5B9)
-    x = (x ^ _shifted(x, 27)) * _signed(0x94D049BB133111EB)
-    return x ^ _shifted(x, 31)
+def uniform(seed: int, *what: Tensor) -> Tensor:
+    """The same as numbers in [0, 1).
+
+    >>> import torch
+    >>> uniform(0, torch.arange(3)[:, None], torch.arange(4)).shape
+    torch.Size([3, 4])
+    """
+    return (priorities(seed, *what) >> 10).double() / 2**53
 
 
-def _shifted(x: Tensor, by: int) -> Tensor:
-    """Logical shift to the right."""
-    return (x >> by) & ((1 << (64 - by)) - 1)
+def _mix(x: Tensor) -> Tensor:
+    """splitmix64 (Steele, Lea and Flood 2014): an invertible scrambling of 64 bits; int64 arithmetic wraps around."""
+    x = x - 0x61C8864680B583EB  # + 0x9E3779B97F4A7C15 modulo 2⁶⁴
+    x = (x ^ _shift(x, 30)) * -0x40A7B892E31B1A47  # 0xBF58476D1CE4E5B9
+    x = (x ^ _shift(x, 27)) * -0x6B2FB644ECCEEE15  # 0x94D049BB133111EB
+    return x ^ _shift(x, 31)
 
 
-def _signed(x: int) -> int:
-    return x - (1 << 64) if x >= 1 << 63 else x
+def _shift(x: Tensor, bits: int) -> Tensor:
+    """To the right, filling with zeros, as for unsigned numbers."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)

@@ -77,21 +77,6 @@ Kept = Tally | Spread | Sample
 KINDS: dict[str, type[Kept]] = {"tally": Tally, "spread": Spread, "sample": Sample}
 
 
-def priorities(seed: int, text: Tensor, position: Tensor) -> Tensor:
-    """A number below 2⁶³ for each token, which looks random and depends on nothing but these three.
-
-    text, position: integer tensors that broadcast.
-
-    >>> import torch
-    >>> both, alone = (priorities(0, torch.tensor(text), torch.tensor(7)) for text in ([3, 4], 4))
-    >>> bool(both[1] == alone)
-    True
-    """
-    x = _mix(torch.full((), seed, dtype=torch.int64))
-    x = _mix(x ^ text.to("cpu", torch.int64))
-    return _mix(x ^ position.to("cpu", torch.int64)) & 0x7FFFFFFFFFFFFFFF
-
-
 def flatten(kept: dict[str, Kept]) -> dict[str, Tensor]:
     """One tensor per field, under `place:kind.field`."""
     kind_of = {kind: name for name, kind in KINDS.items()}
@@ -131,16 +116,3 @@ def merge_places(one: dict[str, Kept], other: dict[str, Kept]) -> dict[str, Kept
     """Both records; a place that only one of them has is taken as it is."""
     both = one | other
     return {p: one[p].merge(other[p]) if p in one and p in other else both[p] for p in both}  # pyright: ignore[reportArgumentType]
-
-
-def _mix(x: Tensor) -> Tensor:
-    """splitmix64 (Steele, Lea and Flood 2014): an invertible scrambling of 64 bits."""
-    x = x - 0x61C8864680B583EB  # + 0x9E3779B97F4A7C15 modulo 2⁶⁴
-    x = (x ^ _shift(x, 30)) * -0x40A7B892E31B1A47  # 0xBF58476D1CE4E5B9
-    x = (x ^ _shift(x, 27)) * -0x6B2FB644ECCEEE15  # 0x94D049BB133111EB
-    return x ^ _shift(x, 31)
-
-
-def _shift(x: Tensor, bits: int) -> Tensor:
-    """To the right, filling with zeros, as for unsigned numbers."""
-    return (x >> bits) & ((1 << (64 - bits)) - 1)

@@ -26,7 +26,8 @@ from cumulant.observatory.blocks import (
     twin,
     without_cache,
 )
-from cumulant.observatory.cloud import SAMPLE, Kept, Sample, Spread, flatten, merge_places, priorities, unflatten
+from cumulant.observatory.chance import priorities
+from cumulant.observatory.cloud import SAMPLE, Kept, Sample, Spread, flatten, merge_places, unflatten
 from cumulant.observatory.stages import Plan, Trace, find_stages, stage_values, trace_modules, trace_norms
 from cumulant.observatory.tally import Tally
 
