@@ -2,7 +2,7 @@
 
 measure    time and memory of functions in this process
 case       what a row of a table is: inputs, sides, targets
-inputs, attention_sides, loss_sides      what the sides run, and on what
+inputs, attention_sides, loss_sides, observatory_sides      what the sides run, and on what
 cases      every row
 worker     one case in a fresh process
 run        all of them, one process after another

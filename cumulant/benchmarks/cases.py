@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from cumulant.benchmarks import attention_sides as attention
 from cumulant.benchmarks import loss_sides as losses
+from cumulant.benchmarks import observatory_sides as observatory
 from cumulant.benchmarks.case import GROWTH, OURS, Case, Target, extra, faster, memory, within
-from cumulant.benchmarks.inputs import ORDINARY, SHARP, Attention, Contrast, Vocabulary, sharpness
+from cumulant.benchmarks.inputs import ORDINARY, SHARP, Attention, Contrast, Reading, Vocabulary, sharpness
 
 SDPA, NAIVE, KEOPS, FLEX, FLEX_MEAN = "SDPA", "naive torch", "KeOps", "FlexAttention with G", "FlexAttention, mean only"
 THRIFTY = "naive torch, entropy as G − mean score"
 TWICE, PLAIN, METRIC = "double backward", "plain cross-entropy", "pytorch-metric-learning"
+PASS, WEIGHTS, NNSIGHT, LENS = "plain pass", "eager attention weights", "nnsight", "TransformerLens"
 DEFAULT_CHUNK, BEST_CHUNK = "torch's, default chunk", "torch's, best chunk"
 
 
@@ -17,6 +19,7 @@ def catalogue(quick: bool = False) -> dict[str, Case]:
     """Every case by name; ``quick`` shrinks the inputs until all of them together take a few minutes."""
     k = 8 if quick else 1
     found = [case for spread in (ORDINARY, SHARP) for case in _cases(k, spread)]
+    found += _observations(k)
     order = list(dict.fromkeys(case.table for case in found))
     return {case.name: case for case in sorted(found, key=lambda case: order.index(case.table))}
 
@@ -134,6 +137,28 @@ def _growth(inputs: Attention) -> Case:
             *(Target(half, 2.2, "memory", side=whole) for whole, half in steps),
         ),
     )
+
+
+def _observations(k: int) -> list[Case]:
+    """A recorder on a real model. There is no sharp variant: the scores are the model's own."""
+    cheap = observatory.attached("cheap", hidden_states=False)
+    short, long = Reading(64 // k, 128), Reading(8 // k, 512)
+    rest = {
+        PASS: observatory.plain,
+        WEIGHTS: observatory.weights,
+        NNSIGHT: observatory.nnsight,
+        LENS: observatory.transformer_lens,
+    }
+    beside = (within(WEIGHTS), within(NNSIGHT), within(LENS), memory(PASS, 1.5), memory(WEIGHTS))
+    titled = [
+        ("observe-cheap", "MiniLM with G and entropy of all heads", short, cheap, 1.15),
+        ("observe-cheap-long", "MiniLM with G and entropy of all heads", long, cheap, 1.35),
+        ("observe", "MiniLM with all quantities and hidden states", short, observatory.attached(), 2.5),
+    ]
+    return [
+        Case(name, "observatory", f"{work}: {inputs}", inputs, {OURS: side, **rest}, (within(PASS, bound), *beside))
+        for name, work, inputs, side, bound in titled
+    ]
 
 
 def _title(name: str, table: str, work: str, inputs: Attention | Contrast | Vocabulary):

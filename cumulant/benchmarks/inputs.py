@@ -108,5 +108,22 @@ class Vocabulary:
         return replace(self, tokens=min(self.tokens, 256), words=min(self.words, 1024))
 
 
+@dataclass(frozen=True)
+class Reading:
+    """So many windows of a text; sides make the tokens, since only they have the model that reads them."""
+
+    sequences: int
+    length: int
+
+    def __str__(self) -> str:
+        return f"{self.sequences} × {self.length} tokens"
+
+    def __call__(self) -> Reading:
+        return self
+
+    def small(self) -> Reading:
+        return Reading(min(self.sequences, 2), min(self.length, 32))
+
+
 def sharpness(spread: float) -> str:
     return ", sharp" if spread >= SHARP else ""
