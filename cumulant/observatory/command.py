@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
 from collections.abc import Iterator
@@ -15,7 +16,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from cumulant.observatory.directory import page_data, render, write_tables
+from cumulant.checks import sentence
+from cumulant.documents import write
+from cumulant.observatory.ablate import Ablation, ablate
+from cumulant.observatory.directory import page_data, render, write_parquet, write_tables
 from cumulant.observatory.models import KNOWN, Loaded, load, random_twin
 from cumulant.observatory.nulls import chosen_nulls, shuffled
 from cumulant.observatory.observe import observe
@@ -45,6 +49,10 @@ def observe_command(
     ] = None,
     null: Annotated[list[str] | None, typer.Option(help="random, shuffled or none; both if none is named.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the sample of queries and of the nulls.")] = 0,
+    ablation: Annotated[
+        str | None,
+        typer.Option("--ablate", help="gaussian or mixture: replace every head by that, and say which can go."),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a record that is already in --out.")] = False,
     allow_pickle: Annotated[
         bool,
@@ -59,8 +67,11 @@ def observe_command(
     screen, errors = Console(), Console(stderr=True)
     with _sentences():
         nulls = chosen_nulls(null)
+        _check_ablation(ablation, text or [])
         place = out or Path("observed") / Path(model).name
         claim_directory(place, force)
+        for old in place.glob("ablation.*"):  # of a record that is being replaced
+            old.unlink()
         with errors.status(f"loading {model}"):
             loaded = load(model, device=device, dtype=dtype, allow_pickle=allow_pickle)
         settings = {"quantities": quantities, "max_length": max_length, "batch_size": batch_size, "seed": seed}
@@ -85,6 +96,9 @@ def observe_command(
             write_tables(record, place)
             render(record, place / "report.html", found)
     _summarise(screen, record, found, place)
+    if ablation is not None and record.meta["complete"]:
+        with _sentences():
+            _ablate(screen, errors, loaded, read_texts(sources), ablation, seed, place)
 
 
 def report_command(
@@ -158,6 +172,54 @@ def _null(errors: Console, name: str, loaded: Loaded, sources: list[str], tokens
         return with_weights(record, twin.model)
     quiet = settings | {"hidden_states": False}
     return _observed(errors, loaded, texts, tokens, quiet, "null, shuffled keys", shuffled(settings["seed"]))
+
+
+def _check_ablation(kind: str | None, sources: list[str]) -> None:
+    if kind not in (None, "gaussian", "mixture"):
+        raise ValueError(sentence("--ablate", "gaussian or mixture", repr(kind), "Choose one of them."))
+    if kind is not None and "-" in sources:
+        raise ValueError(sentence("--ablate", "texts that can be read twice", "standard input", "Give a file."))
+
+
+def _ablate(screen: Console, errors: Console, loaded: Loaded, texts, kind: str, seed: int, place: Path) -> None:
+    """Replace every head, write ablation.parquet and ablation.json, and say which can go."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    try:
+        with Progress(*columns, console=errors, transient=True) as bar:
+            task = bar.add_task(f"{loaded.name}: replacing heads")
+            found = ablate(
+                loaded,
+                texts,
+                kind=kind,
+                seed=seed,
+                progress=lambda done, total: bar.update(task, completed=done, total=total),
+            )
+    except KeyboardInterrupt:
+        screen.print("[yellow]Interrupted: no head was judged; the record is complete.[/]")
+        return
+    rows = [row._asdict() | {"can_go": row in found.can_go} for row in found.rows]
+    write_parquet(rows, place / "ablation.parquet")
+    told = {k: v for k, v in found._asdict().items() if k != "rows"} | {"heads": len(rows), "can_go": len(found.can_go)}
+    write(place / "ablation.json", json.dumps(told | {"rows": rows}, indent=1) + "\n")
+    _tell_ablation(screen, found)
+
+
+def _tell_ablation(screen: Console, found: Ablation) -> None:
+    what = "relative change of perplexity" if found.measure == "perplexity" else "1 − cosine of embeddings"
+    table = Table("layer", "can go", "least damage", "most damage", title=f"Heads replaced ({found.kind}): {what}")
+    for layer in dict.fromkeys(row.layer for row in found.rows):
+        mine = [row for row in found.rows if row.layer == layer]
+        gone = sum(row.damage < found.threshold for row in mine)
+        ends = (min(mine, key=lambda row: row.damage), max(mine, key=lambda row: row.damage))
+        table.add_row(str(layer), f"{gone} of {len(mine)}", *[f"{r.damage:.2g} (head {r.head})" for r in ends])
+    screen.print(table)
+    perplexity = f"; its perplexity is {found.baseline:.4g}" if found.measure == "perplexity" else ""
+    screen.print(
+        f"{len(found.can_go)} of {len(found.rows)} heads can go: replaced alone, each does less than "
+        f"{found.threshold:g} to the model on {found.tokens:,} tokens{perplexity}. All of them replaced at once do "
+        f"{found.all_at_once:.2g}; as many heads chosen at random do {found.control:.2g}.",
+        highlight=False,
+    )
 
 
 def _nulls_of(directory: Path) -> dict[str, Record]:

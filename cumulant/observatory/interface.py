@@ -1,8 +1,8 @@
 """Listening to a transformer: every call of its attention, as the measure and the queries that it is.
 
 transformers dispatches attention through a table of functions. `listen` puts in a function that lets the model's own
-one compute the output, unchanged, and hands what went in and came out to a listener; on leaving, whatever happened, the
-model is as it was.
+one compute the output, unchanged, and hands what went in and came out to a listener; `intervene` may put another output
+in its place. On leaving, whatever happened, the model is as it was.
 """
 
 from __future__ import annotations
@@ -56,13 +56,14 @@ class Call:
 
 
 Listener = Callable[[Call], None]
+Change = Callable[[Call], Tensor | None]
 
 
 @dataclass
 class Ear:
     """Where the listener of a model and the masks of the running forward pass are kept."""
 
-    listener: Listener
+    listener: Change  # of `listen` it gives None
     names: dict[nn.Module, str]
     two_sided: bool  # an encoder and a decoder, each with a mask of its own
     token_masks: dict[str, Tensor] = field(default_factory=dict)
@@ -76,6 +77,22 @@ EARS: list[Ear] = []  # the models that are listened to, innermost last
 @contextmanager
 def listen(model: nn.Module, listener: Listener) -> Iterator[Ear]:
     """Hand every attention call of ``model`` to ``listener`` while inside."""
+
+    def hear(call: Call) -> None:
+        listener(call)
+
+    with intervene(model, hear) as ear:
+        yield ear
+
+
+@contextmanager
+def intervene(model: nn.Module, change: Change) -> Iterator[Ear]:
+    """Put what ``change`` makes of an attention call in the place of its output while inside.
+
+    change  Call → (batch, heads, q, e), or None to keep what the model's own function returned
+
+    Everyone hears the model's own output; of several changes of one call the innermost is the one that counts.
+    """
     from transformers import PreTrainedModel
 
     if not isinstance(model, PreTrainedModel):
@@ -84,14 +101,15 @@ def listen(model: nn.Module, listener: Listener) -> Iterator[Ear]:
     if not model._can_set_attn_implementation():
         raise ValueError(bypass(model))
     names: dict[nn.Module, str] = {module: name for name, module in model.named_modules()}
-    ear = Ear(listener, names, bool(getattr(model.config, "is_encoder_decoder", False)))
+    ear = Ear(change, names, bool(getattr(model.config, "is_encoder_decoder", False)))
     before = _implementations(model)
     hook = model.register_forward_pre_hook(_remember_masks(ear), with_kwargs=True)
     EARS.append(ear)
     try:
         _register()
         for config, name in before.values():
-            config._attn_implementation_internal = "cumulant_eager" if name in (None, "eager") else "cumulant_sdpa"
+            plain = name in (None, "eager", "cumulant_eager")
+            config._attn_implementation_internal = "cumulant_eager" if plain else "cumulant_sdpa"
         yield ear
     finally:
         EARS.remove(ear)
@@ -151,14 +169,26 @@ def _heard(delegate_of: Callable[[nn.Module], Callable]) -> Callable:
         out = delegate(module, query, key, value, attention_mask, *args, **kwargs)
         named = inspect.signature(delegate).bind(module, query, key, value, attention_mask, *args, **kwargs).arguments
         extra = named.pop("kwargs", {}) | {k: v for k, v in named.items() if k not in PLAIN}
+        changed = None
         for ear in EARS:
             if module in ear.names:
                 ear.calls += 1
                 with torch.no_grad():
-                    ear.listener(_call(ear, module, query, key, value, attention_mask, extra, out[0]))
-        return out
+                    call = _call(ear, module, query, key, value, attention_mask, extra, out[0])
+                    new = ear.listener(call)
+                if new is not None:
+                    changed = _checked(call, new)
+        return out if changed is None else (changed.transpose(1, 2).to(out[0].dtype), *out[1:])
 
     return attention
+
+
+def _checked(call: Call, new: Tensor) -> Tensor:
+    if new.shape != call.output.shape:
+        expected = f"shape (batch, heads, q, e) = {tuple(call.output.shape)}"
+        advice = "Return None to keep the model's own output."
+        raise ValueError(sentence(f"intervene.change({call.name})", expected, tuple(new.shape), advice))
+    return new
 
 
 PLAIN = frozenset({"module", "query", "key", "value", "attention_mask"})
