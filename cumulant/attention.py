@@ -18,6 +18,7 @@ A query that sees no key has output 0, G = −∞, entropy 0 and gradient 0.
 
 from __future__ import annotations
 
+from math import isfinite
 from typing import NamedTuple
 
 import torch
@@ -58,6 +59,8 @@ def attention(
     if is_causal and attn_mask is not None:
         advice = "Use attend(..., mask=..., causal=True)."
         raise ValueError(sentence("attention.attn_mask", "None with is_causal, as torch", shape(attn_mask), advice))
+    if not 0 <= dropout_p < 1:
+        raise ValueError(sentence("attention.dropout_p", "a probability in [0, 1)", dropout_p, "0 is off."))
     if dropout_p > 0:
         given = {"attn_mask": attn_mask, "dropout_p": dropout_p, "is_causal": is_causal, "scale": scale}
         return scaled_dot_product_attention(query, key, value, **given, enable_gqa=enable_gqa)
@@ -216,6 +219,9 @@ def _natural(query: Tensor, scale: float | None) -> Tensor:
     require_float("attention.query", query)
     if query.ndim == 0:
         raise ValueError(sentence("attention.query", "shape (*batch, q, d) or (d,)", shape(query), "Add the axes."))
+    if scale is not None and (isinstance(scale, bool) or not isinstance(scale, int | float) or not isfinite(scale)):
+        advice = "For one scale per head multiply the queries before the call."
+        raise ValueError(sentence("attention.scale", "a finite number or None", scale, advice))
     return query * (max(1, query.shape[-1]) ** -0.5 if scale is None else scale)
 
 

@@ -203,9 +203,13 @@ def capacity(dim: int, *, beta: float = 1.0, radius: float = 1.0, failure: float
     >>> round(found.base, 5), found.holds, round(found.patterns, 3)
     (3.15461, True, 7.413)
     """
-    for name, number in {"dim": dim - 1, "beta": beta, "radius": radius, "failure": failure}.items():
-        if not number > 0:
-            raise ValueError(sentence(f"capacity.{name}", "more", number, "dim ≥ 2, the others positive."))
+    if not dim >= 2:
+        raise ValueError(sentence("capacity.dim", "at least 2 dimensions", dim, "Patterns lie on a sphere."))
+    for name, number in {"beta": beta, "radius": radius}.items():
+        if not 0 < number < math.inf:
+            raise ValueError(sentence(f"capacity.{name}", "a positive number", number, "See the formula."))
+    if not 0 < failure < 1:
+        raise ValueError(sentence("capacity.failure", "a probability between 0 and 1", failure, "0.001 is common."))
     a = 2 / (dim - 1) * (1 + math.log(2 * beta * radius**2 * failure * (dim - 1)))
     b = 2 * radius**2 * beta / 5
     base = b / _lambert_of_exp(a + math.log(b))
@@ -308,7 +312,7 @@ def _expand(state: Tensor, measure: Empirical) -> Tensor:
         return state
     rows = state[None] if state.ndim == 1 else state
     lead = broadcast("retrieve.state", rows.shape[:-2], measure.batch_shape)
-    return rows.expand(*lead, max(rows.shape[-2], measure.query_rows or 1), -1)
+    return rows.expand(*lead, rows.shape[-2] if rows.shape[-2] != 1 else measure.query_rows or 1, -1)
 
 
 def _patterns(where: str, patterns: Tensor) -> Tensor:
@@ -338,7 +342,11 @@ def _bound(where: str, patterns: Tensor, distance: float | Tensor, beta: float |
     x, b = _patterns(where, patterns), _beta(where, beta, patterns)
     b = b if b.ndim == 0 else b[..., None]
     gap = separation(x)
+    away = torch.as_tensor(distance, dtype=x.dtype, device=x.device)
+    if not holds(away >= 0) or (away.ndim and away.shape[-1] not in (1, x.shape[-2])):
+        expected = f"a distance ≥ 0, or one per pattern (*batch, n={x.shape[-2]})"
+        raise ValueError(sentence(f"{where}.distance", expected, shape(away) if away.ndim else distance, "Check it."))
     if x.shape[-2] < 2:
         return torch.zeros_like(gap)  # a lone pattern is retrieved exactly
     size = torch.linalg.vector_norm(x, dim=-1).amax(-1, keepdim=True)
-    return factor(x.shape[-2], size, b) * torch.exp(-b * (gap - 2 * torch.as_tensor(distance) * size))
+    return factor(x.shape[-2], size, b) * torch.exp(-b * (gap - 2 * away * size))

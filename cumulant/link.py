@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from cumulant.checks import broadcast, require_alike, require_float, sentence, shape
+from cumulant.checks import broadcast, require_alike, require_finite, require_float, sentence, shape
 from cumulant.kernels import moments
 from cumulant.kernels.dense import accumulate, normalize
 from cumulant.measures import Empirical
@@ -93,6 +93,7 @@ def link_fit(
         if require_float(f"link_fit.{name}", tensor).ndim < 2:
             expected = "shape (*batch, q, d)" if name == "query" else "shape (*batch, n, d)"
             raise ValueError(sentence(f"link_fit.{name}", expected, shape(tensor), "Regress over many queries."))
+        require_finite(f"link_fit.{name}", tensor)
     eta = accumulate(query) * (max(1, query.shape[-1]) ** -0.5 if scale is None else scale)
     support = {"mask": mask, "causal": causal, "offset": offset}
     weights = None if log_weights is None else accumulate(log_weights)

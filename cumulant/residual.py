@@ -168,7 +168,7 @@ def gradientness(query_weight: Tensor, key_weight: Tensor, value_weight: Tensor,
     ours = ((output_weight.mT @ output_weight) * (value_weight @ value_weight.mT)).sum((-2, -1))
     theirs = ((query_weight @ query_weight.mT) * (key_weight @ key_weight.mT)).sum((-2, -1))
     size = (ours * theirs).clamp_min(0).sqrt()
-    return torch.where(size > 0, inner / torch.where(size > 0, size, 1), 0)
+    return torch.where(size == 0, 0, inner / torch.where(size == 0, 1, size))
 
 
 def _root(where: str, metric: Tensor, dim: int, eta: Tensor) -> Tensor:

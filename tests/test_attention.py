@@ -195,6 +195,22 @@ def test_attend_one_query_and_values_equal_keys():
     assert found.entropy.ndim == 0
 
 
+def test_a_sink_of_no_mass_is_no_sink():
+    query, key = normal(4, 3), normal(6, 3, seed=1)
+    with_sink, without = attend(query, key, sink=-torch.inf), attend(query, key)
+    for name in ("output", "log_normalizer", "entropy", "kl_to_base", "collapse_loss"):
+        torch.testing.assert_close(getattr(with_sink, name), getattr(without, name), rtol=0, atol=1e-14)
+    assert (with_sink.sink_mass == 0).all()
+
+
+def test_one_weight_per_key_serves_every_batch_entry():
+    query, key, weights = normal(2, 3, 4, 3), normal(2, 3, 6, 3, seed=1), normal(6, seed=2)
+    wide = attend(query, key, log_weights=weights.expand(2, 3, 6), source_marginal=True)
+    found = attend(query, key, log_weights=weights, source_marginal=True)
+    for mine, theirs in zip(found, wide, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-14)
+
+
 def test_attend_without_keys():
     query = normal(2, 3).requires_grad_()
     found = attend(query, torch.zeros(0, 3, dtype=torch.float64), source_marginal=True)
@@ -245,6 +261,10 @@ BAD = [
     (lambda q, k: attend(q, k, source_marginal=torch.ones(2, dtype=torch.float64)), ValueError, "One per query"),
     (lambda q, k: attend(q, k, sink=torch.zeros(5, dtype=torch.float64)), ValueError, "one sink per head"),
     (lambda q, k: attend([1.0], k), TypeError, "torch.Tensor"),
+    (lambda q, k: attend(q, k, scale=float("nan")), ValueError, "a finite number"),
+    (lambda q, k: attend(q, k, scale=torch.ones(2)), ValueError, "per head multiply"),
+    (lambda q, k: attend(q, k, sink=float("nan")), ValueError, r"below \+inf"),
+    (lambda q, k: attention(q, k, k, dropout_p=2.0), ValueError, "probability"),
 ]
 
 

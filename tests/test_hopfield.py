@@ -121,6 +121,11 @@ def test_masked_patterns_are_absent_and_an_empty_memory_returns_zero():
         assert found.energy[-1] == 0
 
 
+def test_no_states_give_no_answers():
+    found = retrieve(torch.zeros(0, 2, dtype=torch.float64), toy)
+    assert found.state.shape == (0, 2)
+
+
 def test_one_measure_per_state():
     x, state = normal(6, 3), normal(2, 3, seed=1)
     weights = torch.zeros(2, 6, dtype=torch.float64)
@@ -233,7 +238,11 @@ def test_mass_count_of_rows():
         (lambda: retrieve(start, toy, gate=2.0), "0 < gate < 2"),
         (lambda: retrieve(start, toy, steps=-1), "steps"),
         (lambda: contraction_bound(toy, method="ball"), "Pick one"),
-        (lambda: capacity(1), "dim"),
+        (lambda: capacity(1), "at least 2 dimensions"),
+        (lambda: capacity(20, failure=2.0), "between 0 and 1"),
+        (lambda: capacity(20, beta=0.0), "positive number"),
+        (lambda: update_error_bound(toy, -1.0), "distance ≥ 0"),
+        (lambda: update_error_bound(toy, torch.ones(5)), "one per pattern"),
         (lambda: mass_count(torch.tensor([-1.0, 2.0])), "non-negative"),
         (lambda: mass_count(torch.ones(3), mass=0.0), "share"),
     ],

@@ -214,3 +214,8 @@ def test_bad_input_is_refused_in_one_sentence(name):
         call()
     assert text in str(caught.value)
     assert str(caught.value).endswith(".")
+
+
+def test_numbers_that_are_none_get_a_sentence():
+    with pytest.raises(ValueError, match="finite values"):
+        link_fit(torch.full((5, 2), torch.nan), torch.randn(4, 2))

@@ -112,6 +112,7 @@ def test_gradientness_without_large_matrices():
     )
     assert gradientness(q[0], k[0], k[0], q[0].mT) == pytest.approx(1, abs=1e-14)
     assert gradientness(0 * q, k, v, o).tolist() == [0.0] * 4
+    assert gradientness(q / 0, k, v, o).isnan().all()
 
 
 @pytest.mark.parametrize(

@@ -194,6 +194,9 @@ def _add_sink(record: Moments, sink: float | Tensor, request: _Request) -> Momen
     """One more atom at 0 with value 0, by the merge that joins any two sets of atoms."""
     g = record.log_normalizer
     s = torch.as_tensor(sink, dtype=g.dtype, device=g.device)
+    if not holds(s < torch.inf):  # also false for NaN
+        advice = "It is the logarithm of a finite mass; -inf is no sink."
+        raise ValueError(sentence("moments.sink", "values below +inf", "NaN or +inf", advice))
     if s.ndim:
         if broadcast("moments.sink", s.shape, request.lead) != request.lead:
             expected = f"a number or one per batch entry {tuple(request.lead)}"
@@ -201,7 +204,12 @@ def _add_sink(record: Moments, sink: float | Tensor, request: _Request) -> Momen
         s = s[..., None]
     s = s if request.single and s.ndim == 0 else s.expand(g.shape)
     empty = torch.zeros_like(g)
-    alone = {"log_normalizer": s, "mean_log_weight": s, "log_sum_square": 2 * s, "max_score": empty - torch.inf}
+    alone = {
+        "log_normalizer": s,
+        "mean_log_weight": torch.where(s == -torch.inf, 0, s),
+        "log_sum_square": 2 * s,
+        "max_score": empty - torch.inf,
+    }
     fields = {}
     for name, value in vars(record).items():
         fields[name] = None if value is None else alone.get(name, torch.zeros_like(value))
@@ -215,6 +223,8 @@ class _Request:
     def __init__(self, eta, atoms, values, log_weights, mask, causal, window, offset):
         self.eta, self.atoms = require_float("moments.eta", eta), require_float("moments.atoms", atoms)
         self.values, self.log_weights, self.mask = values, log_weights, mask
+        if isinstance(log_weights, Tensor) and log_weights.ndim == 1 < atoms.ndim - 1:  # one weight per atom for all
+            self.log_weights = log_weights.reshape((1,) * (atoms.ndim - 2) + log_weights.shape)
         self.single = eta.ndim == 1
         if self.single:
             self.eta = eta[None]

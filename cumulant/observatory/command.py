@@ -93,7 +93,7 @@ def observe_command(
                 found[name] = _null(errors, name, loaded, sources, min(fewer, max_tokens), settings)
                 found[name].save(place / f"null-{name}")
         with errors.status("writing tables and page"):
-            write_tables(record, place)
+            write_tables(record, place, found)
             render(record, place / "report.html", found)
     _summarise(screen, record, found, place)
     if ablation is not None and record.meta["complete"]:
@@ -108,7 +108,7 @@ def report_command(
     with _sentences():
         record = Record.load(directory)
         found = _nulls_of(directory)
-        write_tables(record, directory)
+        write_tables(record, directory, found)
         render(record, directory / "report.html", found)
     _summarise(Console(), record, found, directory)
 

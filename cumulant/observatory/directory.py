@@ -38,9 +38,15 @@ NUMBERS = {  # of a head, beside its quantities
 }  # fmt: skip
 
 
-def write_tables(record: Record, directory: Path) -> None:
-    """heads.parquet, layers.parquet and tokens.parquet, each in one step."""
-    write_parquet(head_rows(record), directory / "heads.parquet")
+def write_tables(record: Record, directory: Path, nulls: dict[str, Record] | None = None) -> None:
+    """heads.parquet, layers.parquet and tokens.parquet, each in one step; heads with the means of their nulls."""
+    heads = head_rows(record)
+    for name, null in (nulls or {}).items():
+        for row, other in zip(heads, head_rows(null), strict=False):
+            row |= {
+                f"{key}_null_{name}": value for key, value in other.items() if key.endswith("_mean") or key in NUMBERS
+            }
+    write_parquet(heads, directory / "heads.parquet")
     write_parquet(layer_rows(record.hidden, record.meta.get("places", [])), directory / "layers.parquet")
     write_parquet(token_rows(record), directory / "tokens.parquet")
 
@@ -81,7 +87,7 @@ def write_parquet(rows: list[dict], path: Path) -> None:
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     os.close(handle)
     try:
-        polars.DataFrame(rows, infer_schema_length=None).write_parquet(name)
+        polars.DataFrame(rows, infer_schema_length=None).fill_nan(None).write_parquet(name)
         Path(name).chmod(0o644)
         os.replace(name, path)
     except BaseException:

@@ -193,7 +193,7 @@ def _unpacked(key: str, tensor: Tensor) -> Tensor:
 
 
 def claim_directory(directory: Path, force: bool = False) -> None:
-    """Refuse a directory that holds something else; make it if it is not there."""
+    """Refuse a directory that holds something else."""
     if directory.is_file():
         raise ValueError(sentence("--out", "a directory", f"the file {directory}", "Name another place."))
     if directory.is_dir() and any(directory.iterdir()) and not force:
@@ -201,7 +201,6 @@ def claim_directory(directory: Path, force: bool = False) -> None:
         got = "one that already holds a record" if own else "one that holds other files"
         advice = "Name a new one, or pass --force to replace the record." if own else "Name a new one."
         raise ValueError(sentence("--out", "a new or empty directory", f"{directory}, {got}", advice))
-    directory.mkdir(parents=True, exist_ok=True)
 
 
 def _joined(a: dict, b: dict, add) -> dict:

@@ -96,13 +96,15 @@ def capital(text: object) -> str:
 def bars(item: dict) -> dict | None:
     """Lengths in percent of a value and its null on a common scale from 0; None where one is missing or not positive.
 
-    >>> bars({"value": 2.0, "null": 4.0})
-    {'value': 50.0, 'null': 100.0}
+    A share is drawn as a part of the whole.
+
+    >>> bars({"value": 2.0, "null": 4.0}), bars({"value": 0.2, "null": 0.1, "unit": "share"})
+    ({'value': 50.0, 'null': 100.0}, {'value': 20.0, 'null': 10.0})
     """
     value, null = plain(item.get("value")), plain(item.get("null"))
     if not isinstance(value, int | float) or not isinstance(null, int | float) or min(value, null) <= 0:
         return None
-    longest = max(value, null)
+    longest = max(value, null, 1.0 if item.get("unit") == "share" else 0.0)
     return {"value": 100 * value / longest, "null": 100 * null / longest}
 
 
