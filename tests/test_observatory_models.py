@@ -326,7 +326,8 @@ def test_directories_without_a_model_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["bert", "", "a/b/c", "../x", "owner/", "/no/where"])
-def test_unknown_names_list_the_known_ones(name):
+def test_unknown_names_list_the_known_ones(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # where nothing has such a name
     with pytest.raises(ValueError, match=r"expected minilm, smollm2, a directory.* Give a path as \./name\."):
         load(name)
 
