@@ -196,6 +196,8 @@ def nce_loss(
         expected = f"shape (*batch, k ≥ 1) with batch {shape(data_score)} of data_score"
         raise ValueError(sentence("nce_loss.noise_score", expected, shape(noise_score), "Noise samples go last."))
     broadcast("nce_loss.noise_score", data_score.shape, noise_score.shape[:-1])
+    broadcast("nce_loss.data_log_noise", data_score.shape, data_log_noise.shape)
+    broadcast("nce_loss.noise_log_noise", noise_score.shape, noise_log_noise.shape)
     log_k = math.log(noise_score.shape[-1])
     data = accumulate(data_score) - accumulate(data_log_noise) - log_k
     noise = accumulate(noise_score) - accumulate(noise_log_noise) - log_k

@@ -13,11 +13,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from cumulant.checks import broadcast, require_alike, require_float, sentence, shape
+from cumulant.checks import broadcast, holds, require_alike, require_float, sentence, shape
 from cumulant.kernels.dense import normalize
 from cumulant.measures import Empirical, Measure
 from cumulant.measures.link import RANK
-from cumulant.solve import Solution
+from cumulant.solve import Solution, Status
 from cumulant.typing import Codes, PerQuery, Queries
 
 
@@ -39,9 +39,16 @@ def bregman(measure: Measure, a: Queries, b: Queries) -> PerQuery:
 
 
 def dual_bregman(measure: Measure, mean1: Queries, mean2: Queries) -> PerQuery:
-    """B_G*(μ1, μ2) = G*(μ1) − G*(μ2) − ⟨η2, μ1−μ2⟩ = KL(p_η1 ‖ p_η2): in mean coordinates the order stays (S1-I2)."""
-    eta2 = measure.natural(mean2).value
-    return measure.conjugate(mean1) + measure.log_normalizer(eta2) - (eta2 * mean1).sum(-1)
+    """B_G*(μ1, μ2) = G*(μ1) − G*(μ2) − ⟨η2, μ1−μ2⟩ = KL(p_η1 ‖ p_η2): in mean coordinates the order stays (S1-I2).
+
+    +inf where μ1 lies outside the hull of the support; μ2 must lie inside, where it has an η2.
+    """
+    second = measure.natural(mean2)
+    if not holds(second.status != int(Status.OUTSIDE)):
+        got = f"{int((second.status == int(Status.OUTSIDE)).sum())} outside"
+        advice = "Outside no natural parameter exists; measure.natural(mean2).status says where."
+        raise ValueError(sentence("dual_bregman.mean2", "means inside the hull of the support", got, advice))
+    return measure.conjugate(mean1) + measure.log_normalizer(second.value) - (second.value * mean1).sum(-1)
 
 
 def fenchel_young(measure: Measure, eta: Queries, mean: Queries) -> PerQuery:

@@ -86,6 +86,9 @@ def retrieve(
     >>> found.state, [round(e, 12) for e in found.energy.tolist()]
     (tensor([0.7082, 0.2654], dtype=torch.float64), [0.34926241185, 0.312428513521])
     """
+    if not isinstance(gate, int | float):
+        got, advice = type(gate).__name__, "One gate serves all states."
+        raise TypeError(sentence("retrieve.gate", "a number in (0, 2)", got, advice))
     memory = _Memory(patterns, beta, log_weights, state)
     solver = Damped(gate)
     trace: list[Tensor] = []

@@ -128,6 +128,9 @@ def self_attention_jacobian(
         if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
             got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
             raise TypeError(sentence(f"{where}.mask", "a Boolean tensor", got, "True means attend."))
+        if mask.ndim < 2 or mask.shape[-2] not in (1, n) or mask.shape[-1] not in (1, n):
+            expected = f"broadcastable to (*batch, n={n}, n={n})"
+            raise ValueError(sentence(f"{where}.mask", expected, shape(mask), "Rows are queries, columns are keys."))
         seen = seen & mask
     logits = (x @ bilinear @ x.mT).masked_fill(~seen, -torch.inf)
     a = torch.softmax(logits, -1).nan_to_num(0.0)  # a token that sees nothing keeps its place

@@ -726,3 +726,9 @@ def test_bad_input_is_refused_in_one_sentence(name):
         call()
     assert text in str(caught.value)
     assert str(caught.value).endswith(".")
+
+
+def test_nce_log_noise_of_another_shape_gets_a_sentence():
+    zero = torch.zeros(5)
+    with pytest.raises(ValueError, match="noise_log_noise"):
+        nce_loss(zero, torch.zeros(5, 3), zero, torch.zeros(5, 2))

@@ -337,3 +337,11 @@ def test_kkt_residual_bounds_the_duality_gap():
         weights = torch.softmax(t(a) @ x + t(b), -1)
         gap = torch.logsumexp(t(a) @ x + t(b), -1) - found.dual
         assert 0 <= gap <= 10 * geo.kkt_residual(t(a), t(b), x, weights)
+
+
+def test_dual_bregman_outside_the_hull_says_so():
+    h = Empirical(torch.tensor([[0.0], [1.0]], dtype=torch.float64))
+    inside, outside = (torch.tensor([x], dtype=torch.float64) for x in (0.25, 2.0))
+    assert geo.dual_bregman(h, outside, inside) == torch.inf
+    with pytest.raises(ValueError, match="inside the hull"):
+        geo.dual_bregman(h, inside, outside)

@@ -253,5 +253,7 @@ def test_bad_input_gets_a_sentence(call, match):
 
 
 def test_wrong_dtype_gets_a_sentence():
+    with pytest.raises(TypeError, match=r"retrieve\.gate: expected a number"):
+        retrieve(start, toy, gate=torch.ones(5))
     with pytest.raises(TypeError, match="dtype"):
         energy(start.float(), toy)

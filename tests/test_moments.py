@@ -426,3 +426,8 @@ def test_no_path_materialises_queries_times_atoms(backend, order, n, share):
     run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr[-2000:]
     assert float(run.stdout) < share * n * n * 4 / 2**20
+
+
+def test_a_direction_of_another_shape_gets_a_sentence():
+    with pytest.raises(ValueError, match="One direction per query"):
+        fisher_product(torch.zeros(5, 4), torch.zeros(6, 4), torch.zeros(5, 3))

@@ -126,6 +126,7 @@ def test_gradientness_without_large_matrices():
         (lambda: self_attention_jacobian(normal(3, 2), query_weight=normal(4, 3)), ValueError, "nn.Linear"),
         (lambda: self_attention_jacobian(normal(3, 2), value_weight=normal(4, 2)), ValueError, "W_v square"),
         (lambda: self_attention_jacobian(normal(3, 2), mask=torch.ones(3, 3)), TypeError, "Boolean"),
+        (lambda: self_attention_jacobian(normal(3, 2), mask=torch.ones(3, 4).bool()), ValueError, "Rows are queries"),
         (lambda: gradientness(normal(2, 9), normal(2, 9), normal(2, 9), normal(2, 9)), ValueError, "by head"),
     ],
 )

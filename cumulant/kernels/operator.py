@@ -103,6 +103,9 @@ def fisher_product(
     x, band = request.flatten()
     plan = Plan(frozenset({"log_normalizer"}), band)
     require_alike("fisher_product.vector", require_float("fisher_product.vector", vector), "eta", eta)
+    if vector.ndim == 0 or vector.shape[-1] != eta.shape[-1] or vector.shape[-2:-1] not in ((1,), eta.shape[-2:-1]):
+        expected = f"the shape of eta {shape(eta)}"
+        raise ValueError(sentence("fisher_product.vector", expected, shape(vector), "One direction per query."))
     v = request.rows(vector[None] if vector.ndim == 1 else vector)
     if backend == "dense" or (backend == "auto" and _scores(x) <= SMALL):
         out = reference_product(x, v, plan)

@@ -251,7 +251,7 @@ def _try(block: nn.Module, attention: nn.Module, found: dict) -> dict[str, Tenso
         block.forward(**{first.name: x}, **given)
     except _Reached:
         return {"state": x, "source": source}
-    except Exception as error:
+    except Exception as error:  # a block called without its model around it may fail in any way
         reason = f"{type(block).__name__} could not be run as far as its projections ({type(error).__name__})"
         return Unknown(reason)
     return Unknown(f"{type(block).__name__} runs without these projections")
