@@ -256,6 +256,13 @@ def test_verdicts_follow_their_rules():
     assert (up[gaussian].answer, down[gaussian].answer) == ("yes", "no")
     assert down[gaussian].numbers[0].null == pytest.approx(0.95)
     assert verdicts([], [], [], 1) == []
+    (few,) = verdicts([{"link_r2": None}], [], [], 1)
+    assert few.answer == "open"
+    assert "tokens or more" in few.words
+    removed = {"heads": 10, "can_go": 4, "together": 2, "all_at_once": 0.3, "control": 0.5, "kind": "gaussian"}
+    (gone,) = verdicts([], [], [], 1, None, removed | {"measure": "cosine", "threshold": 0.001, "tokens": 99})
+    assert gone.answer == "partly"
+    assert gone.numbers[2].null == 0.5
 
 
 # ---------------------------------------------------------------------- the main job, on a real model

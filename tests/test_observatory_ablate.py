@@ -1,6 +1,7 @@
 """Heads replaced by Gaussians: against sums written out, against attention, and in models."""
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -13,6 +14,7 @@ from cumulant.observatory import replacement as replacement_module  # noqa: E402
 from cumulant.observatory.ablate import ablate, heads_of  # noqa: E402
 from cumulant.observatory.interface import Call, intervene, listen  # noqa: E402
 from cumulant.observatory.models import Loaded  # noqa: E402
+from cumulant.observatory.page import condense  # noqa: E402
 from cumulant.observatory.replacement import gaussian_output, mixture_output  # noqa: E402
 from tests.tiny_models import GROUPED, inputs, make  # noqa: E402
 
@@ -231,6 +233,9 @@ def test_damage_to_an_embedding_is_that_of_whole_passes(kind, how, letters):
     assert row.damage == pytest.approx(whole_passes(model, letters, {(row.name, row.head)}, replaced), abs=1e-6)
     gone = {(r.name, r.head) for r in found.can_go}
     assert found.all_at_once == pytest.approx(whole_passes(model, letters, gone, replaced), abs=1e-6)
+    some = {(r.name, r.head) for r in found.together}
+    assert some <= gone
+    assert whole_passes(model, letters, some, replaced) < 0.02
     assert all("forward" not in vars(m) for m in model.modules())
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
@@ -280,7 +285,7 @@ def test_damage_to_a_language_model(letters):
 
 def test_nothing_goes_below_a_threshold_that_nothing_meets(letters):
     found = ablate(loaded(make("bert"), letters), TEXTS, threshold=-1.0, **SIZES)
-    assert found.can_go == ()
+    assert found.can_go == found.together == ()
     assert found.all_at_once == pytest.approx(0, abs=1e-12)
     assert found.control == pytest.approx(0, abs=1e-12)
 
@@ -318,6 +323,7 @@ def test_a_real_encoder():
     assert 0 < len(found.can_go) < 72
     assert all(-1e-9 < row.damage < 1 for row in found.rows)
     assert found.all_at_once < found.control
+    assert 0 < len(found.together) <= len(found.can_go)
 
 
 def test_the_command_writes_the_ablation(tmp_path):
@@ -338,9 +344,21 @@ def test_the_command_writes_the_ablation(tmp_path):
     assert f"{told['can_go']} of 72 heads can go" in words
     assert "as many heads chosen at random" in words
     table = polars.read_parquet(place / "ablation.parquet")
-    assert table.columns == ["layer", "head", "name", "damage", "r2", "can_go"]
+    assert table.columns == ["layer", "head", "name", "damage", "r2", "can_go", "together"]
     assert table["can_go"].sum() == told["can_go"] > 0
     assert told["all_at_once"] >= 0
+    for again in (False, True):
+        if again:
+            told_again = testing.CliRunner().invoke(cli.application(), ["report", str(place)])
+            assert told_again.exit_code == 0, told_again.output
+        page = (place / "report.html").read_text(encoding="utf-8")
+        assert "Can heads be replaced by their Gaussian approximation?" in page
+        shown = condense.unpack(re.search(r'id="data">([^<]*)<', page)[1])["heads"][0]
+        assert shown["values"]["ablation_damage"]["mean"] == pytest.approx(told["rows"][0]["damage"], rel=1e-3)
+    (place / "ablation.json").write_text("[]", encoding="utf-8")
+    broken = testing.CliRunner().invoke(cli.application(), ["report", str(place)])
+    assert broken.exit_code == 2
+    assert "expected what --ablate wrote" in " ".join(broken.output.split())
     for extra, message in (
         (["--ablate", "laplace"], "gaussian or mixture"),
         (["--ablate", "gaussian", "--text", "-"], "twice"),

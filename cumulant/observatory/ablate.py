@@ -44,6 +44,8 @@ class Ablation(NamedTuple):
     rows         one for every head, replaced alone
     all_at_once  damage with all heads replaced that do less than ``threshold`` alone
     control      damage with as many heads replaced that are chosen at random
+    together     heads that were replaced at once with less damage than ``threshold``: the least damaging ones, as many
+                 as bisection found; another set may be larger
     baseline     perplexity of the untouched model; 1, the cosine with itself, for an encoder
     measure      "cosine" or "perplexity"
     """
@@ -51,6 +53,7 @@ class Ablation(NamedTuple):
     rows: tuple[AblatedHead, ...]
     all_at_once: float
     control: float
+    together: tuple[AblatedHead, ...]
     baseline: float
     threshold: float
     tokens: int
@@ -76,7 +79,7 @@ def ablate(
     seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> Ablation:
-    """Replace every head in turn, then all that can go at once, and measure the damage.
+    """Replace every head in turn, then all that can go at once, then as many as the model bears; measure the damage.
 
     kind       "gaussian", or "mixture" of ``components`` Gaussians for models whose queries all see the same keys
     max_tokens where to stop; 1024 for an embedding, 256 for a perplexity if None
@@ -89,39 +92,73 @@ def ablate(
 
     >>> ablate(load("minilm"), ["A head is an average."]).all_at_once                      # doctest: +SKIP
     """
-    approximate = _approximation(kind, components, seed)
-    trial = _Trial(model, approximate)
+    trial = _Trial(model, _approximation(kind, components, seed))
     threshold = THRESHOLDS[trial.measure] if threshold is None else threshold
     max_tokens = TOKENS[trial.measure] if max_tokens is None else max_tokens
     stream = batches(texts, model.tokenizer, max_length=max_length, batch_size=batch_size, max_tokens=max_tokens)
-    read = list(stream)
+    read, bar = list(stream), _Bar(progress)
+    base, damage = _one_by_one(trial, read, bar)
+    cells = trial.cells()
+    rows = tuple(trial.row(name, head, _damage(trial.measure, damage[name, head], base)) for name, head in cells)
+
+    def at_once(chosen: list[int]) -> float:
+        found = trial.together(read, [cells[i] for i in sorted(chosen)])
+        bar.advance(len(read))
+        return _damage(trial.measure, found, base)
+
+    go = sorted((i for i, row in enumerate(rows) if row.damage < threshold), key=lambda i: rows[i].damage)
+    drawn = torch.randperm(len(cells), generator=torch.Generator().manual_seed(seed))[: len(go)].tolist()
+    both = at_once(go), at_once(drawn)
+    fit = _largest(go, lambda chosen: at_once(chosen) < threshold)
+    bar.finish()
+    tokens = sum(batch.tokens for batch in read)
+    baseline = math.exp(base.mean) if trial.measure == "perplexity" else 1.0
+    together = tuple(rows[i] for i in sorted(fit))
+    return Ablation(rows, *both, together, baseline, threshold, tokens, trial.measure, kind)
+
+
+def _one_by_one(trial: _Trial, read: list[Batch], bar: _Bar) -> tuple[_Score, dict[tuple[str, int], _Score]]:
+    """The untouched model, and the model with each head replaced alone."""
     damage: dict[tuple[str, int], _Score] = {}
     base = _Score()
-    for number, batch in enumerate(read):
+    for batch in read:
         plain, outputs = trial.plain(batch)
         base += trial.score(batch, plain, plain)
         cells = trial.cells()
-        total = len(read) * (len(cells) + 2)
-        for done, (name, head) in enumerate(cells):
+        bar.total = len(read) * (len(cells) + 2 + len(cells).bit_length())  # each alone, two sets, and a bisection
+        for name, head in cells:
             found = trial.score(batch, plain, trial.altered(batch, {name: [head]}, outputs))
             damage[name, head] = damage.get((name, head), _Score()) + found
-            if progress is not None:
-                progress(number * len(cells) + done + 1, total)
+            bar.advance(1)
     if base.count == 0:
         advice = "A perplexity needs a token that follows another."
         raise ValueError(sentence("ablate.texts", "windows of at least two tokens", "none", advice))
-    cells = trial.cells()
-    rows = tuple(trial.row(name, head, _damage(trial.measure, damage[name, head], base)) for name, head in cells)
-    go = [cell for cell, row in zip(cells, rows, strict=True) if row.damage < threshold]
-    drawn = torch.randperm(len(cells), generator=torch.Generator().manual_seed(seed))[: len(go)].sort().values.tolist()
-    both = []
-    for turn, chosen in enumerate((go, [cells[i] for i in drawn])):
-        both.append(_damage(trial.measure, trial.together(read, chosen), base))
-        if progress is not None:
-            progress(len(read) * (len(cells) + turn + 1), len(read) * (len(cells) + 2))
-    tokens = sum(batch.tokens for batch in read)
-    baseline = math.exp(base.mean) if trial.measure == "perplexity" else 1.0
-    return Ablation(rows, both[0], both[1], baseline, threshold, tokens, trial.measure, kind)
+    return base, damage
+
+
+class _Bar:
+    """Tells ``progress`` how many passes are done."""
+
+    def __init__(self, progress: Callable[[int, int], None] | None):
+        self.progress, self.done, self.total = progress, 0, 0
+
+    def advance(self, passes: int) -> None:
+        self.done += passes
+        if self.progress is not None:
+            self.progress(self.done, self.total)
+
+    def finish(self) -> None:
+        """A bisection may end early."""
+        self.advance(self.total - self.done)
+
+
+def _largest(items: list[int], fits: Callable[[list[int]], bool]) -> list[int]:
+    """A long beginning of ``items`` that fits, by bisection; the longest if no longer one than a misfit fits."""
+    low, high = 0, len(items)
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(items[:middle]) else (low, middle - 1)
+    return items[:low]
 
 
 def _approximation(kind: str, components: int, seed: int) -> Approximation:

@@ -139,3 +139,21 @@ def without_cache(args: tuple, kwargs: dict, length: int) -> tuple[tuple, dict] 
     return tuple(None if id(a) in drop else a for a in args), {
         k: None if id(v) in drop else v for k, v in kwargs.items()
     }
+
+
+def sequences_of(args: tuple, kwargs: dict, batch: int, some: Tensor) -> tuple[tuple, dict]:
+    """The same arguments with some of the sequences: every tensor that begins with the axis of the batch is indexed.
+
+    Nested tuples are gone through; a tensor with one axis is no sequence of states or masks and stays.
+    """
+
+    def cut(value: object) -> object:
+        if isinstance(value, Tensor) and value.ndim > 1 and len(value) == batch:
+            return value[some.to(value.device)]
+        if type(value) is tuple:
+            return tuple(cut(v) for v in value)
+        return value
+
+    if len(some) == batch:
+        return args, kwargs
+    return tuple(cut(a) for a in args), {k: cut(v) for k, v in kwargs.items()}

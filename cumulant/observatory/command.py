@@ -18,7 +18,7 @@ from rich.table import Table
 
 from cumulant.checks import sentence
 from cumulant.documents import write
-from cumulant.observatory.ablate import Ablation, ablate
+from cumulant.observatory.ablate import AblatedHead, Ablation, ablate
 from cumulant.observatory.directory import page_data, render, write_parquet, write_tables
 from cumulant.observatory.models import KNOWN, Loaded, load, random_twin
 from cumulant.observatory.nulls import chosen_nulls, shuffled
@@ -99,6 +99,7 @@ def observe_command(
     if ablation is not None and record.meta["complete"]:
         with _sentences():
             _ablate(screen, errors, loaded, read_texts(sources), ablation, seed, place)
+            render(record, place / "report.html", found, _ablation_of(place))
 
 
 def report_command(
@@ -109,7 +110,7 @@ def report_command(
         record = Record.load(directory)
         found = _nulls_of(directory)
         write_tables(record, directory, found)
-        render(record, directory / "report.html", found)
+        render(record, directory / "report.html", found, _ablation_of(directory))
     _summarise(Console(), record, found, directory)
 
 
@@ -197,9 +198,11 @@ def _ablate(screen: Console, errors: Console, loaded: Loaded, texts, kind: str, 
     except KeyboardInterrupt:
         screen.print("[yellow]Interrupted: no head was judged; the record is complete.[/]")
         return
-    rows = [row._asdict() | {"can_go": row in found.can_go} for row in found.rows]
+    marks = {"can_go": found.can_go, "together": found.together}
+    rows = [row._asdict() | {name: row in heads for name, heads in marks.items()} for row in found.rows]
     write_parquet(rows, place / "ablation.parquet")
-    told = {k: v for k, v in found._asdict().items() if k != "rows"} | {"heads": len(rows), "can_go": len(found.can_go)}
+    told = {k: v for k, v in found._asdict().items() if k not in ("rows", "together")}
+    told |= {"heads": len(rows), **{name: len(heads) for name, heads in marks.items()}}
     write(place / "ablation.json", json.dumps(told | {"rows": rows}, indent=1) + "\n")
     _tell_ablation(screen, found)
 
@@ -213,17 +216,45 @@ def _tell_ablation(screen: Console, found: Ablation) -> None:
         ends = (min(mine, key=lambda row: row.damage), max(mine, key=lambda row: row.damage))
         table.add_row(str(layer), f"{gone} of {len(mine)}", *[f"{r.damage:.2g} (head {r.head})" for r in ends])
     screen.print(table)
-    perplexity = f"; its perplexity is {found.baseline:.4g}" if found.measure == "perplexity" else ""
+    perplexity = f", whose perplexity is {found.baseline:.4g}" if found.measure == "perplexity" else ""
     screen.print(
-        f"{len(found.can_go)} of {len(found.rows)} heads can go: replaced alone, each does less than "
+        f"{len(found.can_go)} of {len(found.rows)} heads can go one at a time: replaced alone, each does less than "
         f"{found.threshold:g} to the model on {found.tokens:,} tokens{perplexity}. All of them replaced at once do "
-        f"{found.all_at_once:.2g}; as many heads chosen at random do {found.control:.2g}.",
+        f"{_damage(found, found.all_at_once)}; as many heads chosen at random do {_damage(found, found.control)}.",
+        highlight=False,
+    )
+    screen.print(
+        f"{len(found.together)} heads can go together, within {found.threshold:g}: {_named(found.together)}.",
         highlight=False,
     )
 
 
+def _damage(found: Ablation, value: float) -> str:
+    """A large change of perplexity is better told as a factor."""
+    return f"{value:.2g} (perplexity × {1 + value:.3g})" if found.measure == "perplexity" else f"{value:.2g}"
+
+
+def _named(heads: tuple[AblatedHead, ...]) -> str:
+    layers = dict.fromkeys(row.layer for row in heads)
+    parts = [f"layer {n} head {', '.join(str(r.head) for r in heads if r.layer == n)}" for n in layers]
+    return "; ".join(parts) or "none"
+
+
 def _nulls_of(directory: Path) -> dict[str, Record]:
     return {p.name.removeprefix("null-"): Record.load(p) for p in sorted(directory.glob("null-*")) if p.is_dir()}
+
+
+def _ablation_of(directory: Path) -> dict | None:
+    path = directory / "ablation.json"
+    if not path.exists():
+        return None
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if found["heads"] == len(found["rows"]):
+            return found
+    except (ValueError, KeyError, TypeError):
+        pass
+    raise ValueError(sentence(str(path), "what --ablate wrote", "something else", "Delete it, or observe again."))
 
 
 def _summarise(screen: Console, record: Record, nulls: dict[str, Record], place: Path) -> None:

@@ -34,6 +34,7 @@ NUMBERS = {  # of a head, beside its quantities
     "ascent_index": ("ascent index", "tr(VBᵀ)/(|V||B|)", "The same where the states are white: above 0 the head clusters, below 0 it makes the law more Gaussian (§12)."),
     "link_r2": ("link fit R²", "R² of η ≈ A·∇G(η) + b", "How linear the canonical link of the head is (S2-E15)."),
     "link_slope_error": ("link slope error", "|A − Cov(K)⁻¹| / |Cov(K)⁻¹|", "0 if the keys are Gaussian for the head's queries."),
+    "ablation_damage": ("damage if replaced", "1 − cos, or relative change of perplexity", "What the model loses if this head alone becomes its Gaussian approximation (S1-C1)."),
     "gaussian_r2": ("Gaussian fit R²", "R² of v̄ + Cov(v,k)η", "How much of the output one Gaussian in the place of the keys explains (S1-C1)."),
 }  # fmt: skip
 
@@ -95,20 +96,26 @@ def write_parquet(rows: list[dict], path: Path) -> None:
         raise
 
 
-def render(record: Record, path: str | Path, nulls: dict[str, Record] | None = None) -> None:
-    """One self-contained HTML page of a record, beside the records of its nulls."""
-    render_page(page_data(record, nulls or {}), Path(path))
+def render(
+    record: Record, path: str | Path, nulls: dict[str, Record] | None = None, ablation: dict | None = None
+) -> None:
+    """One self-contained HTML page of a record, beside the records of its nulls and what ablation.json holds."""
+    render_page(page_data(record, nulls or {}, ablation), Path(path))
 
 
-def page_data(record: Record, nulls: dict[str, Record]) -> dict:
+def page_data(record: Record, nulls: dict[str, Record], ablation: dict | None = None) -> dict:
     """Everything the page shows, as plain data."""
     depth = layer_rows(record.hidden, record.meta.get("places", []))
     heads = head_rows(record)
+    damage = {(row["layer"], row["head"]): row["damage"] for row in (ablation or {}).get("rows", [])}
+    for row in heads:
+        if (row["layer"], row["head"]) in damage:
+            row["ablation_damage"] = damage[row["layer"], row["head"]]
     null_heads = {name: head_rows(null) for name, null in nulls.items()}
     dimension = record.meta.get("dimension") or 1
     untrained = nulls.get("random")
     null_depth = [] if untrained is None else layer_rows(untrained.hidden, untrained.meta.get("places", []))
-    answers = verdicts(heads, depth, null_heads.get("random", []), dimension, null_depth)
+    answers = verdicts(heads, depth, null_heads.get("random", []), dimension, null_depth, ablation)
     return {
         "meta": record.meta | {"text": record.meta.get("text", ""), "sample_fraction": 1 / SAMPLE},
         "verdicts": [a._asdict() | {"numbers": [n._asdict() for n in a.numbers]} for a in answers],

@@ -22,6 +22,7 @@ from cumulant.observatory.blocks import (
     block_of,
     input_of,
     norm_of,
+    sequences_of,
     state_of,
     twin,
     without_cache,
@@ -311,8 +312,11 @@ class LayerWatch:
         call = without_cache(args, kwargs, x.shape[1])
         if call is None:
             return  # the cache held more than this pass has put in, so the call cannot be repeated
-        moved = x + perturbation(x, tokens.rows, self.seed + self.passes)
-        args, kwargs = call
+        # tokens of some sequences only: the second call then costs a part of the first
+        rows, at = tokens.rows[tokens.some], tokens.position[tokens.some]
+        args, kwargs = sequences_of(*call, len(x), tokens.some)
+        x = x[tokens.some.to(x.device)]
+        moved = x + perturbation(x, rows, self.seed + self.passes)
         args, kwargs = ((moved, *args[1:]), kwargs) if key is None else (args, {**kwargs, key: moved})
         block.twin, other = block.twin or twin(block.module), Trace()
         handles = trace_norms(block.twin, other, x)
@@ -325,12 +329,17 @@ class LayerWatch:
             for handle in handles:
                 handle.remove()
         if out is not None:
-            self._motion(block, values, trace, stage_values(block.plan, moved, out, other), other, tokens)
+            some = Tokens(rows, at, tokens.priority[tokens.some], tokens.some)
+            self._motion(block, values, trace, stage_values(block.plan, moved, out, other), other, some)
 
     def _motion(self, block, values, trace, moved, moved_trace, tokens) -> None:
-        """Tally how far stages and norms have moved, of which ``moved`` has the values after a perturbation."""
-        rows, at = tokens.rows, tokens.position[tokens.rows]
-        lengths = {stage: _length(moved[stage], values[stage], rows) for stage in values if stage in moved}
+        """Tally how far stages and norms of some sequences have moved; ``moved`` has them after a perturbation."""
+        rows, at, some = tokens.rows, tokens.position[tokens.rows], tokens.some
+
+        def length(after: Tensor, before: Tensor) -> Tensor:
+            return torch.linalg.vector_norm((after - before[some.to(after.device)])[rows.to(after.device)], dim=-1)
+
+        lengths = {stage: length(moved[stage], values[stage]) for stage in values if stage in moved}
         before = "in"
         for stage in list(lengths)[1:]:
             for quantity, base in (("growth", "in"), ("step", before)):
@@ -341,7 +350,7 @@ class LayerWatch:
         for event in trace.norms():
             again = calls.get((event.norm, event.turn))
             if again is not None and event.norm in block.centred:
-                ratio = _length(again.wrote, event.wrote, rows) / _length(again.read, event.read, rows)
+                ratio = length(again.wrote, event.wrote) / length(again.read, event.read)
                 self._add(f"{block.name}/norm {event.norm}/contraction", _tally(ratio.log(), at))
 
     def _add(self, place: str, record: Kept) -> None:
@@ -400,10 +409,6 @@ def _block_hooks(layers: LayerWatch, block: Block):
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
     return dtype if dtype == torch.float64 else torch.float32
-
-
-def _length(a: Tensor, b: Tensor, rows: Tensor) -> Tensor:
-    return torch.linalg.vector_norm((a - b)[rows.to(a.device)], dim=-1)
 
 
 def _tally(values: Tensor, positions: Tensor | None = None) -> Tally:

@@ -21,6 +21,7 @@ from cumulant.observatory.recorder import Recorder, attach
 from cumulant.observatory.texts import Batch, Text, batches
 
 LONGEST = 192  # tokens of a passage that are kept for the page
+FEW = 1000  # below this a record says so
 Progress = Callable[[int], None]
 
 
@@ -80,7 +81,7 @@ def observe(
         "model_class": type(network).__name__,
         "fingerprint": model.fingerprint if isinstance(model, Loaded) else "",
         "source": model.source if isinstance(model, Loaded) else "",
-        "notes": list(model.notes) if isinstance(model, Loaded) else [],
+        "notes": [*(model.notes if isinstance(model, Loaded) else ()), *_small(tokens)],
         "tokens": tokens,
         "sequences": sequences,
         "skipped": stream.skipped,
@@ -92,6 +93,12 @@ def observe(
         "versions": versions(),
     }
     return replace(record, passages=tuple(passages[:TEXTS]), meta=record.meta | told | (meta or {}))
+
+
+def _small(tokens: int) -> list[str]:
+    if tokens >= FEW:
+        return []
+    return [f"only {tokens} tokens were read: take no verdict from them, they need some thousands"]
 
 
 def versions() -> dict[str, str]:

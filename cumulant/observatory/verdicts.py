@@ -31,16 +31,23 @@ class Answer(NamedTuple):
 
 
 def verdicts(
-    heads: list[dict], depth: list[Row], null_heads: list[dict], dimension: int, null_depth: list[Row] | None = None
+    heads: list[dict],
+    depth: list[Row],
+    null_heads: list[dict],
+    dimension: int,
+    null_depth: list[Row] | None = None,
+    ablation: dict | None = None,
 ) -> list[Answer]:
     """All questions that the record can say something about.
 
     heads, depth  rows of the observed model;  null_heads, null_depth  of the same model at random initialisation
     dimension     channels of the residual stream: random weights give cosines of ± 1/dimension
+    ablation      what replacing heads did, as in ablation.json
     """
     found = [
         _ascent(heads, dimension),
         _gaussian_heads(heads, null_heads),
+        _replaced(ablation),
         _link(heads, null_heads),
         _gaussian_states(depth),
         _expansion(depth, null_depth or []),
@@ -98,10 +105,31 @@ def _gaussian_heads(heads: list[dict], nulls: list[dict]) -> Answer | None:
     return Answer("Are heads local Gaussian approximations?", answer, words, numbers)
 
 
-def _link(heads: list[dict], nulls: list[dict]) -> Answer | None:
-    fit = _column(heads, "link_r2")
-    if not fit:
+def _replaced(ablation: dict | None) -> Answer | None:
+    if not ablation:
         return None
+    heads, alone, together = (ablation[key] for key in ("heads", "can_go", "together"))
+    unit = "of perplexity" if ablation["measure"] == "perplexity" else "of cosine"
+    words = (
+        f"{alone} of {heads} heads can be replaced one at a time ({ablation['kind']}) for less than "
+        f"{ablation['threshold']:g} {unit}, on {ablation['tokens']:,} tokens; {together} of them at once. Replacing "
+        f"all {alone} at once does {ablation['all_at_once']:.2g}, as many heads at random {ablation['control']:.2g}."
+    )
+    answer = "yes" if together > 0.75 * heads else "no" if together < 0.1 * heads else "partly"
+    numbers = (
+        Number("heads that can go alone", alone / heads, None, "share"),
+        Number("heads that can go together", together / heads, None, "share"),
+        Number("damage of all that can go alone, at once", ablation["all_at_once"], ablation["control"]),
+    )
+    return Answer("Can heads be replaced by their Gaussian approximation?", answer, words, numbers)
+
+
+def _link(heads: list[dict], nulls: list[dict]) -> Answer | None:
+    fit, question = _column(heads, "link_r2"), "Do W_Q and W_K approximate the canonical link?"
+    if not fit:
+        asked = any("link_r2" in row for row in heads)
+        advice = "The fit needs more sampled queries than twice the width of a head: read some 4,000 tokens or more."
+        return Answer(question, "open", advice, ()) if asked else None
     error, base = _column(heads, "link_slope_error"), _column(nulls, "link_r2")
     close = sum(e < 0.5 for e in error) / len(error)
     gained = median(fit) - (median(base) if base else 0.0)
@@ -118,13 +146,16 @@ def _link(heads: list[dict], nulls: list[dict]) -> Answer | None:
             "median relative error of the slope against Cov(K)⁻¹", median(error), _median(nulls, "link_slope_error")
         ),
     )
-    return Answer("Do W_Q and W_K approximate the canonical link?", answer, words, numbers)
+    return Answer(question, answer, words, numbers)
 
 
 def _gaussian_states(depth: list[Row]) -> Answer | None:
     ends = [row for row in depth if row["stage"] == "out" and _known(row.get("sliced_w2"))]
+    question = "Does the law of hidden states become Gaussian over the layers?"
     if len(ends) < 2:
-        return None
+        asked = sum("sliced_w2" in row for row in depth if row["stage"] == "out") > 1
+        advice = "The sample of hidden states is too small to be told from a Gaussian: read more text."
+        return Answer(question, "open", advice, ()) if asked else None
     ratio = [float(row["sliced_w2"]) / float(row["sliced_w2_null"]) for row in ends]
     inside = sum(float(r["sliced_w2"]) <= float(r["sliced_w2_null_high"]) for r in ends) / len(ends)
     nearest = min(range(len(ratio)), key=ratio.__getitem__)
@@ -138,7 +169,7 @@ def _gaussian_states(depth: list[Row]) -> Answer | None:
         Number(f"sliced W₂ after block {i}", float(ends[i]["sliced_w2"]), float(ends[i]["sliced_w2_null"]))
         for i in dict.fromkeys((0, nearest, len(ends) - 1))
     )
-    return Answer("Does the law of hidden states become Gaussian over the layers?", answer, words, numbers)
+    return Answer(question, answer, words, numbers)
 
 
 def _expansion(depth: list[Row], nulls: list[Row]) -> Answer | None:
