@@ -1,11 +1,16 @@
-"""Files that commands write: replaced in one step, or renewed between two marks."""
+"""Files that commands write: replaced in one step, or renewed between two marks; and what they depended on."""
 
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import tempfile
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+
+from cumulant.checks import sentence
 
 
 def write(path: Path, text: str) -> None:
@@ -23,6 +28,35 @@ def write(path: Path, text: str) -> None:
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+def write_parquet(rows: Sequence[dict], path: Path) -> None:
+    """A table, replaced in one step; an empty one has no columns."""
+    try:
+        import polars
+    except ModuleNotFoundError:
+        advice = "install cumulant[report]"
+        raise ModuleNotFoundError(sentence("write_parquet", "polars", "no such package", advice)) from None
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    os.close(handle)
+    try:
+        polars.DataFrame(rows, infer_schema_length=None).fill_nan(None).write_parquet(name)
+        Path(name).chmod(0o644)
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def versions(*packages: str) -> dict[str, str]:
+    """What a result depends on: the versions of Python, cumulant and these packages."""
+    found = {"python": platform.python_version()}
+    for name in ("cumulant", *packages):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "not installed"
+    return found
 
 
 def insert(text: str, mark: str, part: str) -> str:

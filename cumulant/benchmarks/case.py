@@ -53,7 +53,7 @@ class Target:
         if self.faster:
             return f"{1 / figure:.3g}× faster"
         if self.quantity == "memory" and self.side == OURS:
-            return f"{100 * figure:.2g} %" if figure < 1 else f"{100 * figure:.0f} %"
+            return f"{100 * figure:.2g} %" if figure < 0.995 else f"{100 * figure:.0f} %"
         return f"{figure:.2f}×"
 
 

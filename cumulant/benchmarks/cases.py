@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cumulant.benchmarks import attention_sides as attention
+from cumulant.benchmarks import dynamics_sides as dynamics
 from cumulant.benchmarks import loss_sides as losses
 from cumulant.benchmarks import observatory_sides as observatory
 from cumulant.benchmarks.case import GROWTH, OURS, Case, Target, extra, faster, memory, within
@@ -27,6 +28,7 @@ def catalogue(quick: bool = False) -> dict[str, Case]:
 def _cases(k: int, spread: float) -> list[Case]:
     heads = Attention(8, 2048 // k, 2048 // k, 64, spread)
     stored = Attention(1, 512 // k, 65536 // k, 16, spread)
+    cloud = Attention(1, 16384 // k, 16384 // k, 16, spread)
     return [
         Case(
             *_title("entropy", "statistics", "G, mean, entropy of the keys", heads),
@@ -99,6 +101,11 @@ def _cases(k: int, spread: float) -> list[Case]:
                 *(within(PLAIN, 0.80), within(DEFAULT_CHUNK, 1.0), within(BEST_CHUNK, 1.1)),
                 *(memory(PLAIN, 0.10), memory(DEFAULT_CHUNK)),
             ),
+        ),
+        Case(
+            *_title("particles", "dynamics", "one step of self-attention", cloud),
+            sides={OURS: dynamics.step, SDPA: dynamics.fused},
+            targets=(within(SDPA, 1.3), memory(SDPA)),
         ),
         _memory(Attention(8, 4096 // k, 4096 // k, 64, spread)),
         _growth(Attention(1, 32768 // k, 32768 // k, 64, spread)),

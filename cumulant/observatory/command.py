@@ -17,9 +17,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from rich.table import Table
 
 from cumulant.checks import sentence
-from cumulant.documents import write
+from cumulant.documents import write, write_parquet
 from cumulant.observatory.ablate import AblatedHead, Ablation, ablate
-from cumulant.observatory.directory import page_data, render, write_parquet, write_tables
+from cumulant.observatory.directory import page_data, render, write_tables
 from cumulant.observatory.models import KNOWN, Loaded, load, random_twin
 from cumulant.observatory.nulls import chosen_nulls, shuffled
 from cumulant.observatory.observe import observe

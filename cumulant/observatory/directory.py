@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
-from cumulant.checks import sentence
+from cumulant.documents import write_parquet
 from cumulant.observatory.depth import Row, layer_rows, layer_spectra
 from cumulant.observatory.page import render_page
 from cumulant.observatory.quantities import BY_NAME
@@ -76,24 +74,6 @@ def token_rows(record: Record) -> list[dict]:
                         }
                     )
     return rows
-
-
-def write_parquet(rows: list[dict], path: Path) -> None:
-    """A table, replaced in one step; an empty one has no columns."""
-    try:
-        import polars
-    except ModuleNotFoundError:
-        advice = "install cumulant[report]"
-        raise ModuleNotFoundError(sentence("write_parquet", "polars", "no such package", advice)) from None
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    os.close(handle)
-    try:
-        polars.DataFrame(rows, infer_schema_length=None).fill_nan(None).write_parquet(name)
-        Path(name).chmod(0o644)
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
 
 
 def render(

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
 from torch import nn
 
 from cumulant.checks import sentence
+from cumulant.documents import versions
 from cumulant.observatory.interface import Call
 from cumulant.observatory.models import Loaded
 from cumulant.observatory.pieces import pieces
@@ -90,7 +89,7 @@ def observe(
         "seed": seed,
         "complete": complete,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "versions": versions(),
+        "versions": versions("torch", "transformers", "tokenizers", "safetensors"),
     }
     return replace(record, passages=tuple(passages[:TEXTS]), meta=record.meta | told | (meta or {}))
 
@@ -99,17 +98,6 @@ def _small(tokens: int) -> list[str]:
     if tokens >= FEW:
         return []
     return [f"only {tokens} tokens were read: take no verdict from them, they need some thousands"]
-
-
-def versions() -> dict[str, str]:
-    """What a result depends on."""
-    found = {"python": platform.python_version()}
-    for name in ("cumulant", "torch", "transformers", "tokenizers", "safetensors"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "not installed"
-    return found
 
 
 def _place(recorder: Recorder, batch: Batch) -> None:
