@@ -12,7 +12,9 @@ from cumulant.claims.checks import (
     identities,
     messages,
     observation,
+    particles,
     propositions,
+    stability,
     structure,
 )
 
@@ -28,6 +30,8 @@ __all__ = [
     "identities",
     "messages",
     "observation",
+    "particles",
     "propositions",
+    "stability",
     "structure",
 ]

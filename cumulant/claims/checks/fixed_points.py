@@ -15,6 +15,7 @@ from cumulant.claims.check import check
 from cumulant.claims.draw import Draw, tensor
 from cumulant.claims.evidence import Evidence, agrees, array, differs, true
 from cumulant.claims.oracle import attention_mean, differences, log_normalizer
+from cumulant.dynamics import Ascend, Layer, SphereNorm, log_interaction_energy, run, sphere_equilibrium
 from cumulant.geometry import maximum_entropy
 from cumulant.hopfield import contraction_bound, retrieve
 from cumulant.residual import ascend
@@ -54,6 +55,37 @@ def layer_contraction(draw: Draw) -> Iterator[Evidence]:
         norm = np.linalg.norm(_slope(x * sigma), 2)
         yield agrees(f"operator norm 1/σ at σ = {sigma}", norm, 1 / sigma, 1e-12)
     yield true("it contracts at 2.3 and expands at 0.4", np.linalg.norm(_slope(x * 2.3), 2) < 1 < norm)
+
+
+@check("D3", "fixed keys and the sphere: G never decreases, and the iteration ends at a critical point of it")
+def sphere_with_fixed_keys(draw: Draw) -> Iterator[Evidence]:
+    keys, start = 2 * _unit(draw.normal(9, 4)), _unit(draw.normal(1, 4))
+    layer = Layer(ascend=Ascend(keys=tensor(keys)), renormalize=SphereNorm())
+    path = run(layer, tensor(start), 3000, readouts={"G": layer.ascend.log_normalizer}, tol=1e-13)
+    climbed = np.diff(array(path.readings["G"])[:, 0])
+    yield true("G never decreases", climbed.min() > -1e-13, f"{len(climbed)} steps, least gain {climbed.min():.1e}")
+    end = array(path.state)[0]
+    mean = attention_mean(end, keys)
+    yield agrees("at the end the ascent is radial", mean - (mean @ end) * end, 0.0, 1e-7)
+    solved = sphere_equilibrium(Empirical(tensor(keys)), tensor(start[0]))
+    yield agrees("the solver ends there too", solved.solution.value, end, 1e-6)
+
+
+@check("D4", "self-attention and the sphere: Σ_ij e^{β⟨x_i,x_j⟩} never decreases, whatever β (X-4)")
+def sphere_with_moving_keys(draw: Draw) -> Iterator[Evidence]:
+    for beta in (0.5, 2.0, 8.0, 30.0):
+        start = _unit(draw.normal(12, 3))
+        layer = Layer(ascend=Ascend(scale=beta), renormalize=SphereNorm())
+        energy = {"log energy": lambda x, beta=beta: log_interaction_energy(x, beta)}
+        path = run(layer, tensor(start), 200, readouts=energy)
+        gain = np.expm1(np.diff(array(path.readings["log energy"])))
+        yield true(f"never at β = {beta:g}", gain.min() > -1e-12, f"least relative gain {gain.min():.1e}")
+        direct = np.log(np.exp(beta * (start @ start.T)).sum() / 2)
+        yield agrees(f"the energy at β = {beta:g}, summed", path.readings["log energy"][0], direct, 1e-11)
+
+
+def _unit(x: np.ndarray) -> np.ndarray:
+    return x / np.linalg.norm(x, axis=-1, keepdims=True)
 
 
 @check("D5", "attention without a residual has one fixed point where β(diam/2)² < 1")

@@ -35,7 +35,6 @@ ADDED: tuple[Claim, ...] = (
         verdict=Verdict.CONDITION,
         condition="no mask; weights the identity, or W_QᵀW_K symmetric and positive with V to match",
         checks=("D4",),
-        awaits="dynamics",
     ),
     Claim(
         "X-5",
@@ -53,7 +52,6 @@ ADDED: tuple[Claim, ...] = (
         verdict=Verdict.CONDITION,
         condition="infinitely many tokens, to first order in the perturbation, n ≥ 3",
         checks=("F9", "F10", "F15"),
-        awaits="dynamics",
     ),
     Claim(
         "X-7",
@@ -61,7 +59,6 @@ ADDED: tuple[Claim, ...] = (
         words="Under the flow on the sphere the uniform law is an equilibrium, unstable in every harmonic.",
         equation="rate_n = n(n + d − 2)/β · I_{n+d/2−1}(β)/I_{d/2−1}(β) > 0",
         checks=("F11",),
-        awaits="dynamics",
     ),
     Claim(
         "X-8",
@@ -88,7 +85,6 @@ ADDED: tuple[Claim, ...] = (
         equation="a_ii ≈ e^{s|z_i|² − s²|z_i|²/2}/N",
         verdict=Verdict.OPEN,
         checks=("L4",),
-        awaits="dynamics",
     ),
     Claim(
         "X-11",

@@ -172,7 +172,6 @@ POSTER: tuple[Claim, ...] = (
         "needs another energy.",
         equation="fixed: E(ξ⁺) ≤ E(ξ);   moving, on the sphere: Σ_ij e^{β⟨x_i,x_j⟩} never decreases",
         checks=("J2", "D4"),
-        awaits="dynamics",
     ),
     Claim(
         "S1-H3",

@@ -94,7 +94,6 @@ RELATED: tuple[Claim, ...] = (
         verdict=Verdict.CONDITION,
         condition="finitely many tokens; the Gaussian closure without normalisation blows up",
         checks=("C15", "F12", "F13"),
-        awaits="dynamics",
     ),
     Claim(
         "S3-R6",

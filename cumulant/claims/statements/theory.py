@@ -106,7 +106,6 @@ THEORY: tuple[Claim, ...] = (
         condition="without residual β(diam/2)² < 1; on the sphere a critical point of G; with a plain residual only a "
         "zero-mean point, which repels",
         checks=("D3", "D4", "D5", "D6", "D7"),
-        awaits="dynamics",
     ),
     Claim(
         "S0-C5",
@@ -127,7 +126,6 @@ THEORY: tuple[Claim, ...] = (
         condition="|y| > r, for LayerNorm σ > 1; none of these maps contracts everywhere",
         literal="cosine similarity is a contraction; it is that of “contrastive divergence”, where learning is meant",
         checks=("D1", "D2", "D3", "D4"),
-        awaits="dynamics",
     ),
     Claim(
         "S0-C7",
@@ -138,7 +136,6 @@ THEORY: tuple[Claim, ...] = (
         verdict=Verdict.CORRECTED,
         literal="LayerNorm turns the hidden states into a Gaussian with learned mean and diagonal covariance",
         checks=("D1", "L1", "L2", "L3"),
-        awaits="dynamics",
     ),
     Claim(
         "S0-C8",
@@ -156,7 +153,6 @@ THEORY: tuple[Claim, ...] = (
         verdict=Verdict.CORRECTED,
         literal="the fixed point should be Gaussian, and normalisation shrinks towards it",
         checks=("F8", "F9", "F10", "F11", "L1"),
-        awaits="dynamics",
     ),
     Claim(
         "S0-Q2",
@@ -166,7 +162,6 @@ THEORY: tuple[Claim, ...] = (
         equation="v > 0: d + 1 clusters;   v < 0, s ≤ 0.7: W₂ to the Gaussian falls",
         verdict=Verdict.OPEN,
         checks=("L1", "L2", "L3"),
-        awaits="dynamics",
     ),
     Claim(
         "S0-Q3",

@@ -1,0 +1,128 @@
+"""A layer is Renormalize ∘ Ascend: expansion, then contraction (S0-C4b, S1-A3, S1-A4).
+
+    post-norm   x⁺ = RN(T(x))                        the state itself is renormalised
+    pre-norm    x⁺ = x + (T(RN(x)) − RN(x))          the stream never is: it grows linearly, its angles slow like 1/t
+
+Whatever steps has one contract: ``init(state) -> state`` and ``step(state) -> (state, info)``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from cumulant.checks import require_finite, require_float, sentence, shape
+from cumulant.dynamics.ascend import Ascend
+from cumulant.dynamics.renormalize import Renormalize, Unchanged
+from cumulant.typing import PerQuery, Queries
+
+State = TypeVar("State")
+ORDERS = ("post", "pre")
+
+
+@runtime_checkable
+class Dynamics(Protocol[State]):
+    """``init`` checks a state and puts it where the dynamics lives; ``step`` returns the next and what it learned.
+
+    A state is a cloud (*batch, n, d), or a law. ``info`` is a NamedTuple of tensors (*batch) or None.
+    """
+
+    def init(self, state: State) -> State: ...
+
+    def step(self, state: State) -> tuple[State, Any]: ...
+
+
+class Info(NamedTuple):
+    """What one step of a `Layer` did; without gradient.
+
+    growth      (*batch)  root mean square norm after the ascent, over that before it (pre-norm: of the stream)
+    contraction (*batch)  the largest operator norm bound of the normaliser where it acted: below 1 it contracts
+    moved       (*batch)  the longest way a particle went in the whole step
+    log_volume  (*batch)  mean of log|det(I ± γ s M C_i)| over the particles, or None if it was not asked for
+    """
+
+    growth: PerQuery
+    contraction: PerQuery
+    moved: PerQuery
+    log_volume: PerQuery | None = None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Layer:
+    """One layer of a transformer, W = I, for a cloud x (*batch, n, d).
+
+    ascend       the residual step
+    renormalize  what follows it ("post") or what it reads through ("pre")
+    order        "post" or "pre"
+    volume       True: `Info` carries log_volume, which costs a sweep with d²/2 values per particle
+
+    >>> import torch
+    >>> from cumulant.dynamics import Ascend, SphereNorm
+    >>> layer = Layer(ascend=Ascend(), renormalize=SphereNorm())
+    >>> x, info = layer.step(layer.init(torch.tensor([[2.0, 0.0], [0.0, 3.0]])))
+    >>> x, info.growth                                                     # ((1 + a)² + (1 − a)²)^½, a = 1/(1 + e⁻¹)
+    (tensor([[0.9881, 0.1535],
+            [0.1535, 0.9881]]), tensor(1.7518))
+    """
+
+    ascend: Ascend
+    renormalize: Renormalize = field(default_factory=Unchanged)
+    order: str = "post"
+    volume: bool = False
+
+    def __post_init__(self):
+        for name, kind in (("ascend", Ascend), ("renormalize", Renormalize)):
+            value = getattr(self, name)
+            if not isinstance(value, kind):
+                advice = f"Pass an instance of {kind.__name__}."
+                raise TypeError(sentence(f"Layer.{name}", f"a {kind.__name__}", repr(value), advice))
+        if self.order not in ORDERS:
+            raise ValueError(sentence("Layer.order", "'post' or 'pre'", repr(self.order), "Pick one."))
+
+    def init(self, state: Queries) -> Queries:
+        """The start: the cloud itself (pre), or renormalised (post):  (*batch, n, d) → (*batch, n, d)."""
+        x = require_float("Layer.init", state)
+        if x.ndim < 2 or 0 in x.shape[-2:]:
+            expected = "a cloud (*batch, n, d) of at least one particle"
+            raise ValueError(sentence("Layer.init", expected, shape(x), "Add the particle axis."))
+        require_finite("Layer.init", x)
+        return self.renormalize(x) if self.order == "post" else x
+
+    def __call__(self, x: Queries) -> Queries:
+        """The next cloud alone:  (*batch, n, d) → (*batch, n, d)."""
+        return self._apply(x)[-1]
+
+    def step(self, state: Queries) -> tuple[Queries, Info]:
+        """The next cloud and what the step did; differentiable in the cloud."""
+        read, grown, following = self._apply(state)
+        with torch.no_grad():
+            acted = grown if self.order == "post" else state
+            bound = self.renormalize.operator_norm(acted.detach())
+            info = Info(
+                growth=_ratio(_size(grown), _size(state)),
+                contraction=bound if self.renormalize.ensemble else bound.amax(-1),
+                moved=torch.linalg.vector_norm(following - state, dim=-1).amax(-1),
+                log_volume=self.ascend.log_volume(read).mean(-1) if self.volume else None,
+            )
+        return following, info
+
+    def _apply(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """What the ascent read, the cloud after the ascent, and the cloud after the layer."""
+        if self.order == "post":
+            grown = self.ascend(x)
+            return x, grown, self.renormalize(grown)
+        read = self.renormalize(x)
+        grown = x + self.ascend.displacement(read)
+        return read, grown, grown
+
+
+def _size(x: Tensor) -> Tensor:
+    return x.square().sum(-1).mean(-1).sqrt()
+
+
+def _ratio(a: Tensor, b: Tensor) -> Tensor:
+    """a/b, and 1 for a cloud that stays at the origin."""
+    return torch.where((a == 0) & (b == 0), 1, a / torch.where((a == 0) & (b == 0), 1, b))

@@ -1,0 +1,109 @@
+"""Symmetric roots of covariances and the symmetric map from one to another, differentiable where eigenvalues meet.
+
+    S = A^½,      S dS + dS S = dA                   the root, and the Sylvester equation of its derivative
+
+The derivative of an eigenvector divides by differences of eigenvalues; a whitened cloud has none. This one divides by
+sums of roots instead.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from cumulant.checks import holds, require_finite, require_float, sentence, shape
+
+
+def symmetric_root(a: Tensor) -> Tensor:
+    """A^½, the symmetric positive definite S with S² = A:  (*batch, d, d) → (*batch, d, d).
+
+    >>> import torch
+    >>> symmetric_root(torch.tensor([[2.0, 1.0], [1.0, 2.0]])) @ symmetric_root(torch.tensor([[2.0, 1.0], [1.0, 2.0]]))
+    tensor([[2.0000, 1.0000],
+            [1.0000, 2.0000]])
+    """
+    return _Root.apply((a + a.mT) / 2)  # pyright: ignore[reportReturnType]
+
+
+def symmetric_transport(a: Tensor, b: Tensor | None = None) -> Tensor:
+    """The symmetric positive definite R with R A R = B: the optimal transport from N(0, A) to N(0, B) (X-5a).
+
+        R = A^{−½} (A^½ B A^½)^½ A^{−½},        = B^½ A^{−½} where A and B commute,        = A^{−½} for B = I
+
+    a, b (*batch, d, d), positive definite; b is the identity if None.
+
+    >>> import torch
+    >>> symmetric_transport(torch.diag(torch.tensor([4.0, 1.0])), torch.diag(torch.tensor([1.0, 9.0])))
+    tensor([[0.5000, 0.0000],
+            [0.0000, 3.0000]])
+    """
+    root = symmetric_root(a)
+    inverse = torch.linalg.inv(root)
+    return inverse if b is None else inverse @ symmetric_root(root @ b @ root) @ inverse
+
+
+def require_positive_definite(where: str, matrix: object) -> Tensor:
+    """The lower Cholesky factor of a symmetric positive definite (*batch, d, d), or a sentence."""
+    m = require_float(where, matrix)
+    if m.ndim < 2 or m.shape[-1] != m.shape[-2]:
+        raise ValueError(sentence(where, "a square matrix (d, d)", shape(m), "Use torch.diag for a diagonal."))
+    require_finite(where, m)
+    slack = 1e3 * torch.finfo(m.dtype).eps * m.detach().abs().amax((-2, -1), keepdim=True)
+    factor, failed = torch.linalg.cholesky_ex(m)
+    if not holds((m - m.mT).abs() <= slack) or not holds(failed == 0):
+        got = "one that is not"
+        raise ValueError(sentence(where, "a symmetric positive definite matrix", got, "Clip its eigenvalues above 0."))
+    return factor
+
+
+class _Root(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(a: Tensor) -> Tensor:
+        values, vectors = torch.linalg.eigh(a)
+        return (vectors * values.clamp_min(0).sqrt()[..., None, :]) @ vectors.mT
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(output)
+        ctx.save_for_forward(output)
+
+    @staticmethod
+    def backward(ctx, grad):
+        (s,) = ctx.saved_tensors
+        return _Sylvester.apply(s, grad)
+
+    @staticmethod
+    def jvp(ctx, da):
+        (s,) = ctx.saved_tensors
+        return _Sylvester.apply(s, da)
+
+
+class _Sylvester(torch.autograd.Function):
+    """X with S X + X S = C for symmetric positive definite S."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(s: Tensor, c: Tensor) -> Tensor:
+        values, vectors = torch.linalg.eigh(s)
+        turned = vectors.mT @ c @ vectors
+        return vectors @ (turned / (values[..., :, None] + values[..., None, :])) @ vectors.mT
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(inputs[0], output)
+        ctx.save_for_forward(inputs[0], output)
+
+    @staticmethod
+    def backward(ctx, grad):
+        s, x = ctx.saved_tensors
+        w = _Sylvester.apply(s, grad)
+        return -(w @ x.mT + x.mT @ w), w  # pyright: ignore[reportOptionalOperand, reportOptionalMemberAccess]
+
+    @staticmethod
+    def jvp(ctx, ds, dc):
+        s, x = ctx.saved_tensors
+        change = torch.zeros_like(x) if dc is None else dc
+        return _Sylvester.apply(s, change if ds is None else change - ds @ x - x @ ds)

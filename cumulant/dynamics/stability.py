@@ -1,0 +1,315 @@
+"""Whether an equilibrium attracts: multipliers of cumulants, rates on the sphere, spectra of a map and of a run.
+
+    whitening   κ_n → λ_n κ_n,  λ_n = 1 + n v s^{n−1}/(1 + vs),  n ≥ 3                       at N(0, I)           (X-6)
+    sphere      degree n grows at the rate  n(n+d−2)/β · I_{n+d/2−1}(β)/I_{d/2−1}(β)         at the uniform law   (X-7)
+    diagonal    a correlation multiplies by  1 + 2a/(1+a),  a = vs                                                (F8)
+
+v is the value (its sign is that of the step), s the logit scale of the whitened model z + v Σ_j a_ij z_j.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import combinations_with_replacement, permutations
+from typing import NamedTuple, overload
+
+import torch
+from torch import Tensor
+
+from cumulant.checks import require_alike, require_float, sentence, shape
+from cumulant.special import hyp0f1
+
+ORDERS = range(3, 65)
+LARGEST = 1 << 16  # entries of a cumulant tensor
+Map = Callable[[Tensor], Tensor]
+
+
+@overload
+def cumulant_multiplier(n: int, v: float, s: float) -> float: ...
+@overload
+def cumulant_multiplier(n: int, v: Tensor, s: Tensor) -> Tensor: ...
+def cumulant_multiplier(n: int, v: float | Tensor, s: float | Tensor) -> float | Tensor:
+    """What one layer with full whitening multiplies the n-th cumulant of a nearly Gaussian law by (X-6).
+
+        λ_n = 1 + n v s^{n−1}/(1 + vs)                              numbers
+        eigenvalues of `cumulant_map`                               matrices
+
+    To first order in κ_n, and up to terms of higher cumulants, which do not change the eigenvalues. Above 1 in modulus
+    the Gaussian is left in that order.
+
+    v, s  numbers, or both matrices (d, d): values V z_j, logits z_iᵀ B z_j in coordinates where z is white. Then all
+          eigenvalues of the map on symmetric tensors of order n are returned, by modulus
+
+    >>> cumulant_multiplier(3, 1.0, 0.5), cumulant_multiplier(3, -0.5, 0.5)
+    (1.5, 0.5)
+    >>> import torch
+    >>> eye = torch.eye(2, dtype=torch.float64)
+    >>> cumulant_multiplier(3, eye, 0.5 * eye).real
+    tensor([1.5000, 1.5000, 1.5000, 1.5000], dtype=torch.float64)
+    """
+    _require_order(n)
+    if (isinstance(v, Tensor) and v.ndim) or (isinstance(s, Tensor) and s.ndim):
+        return cumulant_map(n, *_matrices(v, s)).eigenvalues
+    if isinstance(v, Tensor) or isinstance(s, Tensor):
+        return 1 + n * v * s ** (n - 1) / (1 + v * s)
+    if 1 + v * s == 0:
+        advice = "The layer sends every particle to one point."
+        raise ValueError(sentence("cumulant_multiplier", "1 + v s other than 0", f"v={v:g}, s={s:g}", advice))
+    return 1 + _change(n, v, s)
+
+
+@dataclass(frozen=True, eq=False)
+class CumulantMap:
+    """What one layer with symmetric whitening does to the cumulant tensor of order n of a nearly Gaussian law (X-6).
+
+        κ ↦ Q^{⊗n} (κ + Σ_k S_k κ),     S_k κ: L⁻¹V on slot k and B on the others;     L = I + VBᵀ,   Q = (LLᵀ)^{−½} L
+
+    V_{ab} takes a key's coordinate b to the update's a; logits z_iᵀ B z_j, query i. Slots that stand in a monomial
+    (Bᵀz)_c give B_{ac} z_a, hence B and not its transpose. To first order in κ, up to terms of higher cumulants.
+
+    order n, moved L⁻¹V (d, d), bilinear B (d, d), rotation Q (d, d)
+    """
+
+    order: int
+    moved: Tensor
+    bilinear: Tensor
+    rotation: Tensor
+
+    def __call__(self, cumulant: Tensor) -> Tensor:
+        """κ (d, …, d) of n axes → the same shape."""
+        d, n = len(self.moved), self.order
+        if require_float("CumulantMap.cumulant", cumulant).shape != (d,) * n:
+            expected = f"n = {n} axes of length d = {d}"
+            raise ValueError(sentence("CumulantMap.cumulant", expected, shape(cumulant), "One axis per slot."))
+        require_alike("CumulantMap.cumulant", cumulant, "the matrices", self.moved)
+        slots = [_each(cumulant, [self.moved if k == slot else self.bilinear for k in range(n)]) for slot in range(n)]
+        return _each(cumulant + torch.stack(slots).sum(0), [self.rotation] * n)
+
+    @property
+    def eigenvalues(self) -> Tensor:
+        """On symmetric tensors, the largest modulus first; complex where the map turns."""
+        basis = _symmetric_basis(len(self.moved), self.order).to(self.moved)
+        images = torch.stack([self(e.reshape((len(self.moved),) * self.order)).reshape(-1) for e in basis.mT], -1)
+        found = torch.linalg.eigvals(basis.mT @ images)
+        return found[found.abs().argsort(descending=True)]
+
+    @property
+    def spectral_radius(self) -> Tensor:
+        """Above 1 the Gaussian is left in this order."""
+        return self.eigenvalues[0].abs()
+
+
+def cumulant_map(n: int, value: Tensor, bilinear: Tensor) -> CumulantMap:
+    """The layer z ↦ white(z + V Σ_j a_ij z_j), logits z_iᵀ B z_j, as a linear map of cumulants of order n ≥ 3 (X-6).
+
+    value V (d, d), bilinear B (d, d), in coordinates where z is white; d^n ≤ 65536. I + VBᵀ must be invertible.
+
+    >>> import torch
+    >>> turn = cumulant_map(3, 0.5 * torch.eye(2), torch.tensor([[0.0, -1.0], [1.0, 0.0]]))
+    >>> turn.spectral_radius                                                     # a rotation of keys against queries
+    tensor(1.5232)
+    """
+    _require_order(n, "cumulant_map")
+    value, bilinear = _matrices(value, bilinear, "cumulant_map")
+    d = len(value)
+    if d**n > LARGEST:
+        raise ValueError(sentence("cumulant_map", f"d^n ≤ {LARGEST}", f"{d}^{n}", "Use component_multiplier."))
+    gain = torch.eye(d, dtype=value.dtype, device=value.device) + value @ bilinear.mT
+    u, spread, w = torch.linalg.svd(gain)
+    if float(spread[-1]) <= d * torch.finfo(spread.dtype).eps * float(spread[0]):
+        raise ValueError(sentence("cumulant_map", "I + VBᵀ invertible", "a singular one", "Change V or B."))
+    return CumulantMap(n, torch.linalg.solve(gain, value), bilinear, u @ w)
+
+
+def component_multiplier(components: Sequence[int], v: Tensor, s: float) -> Tensor:
+    """λ of the cumulant of coordinates a_1 … a_n when values are diagonal and logits isotropic (X-6).
+
+        λ = 1 + s^{n−1} Σ_k v_{a_k}/(1 + v_{a_k} s)
+
+    Theorem 1 is s = 1, v = eigenvalues of Σ.
+
+    >>> import torch
+    >>> component_multiplier((0, 0, 1), torch.tensor([0.7, 0.2], dtype=torch.float64), 0.6)
+    tensor(1.4192, dtype=torch.float64)
+    """
+    _require_order(len(components))
+    if require_float("component_multiplier.v", v).ndim != 1:
+        raise ValueError(sentence("component_multiplier.v", "shape (d,)", shape(v), "One value per coordinate."))
+    chosen = v[torch.as_tensor(list(components), device=v.device)]
+    return 1 + s ** (len(components) - 1) * (chosen / (1 + chosen * s)).sum()
+
+
+def attracting(v: float, s: float, orders: Sequence[int] = ORDERS) -> bool:
+    """Whether |λ_n| < 1 for all these orders: infinitely many particles come back to a Gaussian they left a little.
+
+    Orders beyond 64 follow the last ones if |s| < 1. In clouds of some hundred particles it also takes s ≲ 0.7 (§5.5).
+
+    >>> attracting(-0.5, 0.5), attracting(0.5, 0.5), attracting(-0.5, 1.2)
+    (True, False, False)
+    """
+    if 1 + v * s <= 0:
+        return False
+    return all(-2 < _change(n, v, s) < 0 for n in orders)  # λ_n − 1, which rounding would lose in λ_n
+
+
+def most_unstable_order(v: float, s: float, orders: Sequence[int] = ORDERS) -> int:
+    """The n among these with the largest |λ_n|; about max(3, −1/ln s) for v > 0 and s < 1.
+
+    >>> most_unstable_order(0.5, 0.5), most_unstable_order(0.5, 0.9)
+    (3, 9)
+    """
+    return max(orders, key=lambda n: abs(cumulant_multiplier(n, v, s)))
+
+
+def escape_time(particles: int, v: float, s: float) -> float:
+    """About how many layers an N-sample of the Gaussian takes to leave it, if its skewness leads (X-6).
+
+        log √(N/6) / log λ_3;   +inf where |λ_3| ≤ 1
+
+    The right order of magnitude: single runs scatter by a factor of several.
+
+    >>> round(escape_time(600, 0.5, 0.5), 1)
+    8.8
+    """
+    if particles < 6:
+        raise ValueError(sentence("escape_time.particles", "at least 6", particles, "Fewer have no law to leave."))
+    growth = abs(cumulant_multiplier(3, v, s))
+    return math.log(math.sqrt(particles / 6)) / math.log(growth) if growth > 1 else math.inf
+
+
+def sphere_rate(n: int, d: int, beta: float) -> float:
+    """Rate at which a perturbation of degree n of the uniform law on S^{d−1} grows under ẋ = P_x m(x) (X-7).
+
+        n(n+d−2)/β · I_{n+d/2−1}(β)/I_{d/2−1}(β) > 0;      n = 1 has the limit (d−1)/d at β = 0, others 0
+
+    The opposite sign has the opposite rate: all degrees decay.
+
+    >>> round(sphere_rate(2, 2, 4.0), 6), round(sphere_rate(1, 3, 0.0), 6)
+    (0.568239, 0.666667)
+    """
+    if not isinstance(n, int) or n < 1 or not isinstance(d, int) or d < 2:
+        raise ValueError(
+            sentence("sphere_rate", "a degree n ≥ 1 and a dimension d ≥ 2", f"n={n}, d={d}", "Count them.")
+        )
+    if not beta >= 0 or not math.isfinite(beta):
+        raise ValueError(sentence("sphere_rate.beta", "a number ≥ 0", beta, "For −β the rate has the sign (−1)ⁿ⁻¹."))
+    if beta == 0:
+        return (d - 1) / d if n == 1 else 0.0
+    a, x = d / 2, torch.tensor(beta * beta / 4, dtype=torch.float64)
+    log_ratio = hyp0f1(a + n, x).log - hyp0f1(a, x).log + n * math.log(beta / 2) + math.lgamma(a) - math.lgamma(a + n)
+    return n * (n + d - 2) / beta * math.exp(float(log_ratio))
+
+
+def correlation_multiplier(a: float) -> float:
+    """What a diagonal norm multiplies a small correlation by, with a = vs: above 1 for attention, so rank is lost (F8).
+
+    >>> correlation_multiplier(0.6)
+    1.75
+    """
+    if not a > -1:
+        raise ValueError(sentence("correlation_multiplier.a", "v s > −1", a, "Below it the step turns clouds over."))
+    return 1 + 2 * a / (1 + a)
+
+
+class Spectrum(NamedTuple):
+    """Of the Jacobian of a map at a point: eigenvalues by modulus, singular values, log|det|."""
+
+    eigenvalues: Tensor
+    singular_values: Tensor
+    log_volume: Tensor
+
+
+def jacobian_spectrum(step: Map, x: Tensor) -> Spectrum:
+    """Of ``step``, a map of clouds, at one cloud x (n, d): the whole derivative, every particle by every other (X-3).
+
+    (nd)² numbers: for clouds of some hundred coordinates. An eigenvalue above 1 in modulus is a direction that leaves.
+
+    >>> import torch
+    >>> jacobian_spectrum(lambda x: 2 * x, torch.zeros(2, 1)).singular_values
+    tensor([2., 2.])
+    """
+    size = require_float("jacobian_spectrum.x", x).numel()
+    jacobian = torch.func.jacrev(lambda flat: step(flat.reshape(x.shape)).reshape(-1))(x.reshape(-1))
+    values = torch.linalg.eigvals(jacobian.reshape(size, size))
+    singular = torch.linalg.svdvals(jacobian.reshape(size, size))
+    return Spectrum(values[values.abs().argsort(descending=True)], singular, singular.log().sum())
+
+
+def lyapunov(step: Map, x: Tensor, steps: int, count: int = 1, *, generator: torch.Generator | None = None) -> Tensor:
+    """The ``count`` largest Lyapunov exponents per step along a run of ``step`` from x (n, d).
+
+        lim 1/T log |∂x_T/∂x_0 q|,      by products with the Jacobian and a QR factorisation after each step
+
+    Above 0 nearby clouds part. No Jacobian is formed. A tenth of the steps turns the random first frame into place and
+    is not counted.
+
+    >>> import torch
+    >>> lyapunov(lambda x: x * torch.tensor([2.0, 0.5]), torch.ones(1, 2), 200, 2)
+    tensor([ 0.6931, -0.6931])
+    """
+    size = require_float("lyapunov.x", x).numel()
+    if not 1 <= count <= size:
+        raise ValueError(sentence("lyapunov.count", f"1 to n·d = {size}", count, "One exponent per direction."))
+    if not isinstance(steps, int) or steps < 1:
+        raise ValueError(sentence("lyapunov.steps", "a positive integer", steps, "More give better averages."))
+    generator = torch.Generator(x.device).manual_seed(0) if generator is None else generator
+    frame = torch.randn(size, count, generator=generator, dtype=x.dtype, device=x.device)
+    frame = torch.linalg.qr(frame).Q
+    total = torch.zeros(count, dtype=x.dtype, device=x.device)
+
+    def flat(y: Tensor) -> Tensor:
+        return step(y.reshape(x.shape)).reshape(-1)
+
+    y = x.detach().reshape(-1)
+    begun = steps // 10
+    for number in range(steps):
+        columns = [torch.func.jvp(flat, (y,), (frame[:, k].contiguous(),)) for k in range(count)]
+        y = columns[0][0].detach()
+        frame, r = torch.linalg.qr(torch.stack([c[1] for c in columns], -1))
+        if number >= begun:
+            total = total + r.diagonal().abs().log()
+    return total / (steps - begun)
+
+
+def _matrices(v: object, s: object, where: str = "cumulant_multiplier") -> tuple[Tensor, Tensor]:
+    v, s = require_float(f"{where}.v", v), require_float(f"{where}.s", s)
+    require_alike(f"{where}.s", s, "v", v)
+    if v.ndim != 2 or v.shape[0] != v.shape[1] or s.shape != v.shape:
+        expected, got = "two numbers or two matrices (d, d)", f"{shape(v)} and {shape(s)}"
+        raise ValueError(sentence(where, expected, got, "Multiply a number by torch.eye(d)."))
+    return v, s
+
+
+def _each(tensor: Tensor, matrices: list[Tensor]) -> Tensor:
+    """One matrix on each axis."""
+    for axis, matrix in enumerate(matrices):
+        tensor = (tensor.movedim(axis, -1) @ matrix.mT).movedim(-1, axis)
+    return tensor
+
+
+def _change(n: int, v: float, s: float) -> float:
+    """λ_n − 1"""
+    try:
+        return n * v * s ** (n - 1) / (1 + v * s) if v else 0.0
+    except OverflowError:
+        turned = math.copysign(1, s) if n % 2 == 0 else 1
+        return math.inf * turned * math.copysign(1, v) * math.copysign(1, 1 + v * s)
+
+
+def _symmetric_basis(d: int, n: int) -> Tensor:
+    """Orthonormal columns (d^n, (d+n−1 choose n)) of the symmetric tensors."""
+    columns = []
+    for indices in combinations_with_replacement(range(d), n):
+        column = torch.zeros((d,) * n, dtype=torch.float64)
+        for order in set(permutations(indices)):
+            column[order] = 1
+        columns.append(column.reshape(-1) / column.sum().sqrt())
+    return torch.stack(columns, -1)
+
+
+def _require_order(n: object, where: str = "cumulant_multiplier") -> None:
+    if not isinstance(n, int) or isinstance(n, bool) or n < 3:
+        advice = "Whitening holds the first two cumulants fixed."
+        raise ValueError(sentence(f"{where}.n", "an order n ≥ 3", n, advice))
