@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from typing import TYPE_CHECKING
 
@@ -18,31 +19,35 @@ def application() -> typer.Typer:
 
     app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_show_locals=False)
     app.callback()(_about)
-    _add_observatory(app)
+    looking = {"observe": "observe_command", "report": "report_command", "compare": "compare_command"}
+    _add(app, "cumulant.observatory.command", looking, "hf,report")
+    _add(app, "cumulant.experiments.command", {"experiment": "experiment_command"}, "lab")
+    _add(app, "cumulant.tracking.command", {"track": "track_command"}, "lab")
     app.command("verify")(verify_command)
     app.command()(bench)
     return app
 
 
-def _add_observatory(app: typer.Typer) -> None:
-    """Its commands, or one that says what to install."""
+def _add(app: typer.Typer, module: str, commands: dict[str, str], extra: str) -> None:
+    """Commands of a module by name, or under the same names ones that say what to install."""
+    try:
+        found = importlib.import_module(module)
+    except ModuleNotFoundError as missing:
+        reason = f"needs {missing.name or missing}: install cumulant[{extra}]."
+        for name in commands:
+            app.command(name, help=f"(install cumulant[{extra}])")(_absent(name, reason))
+        return
+    for name, function in commands.items():
+        app.command(name)(getattr(found, function))
+
+
+def _absent(name: str, reason: str):
     import typer
 
-    try:
-        from cumulant.observatory.command import compare_command, observe_command, report_command
-    except ModuleNotFoundError as missing:
-        reason = f"cumulant observe needs {missing.name or missing}: install cumulant[hf,report]."
+    def absent(arguments: list[str] | None = typer.Argument(None)) -> None:  # noqa: B008
+        sys.exit(f"cumulant {name} {reason}")
 
-        def absent(arguments: list[str] | None = typer.Argument(None)) -> None:  # noqa: B008
-            """Look into a transformer (install cumulant[hf,report])."""
-            sys.exit(reason)
-
-        for name in ("observe", "report", "compare"):
-            app.command(name)(absent)
-        return
-    app.command("observe")(observe_command)
-    app.command("report")(report_command)
-    app.command("compare")(compare_command)
+    return absent
 
 
 def main() -> None:
@@ -56,7 +61,7 @@ def main() -> None:
 
 
 def _about() -> None:
-    """Attention as the mean of an exponential family: look into models, run the theory, measure the kernels."""
+    """Attention as the mean of an exponential family: look into models, run the theory, follow targets, measure."""
 
 
 if __name__ == "__main__":

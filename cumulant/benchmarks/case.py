@@ -37,6 +37,7 @@ class Target:
     quantity: Literal["time", "memory"] = "time"
     side: str = OURS
     faster: bool = False  # told as its inverse, "≥ 5× faster"
+    tracks: int = 1  # how many times the work of the peer is done; told per piece of it
 
     @property
     def text(self) -> str:
@@ -51,7 +52,7 @@ class Target:
         if self.peer is None:
             return f"{figure:.3g} MiB"
         if self.faster:
-            return f"{1 / figure:.3g}× faster"
+            return f"{self.tracks / figure:.3g}× faster" + (" per track" if self.tracks > 1 else "")
         if self.quantity == "memory" and self.side == OURS:
             return f"{100 * figure:.2g} %" if figure < 0.995 else f"{100 * figure:.0f} %"
         return f"{figure:.2f}×"
@@ -62,9 +63,9 @@ def within(peer: str, times: float | None = None) -> Target:
     return Target(peer, times)
 
 
-def faster(peer: str, times: float | None = None) -> Target:
-    """At least ``times`` faster than ``peer``; reported only, without ``times``."""
-    return Target(peer, None if times is None else 1 / times, faster=True)
+def faster(peer: str, times: float | None = None, tracks: int = 1) -> Target:
+    """At least ``times`` faster than ``peer``, which does one track of ``tracks``; reported only, without ``times``."""
+    return Target(peer, None if times is None else tracks / times, faster=True, tracks=tracks)
 
 
 def memory(peer: str, share: float | None = None) -> Target:

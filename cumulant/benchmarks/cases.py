@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from cumulant.benchmarks import attention_sides as attention
 from cumulant.benchmarks import dynamics_sides as dynamics
+from cumulant.benchmarks import filter_sides as filters
 from cumulant.benchmarks import loss_sides as losses
 from cumulant.benchmarks import observatory_sides as observatory
 from cumulant.benchmarks.case import GROWTH, OURS, Case, Target, extra, faster, memory, within
-from cumulant.benchmarks.inputs import ORDINARY, SHARP, Attention, Contrast, Reading, Vocabulary, sharpness
+from cumulant.benchmarks.inputs import ORDINARY, SHARP, Attention, Contrast, Reading, Tracks, Vocabulary, sharpness
 
 SDPA, NAIVE, KEOPS, FLEX, FLEX_MEAN = "SDPA", "naive torch", "KeOps", "FlexAttention with G", "FlexAttention, mean only"
 THRIFTY = "naive torch, entropy as G − mean score"
 TWICE, PLAIN, METRIC = "double backward", "plain cross-entropy", "pytorch-metric-learning"
+FILTERPY = "filterpy's IMM"
 PASS, WEIGHTS, NNSIGHT, LENS = "plain pass", "eager attention weights", "nnsight", "TransformerLens"
 DEFAULT_CHUNK, BEST_CHUNK = "torch's, default chunk", "torch's, best chunk"
 
@@ -21,6 +23,7 @@ def catalogue(quick: bool = False) -> dict[str, Case]:
     k = 8 if quick else 1
     found = [case for spread in (ORDINARY, SHARP) for case in _cases(k, spread)]
     found += _observations(k)
+    found += _filters(k)
     order = list(dict.fromkeys(case.table for case in found))
     return {case.name: case for case in sorted(found, key=lambda case: order.index(case.table))}
 
@@ -166,6 +169,21 @@ def _observations(k: int) -> list[Case]:
         Case(name, "observatory", f"{work}: {inputs}", inputs, {OURS: side, **rest}, (within(PASS, bound), *beside))
         for name, work, inputs, side, bound in titled
     ]
+
+
+def _filters(k: int) -> list[Case]:
+    """Our filters on many tracks, and on one, beside filterpy on one."""
+    found = []
+    for modes, least in ((2, 80), (4, 45)):
+        many, one = Tracks(1000 // k, modes), Tracks(1, modes)
+        for method, times in (("imm", 300), ("gpb", least)):
+            label = "GPB2" if method == "gpb" else "IMM"
+            sides = {OURS: filters.filtered(method), FILTERPY: filters.filterpy}
+            name, target = f"{label.lower()}-{modes}", faster(FILTERPY, times, many.tracks)
+            found.append(Case(name, "filters", f"{label}: {many}", many, sides, (target,)))
+        sides = {OURS: filters.filtered("imm"), FILTERPY: filters.filterpy}
+        found.append(Case(f"imm-{modes}-one", "filters", f"IMM: {one}", one, sides, (faster(FILTERPY, 0.8),)))
+    return found
 
 
 def _title(name: str, table: str, work: str, inputs: Attention | Contrast | Vocabulary):

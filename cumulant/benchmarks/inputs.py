@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -123,6 +124,64 @@ class Reading:
 
     def small(self) -> Reading:
         return Reading(min(self.sequences, 2), min(self.length, 32))
+
+
+class Tracked(NamedTuple):
+    """Measured positions, and the numbers of a model with M modes and a state (x, vx, y, vy)."""
+
+    observed: Tensor  # (tracks, steps, 2)
+    transition: Tensor  # (M, M)
+    dynamics: Tensor  # (M, 4, 4), turns at different rates
+    process_noise: Tensor  # (M, 4, 4)
+    observation: Tensor  # (2, 4)
+    observation_noise: Tensor  # (2, 2)
+    mean: Tensor  # (4,)
+    covariance: Tensor  # (4, 4)
+
+
+@dataclass(frozen=True)
+class Tracks:
+    """Random walks in the plane that a filter with ``modes`` coordinated turns follows, in float64."""
+
+    tracks: int
+    modes: int
+    steps: int = 60
+
+    def __str__(self) -> str:
+        tracks = f"{self.tracks} tracks" if self.tracks > 1 else "one track"
+        return f"{tracks} × {self.steps} steps, {self.modes} modes, state 4"
+
+    def __call__(self) -> Tracked:
+        eye = torch.eye(4, dtype=torch.float64)
+        seed = torch.Generator().manual_seed(0)
+        walk = 5 * torch.randn(self.tracks, self.steps, 2, generator=seed, dtype=torch.float64).cumsum(1)
+        stay = torch.full((self.modes, self.modes), 0.05 / max(1, self.modes - 1), dtype=torch.float64)
+        stay.fill_diagonal_(0.95 if self.modes > 1 else 1.0)
+        return Tracked(
+            observed=walk,
+            transition=stay,
+            dynamics=torch.stack([_turn(0.05 * k + 1e-9) for k in range(self.modes)]),
+            process_noise=torch.stack([0.01 * (k + 1) * eye for k in range(self.modes)]),
+            observation=eye[[0, 2]],
+            observation_noise=25 * eye[:2, :2],
+            mean=torch.tensor([0.0, 10.0, 0.0, 5.0], dtype=torch.float64),
+            covariance=100 * eye,
+        )
+
+    def small(self) -> Tracks:
+        return replace(self, tracks=min(self.tracks, 4), steps=8)
+
+
+def _turn(rate: float) -> Tensor:
+    """A coordinated turn by ``rate`` in a unit of time."""
+    s, c = math.sin(rate), math.cos(rate)
+    rows = [
+        [1, s / rate, 0, (c - 1) / rate],
+        [0, c, 0, -s],
+        [0, (1 - c) / rate, 1, s / rate],
+        [0, s, 0, c],
+    ]
+    return torch.tensor(rows, dtype=torch.float64)
 
 
 def sharpness(spread: float) -> str:

@@ -37,7 +37,7 @@ def remarks(results: Results) -> list[str]:
     """What the figures were taken on and how, what was skipped, what went wrong."""
     m = results["machine"]
     peers = "".join(f", {name} {version}" for name, version in m["peers"].items())
-    lines = [f"{m['cpu']}, {m['cores']} cores, torch {m['torch']}{peers}, {m['date']}; float32."]
+    lines = [f"{m['cpu']}, {m['cores']} cores, torch {m['torch']}{peers}, {m['date']}; float32, filters float64."]
     lines.append(
         "Ratios are medians over rounds in which both sides ran in turns, with quartiles; memory is peak minus inputs."
     )
@@ -95,7 +95,7 @@ def _cell(side: Side, comparison: Comparison) -> str:
 
 
 def _target(c: Comparison) -> Target:
-    return Target(c["peer"], c["bound"], c["quantity"], c["side"], c["faster"])
+    return Target(c["peer"], c["bound"], c["quantity"], c["side"], c["faster"], c.get("tracks", 1))
 
 
 def _figure(target: Target, figure: Figure | None) -> str:

@@ -7,7 +7,7 @@ import os
 import platform
 from importlib import metadata
 from pathlib import Path
-from typing import Literal, TypedDict
+from typing import Literal, NotRequired, TypedDict
 
 import torch
 
@@ -35,6 +35,7 @@ class Comparison(TypedDict):
     quantity: Literal["time", "memory"]
     bound: float | None
     faster: bool
+    tracks: NotRequired[int]  # 1 where it is missing
     figure: Figure | None
     met: bool | None  # None: no bound, or nothing to judge
 

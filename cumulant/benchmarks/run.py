@@ -197,6 +197,7 @@ def _compare(target: Target, found: _Found, quick: bool) -> Comparison:
         quantity=target.quantity,
         bound=target.bound,
         faster=target.faster,
+        tracks=target.tracks,
         figure=figure,
         met=met,
     )

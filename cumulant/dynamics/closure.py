@@ -91,7 +91,8 @@ class _LawFlow:
         rank = (values > d * torch.finfo(values.dtype).eps * values[..., -1:]).sum(-1)
         if not holds(rank == d):
             got, advice = f"rank {int(rank.min())}", "Drop the flat directions."
-            raise Refused(sentence(type(self).__name__, f"a covariance of full rank d={d}", got, advice))
+            message = sentence(type(self).__name__, f"a covariance of full rank d={d}", got, advice)
+            raise Refused(message, "collapsed" if bool((rank == 0).any()) else "singular")
         target = self.renormalize
         if not isinstance(target, Gaussian):
             target = Gaussian(torch.zeros_like(mean), torch.eye(d, dtype=mean.dtype, device=mean.device))

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -277,7 +277,7 @@ def orthogonal_cosine(times: float | Tensor | Sequence[float], n: int, beta: flo
     >>> [round(c, 10) for c in orthogonal_cosine([1.0, 2.0], 4, 1.0).tolist()]
     [0.4794867822, 0.8771311725]
     """
-    t = torch.as_tensor(times, dtype=torch.float64)
+    t = torch.as_tensor(times, dtype=torch.float64).cpu()
     if not isinstance(n, int) or n < 2:
         raise ValueError(sentence("orthogonal_cosine.n", "at least 2 particles", n, "One has no cosine."))
     if not math.isfinite(beta):
@@ -293,20 +293,26 @@ def orthogonal_cosine(times: float | Tensor | Sequence[float], n: int, beta: flo
             return (torch.exp((beta * gap).clamp(max=LOG_MAX)) + (n - 1)) / (2 * top)
         return n * torch.exp((-beta * (1 - gap)).clamp(-LOG_MAX, LOG_MAX)) / (2 * top)
 
+    # beyond u = 40 the cosine is 1 in float64 and the pace constant; its pole is at u ≈ −1/n
+    marks = [0.0]
+    while marks[-1] < 40:
+        u = marks[-1]
+        marks.append(u + min(0.5, 4 / (1 + abs(beta) * math.exp(-u)), u + 1 / n))
+    u = _inverse_integral(pace, torch.tensor(marks, dtype=torch.float64), t.reshape(-1))
+    return -torch.expm1(-u).reshape(t.shape)
+
+
+def _inverse_integral(pace: Callable[[Tensor], Tensor], edges: Tensor, t: Tensor) -> Tensor:
+    """u with ∫₀^u pace = t, elementwise; +inf beyond the last edge. Newton in the panel that holds it, kept inside."""
     nodes, weights = (torch.from_numpy(a) for a in np.polynomial.legendre.leggauss(20))
 
     def integral(a: Tensor, b: Tensor) -> Tensor:
         half = (b - a) / 2
         return (pace(a[..., None] + half[..., None] * (1 + nodes)) * weights).sum(-1) * half
 
-    # beyond u = 40 the cosine is 1 in float64 and the pace constant; its pole is at u ≈ −1/n
-    marks = [0.0]
-    while marks[-1] < 40:
-        marks.append(marks[-1] + min(0.5, 4 / (1 + abs(beta)), marks[-1] + 1 / n))
-    edges = torch.tensor(marks, dtype=torch.float64)
-    passed = torch.cat([t.new_zeros(1), integral(edges[:-1], edges[1:]).cumsum(0)])
-    panel = (torch.searchsorted(passed, t.reshape(-1), right=True) - 1).clamp(max=len(edges) - 2)
-    start, rest = edges[panel], t.reshape(-1) - passed[panel]
+    passed = torch.cat([edges[:1], integral(edges[:-1], edges[1:]).cumsum(0)])
+    panel = (torch.searchsorted(passed, t, right=True) - 1).clamp(max=len(edges) - 2)
+    start, rest = edges[panel], t - passed[panel]
     low, high = start, edges[panel + 1]
     u = start + rest / pace(start)
     for _ in range(60):
@@ -314,5 +320,4 @@ def orthogonal_cosine(times: float | Tensor | Sequence[float], n: int, beta: flo
         over = integral(start, u) - rest
         low, high = torch.where(over <= 0, u, low), torch.where(over >= 0, u, high)
         u = u - over / pace(u)
-    u = torch.where(t.reshape(-1) >= passed[-1], torch.inf, u.clamp(min=0))
-    return -torch.expm1(-u).reshape(t.shape)
+    return torch.where(t >= passed[-1], torch.inf, u)
