@@ -33,6 +33,17 @@ READING_ORDER = [
     "contrastive_loss_is_a_fenchel_young_gap",
     "bregman_orders",
     "near_the_hull",
+    "expansion_and_contraction",
+    "gaussian_equilibrium",
+    "phase_diagram",
+    "clusters_on_the_sphere",
+    "metastability",
+    "pre_norm_and_post_norm",
+    "switching_filters",
+    "manoeuvring_target",
+    "attention_as_a_filter",
+    "switching_counts",
+    "gibbs_and_mean_iteration",
 ]
 SCRATCH = TemporaryDirectory(prefix="cumulant-gallery-")
 

@@ -28,7 +28,6 @@ S3-I1 S3-I2 S3-I3 S3-I4 S3-I5 S3-I6
 S3-R1 S3-R2 S3-R3 S3-R4 S3-R5 S3-R6 S3-R7 S3-R8 S3-F1 S3-F2 S3-F3 S3-F4 S3-F5 S3-F6 S4
 X-1 X-2 X-3 X-4 X-5 X-6 X-7 X-8 X-9 X-10 X-11 X-12 X-13 X-14 X-15 X-16 X-17 X-18
 """.split()  # noqa: SIM905
-PARTS = {"filters", "samplers"}  # what is still to come
 by_claim = pytest.mark.parametrize("claim", CLAIMS, ids=lambda c: c.id)
 
 
@@ -50,13 +49,11 @@ def test_a_statement_says_all_it_must(claim: Claim):
         assert not claim.checks
     else:
         assert claim.checks
-        assert claim.awaits in PARTS | {""}
-        missing = [name for name in claim.checks if name not in CHECKS]
-        assert bool(missing) == bool(claim.awaits), f"awaits {claim.awaits!r}, but missing {missing}"
+        assert set(claim.checks) <= CHECKS.keys()
 
 
 def test_every_check_serves_a_statement():
-    assert {name for c in CLAIMS for name in c.checks} >= set(CHECKS)
+    assert {name for c in CLAIMS for name in c.checks} == set(CHECKS)
 
 
 @pytest.mark.parametrize("name", CHECKS)
@@ -162,7 +159,7 @@ def test_all_of_it_as_json_within_a_minute():
     assert process.returncode == 0, process.stderr
     found = json.loads(process.stdout)
     assert len(found["claims"]) == len(INDEX)
-    assert {c["status"] for c in found["claims"]} <= {"agrees", "to come", "not a claim", "skipped"}
+    assert {c["status"] for c in found["claims"]} <= {"agrees", "not a claim", "skipped"}
     assert seconds < 60
 
 

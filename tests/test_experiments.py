@@ -43,7 +43,7 @@ SMALL = {
     "diverge": (expansion, {"STARTS": 60}),
     "invert": (expansion, {"QUERIES": 20, "KEYS": 16}),
     "eq-gauss": (gaussian, {"KEYS": (500, 5_000, 50_000), "QUERIES": 1_000}),
-    "stability": (gaussian, {"CLOUDS": (100, 200)}),
+    "stability": (gaussian, {"CLOUDS": (100, 200), "DRAWN": gaussian.DRAWN[1::2]}),
     "rn-compare": (
         normalisers,
         {"PARTICLES": 150, "CORNERS": (1, 2, 3, 4, 6), "CORNER_PARTICLES": 120, "CORNER_RUNS": 1},
@@ -91,11 +91,10 @@ def check_verdict(result: Result):
 def check_figures(result: Result, directory: Path):
     for name, draw in result.figures.items():
         drawn = draw()
-        for ending in ("png", "svg"):
-            drawing.save(drawn, directory / f"{name}.{ending}")
-            assert (directory / f"{name}.{ending}").stat().st_size > 5_000
+        drawing.save(drawn, directory / f"{name}.png")
+        assert (directory / f"{name}.png").stat().st_size > 5_000
         assert all(ax.has_data() for ax in drawn.axes)
-    assert len(list(directory.iterdir())) == 2 * len(result.figures) > 0
+    assert len(list(directory.iterdir())) == len(result.figures) > 0
 
 
 @pytest.mark.long

@@ -127,7 +127,24 @@ def test_what_cannot_merge_turns_stiff(arguments):
     assert_close(plain.states, stiff.states, rtol=0, atol=2e-8)
 
 
-@pytest.mark.parametrize("arguments", [{"causal": True}, {"keys": unit(4, 3, seed=1)}])
+@pytest.mark.parametrize("beta", [4.0, 30.0])
+def test_fixed_keys_have_a_clock_for_each_particle(beta):
+    x, keys, times = unit(20, 3), unit(4, 3, seed=1), [0.0, 1e-12, 1e-3, 1e-3, 1.0]
+    found = flow(x, times, beta=beta, normalized=False, keys=keys)
+    assert found.reason == ""
+    assert found.steps.item() < 1500
+    early = flow(x, times[:2], beta=beta, normalized=False, keys=keys, method="explicit")
+    assert_close(found.states[:2], early.states, rtol=0, atol=1e-10)
+    assert_close(found.states[2], found.states[3], rtol=0, atol=0)
+    for k in (0, 7):  # alone as in the cloud
+        alone = flow(x[k : k + 1], times, beta=beta, normalized=False, keys=keys)
+        assert_close(found.states[:, k : k + 1], alone.states, rtol=0, atol=1e-7)
+    if beta == 30.0:  # all have arrived
+        assert velocity(found.states[-1], beta=beta, keys=keys).norm(dim=-1).max() < 1e-3
+    assert (found.energy.diff() >= -1e-12 * found.energy[1:]).all()
+
+
+@pytest.mark.parametrize("arguments", [{"causal": True}, {"causal": True, "sign": -1}])
 def test_auto_switches_where_explicit_steps_are_many(arguments, monkeypatch):
     monkeypatch.setattr("cumulant.dynamics.integrate.PATIENCE", 30)
     found = flow(unit(4, 3), [0.0, 1e-4, 1e-4, 0.5, 1.0], beta=12.0, normalized=False, **arguments)
@@ -139,7 +156,7 @@ def test_auto_switches_where_explicit_steps_are_many(arguments, monkeypatch):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("arguments", [{}, {"causal": True}, {"keys": unit(5, 3, seed=1)}, {"sign": -1}])
+@pytest.mark.parametrize("arguments", [{}, {"causal": True}, {"sign": -1}])
 def test_usa_at_beta_30_for_random_clouds(arguments):
     found = flow(unit(8, 3), [1e-9, 1e-3, 1.0], beta=30.0, normalized=False, **arguments)
     assert found.reason == ""
@@ -261,6 +278,17 @@ def test_usa_in_space_runs_away_in_finite_time(method):
     assert left == pytest.approx(exp1(beta * x0**2) / 2 - 0.01, abs=1e-9)
 
 
+@pytest.mark.parametrize("method", ["auto", "explicit"])
+def test_usa_over_one_fixed_key_runs_away_too(method):
+    x0, beta = 0.8, 1.3  # ẋ = e^{βx}
+    one = torch.ones(1, 1, dtype=torch.float64)
+    found = flow(x0 * one, [0.1, 5.0], beta=beta, sphere=False, normalized=False, keys=one, method=method)
+    assert found.reached.item() == pytest.approx(math.exp(-beta * x0) / beta, rel=1e-6)
+    assert "runs away to infinity in finite time" in found.reason
+    assert found.states[0].item() == pytest.approx(-math.log(math.exp(-beta * x0) - beta * 0.1) / beta, abs=1e-9)
+    assert found.states.isfinite().all()
+
+
 # ---------------------------------------------------------------------- edges
 
 
@@ -280,9 +308,11 @@ def test_too_few_steps_are_said_and_what_was_reached_is_kept():
     assert "40 steps were not enough" in found.reason
     assert "cloud (1,)" not in found.reason
     assert found.reached[0] < 1 == found.reached[1]
-    few = flow(x[0], [1.0], beta=12.0, normalized=False, causal=True, method="implicit", max_steps=20)
-    assert "20 steps were not enough" in few.reason
-    assert 0 < few.reached.item() < 1
+    for arguments in ({"causal": True}, {"keys": unit(4, 3, seed=1)}):
+        few = flow(x[0], [1.0], beta=12.0, normalized=False, method="implicit", max_steps=20, **arguments)
+        assert "20 steps were not enough" in few.reason
+        assert 0 < few.reached.item() < 1
+        assert (few.states[0] != x[0]).any()
 
 
 def test_lone_and_opposite_particles_stand_still():

@@ -38,7 +38,6 @@ class Claim:
     condition  under which it holds
     literal    what the source says, where that is false or incomplete
     checks     names of the checks that put it to numbers
-    awaits     the part of the library that is still to come and without which it cannot be checked whole
     reason     why nothing is checked, for definitions and the like
     """
 
@@ -50,7 +49,6 @@ class Claim:
     condition: str = ""
     literal: str = ""
     checks: tuple[str, ...] = ()
-    awaits: str = ""
     reason: str = ""
 
     @property

@@ -23,13 +23,7 @@ def row(outcome: Outcome) -> tuple[str, ...]:
 
 def status(outcome: Outcome) -> str:
     """What the table says last: whether the numbers support the verdict, or why there are none."""
-    claim = outcome.claim
-    if outcome.status == "to come":
-        return f"to come with {claim.awaits}"
-    if outcome.status == "not a claim":
-        return NONE
-    partly = claim.awaits and any(name not in CHECKS for name in claim.checks)
-    return f"{outcome.status}, more with {claim.awaits}" if partly else outcome.status
+    return NONE if outcome.status == "not a claim" else outcome.status
 
 
 def summary(outcomes: Sequence[Outcome]) -> str:
@@ -44,7 +38,6 @@ def summary(outcomes: Sequence[Outcome]) -> str:
     named = {
         "agrees": "with numbers that agree with the verdict",
         "disagrees": "that disagree",
-        "to come": "to come",
         "skipped": "skipped",
     }
     parts += [f"{count[key]} {words}" for key, words in named.items() if count[key] or key == "disagrees"]
@@ -76,7 +69,6 @@ def as_json(outcomes: Sequence[Outcome], seed: int) -> dict:
                 "as_written": o.claim.literal,
                 "verdict": o.claim.verdict.value,
                 "status": o.status,
-                "awaits": o.claim.awaits,
                 "reason": o.claim.reason,
                 "checks": [
                     {

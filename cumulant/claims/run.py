@@ -50,11 +50,11 @@ class Outcome:
 
     @property
     def status(self) -> str:
-        """agrees · disagrees · to come · skipped · not a claim"""
+        """agrees · disagrees · skipped · not a claim"""
         if not self.claim.verdict.checked:
             return "not a claim"
         if self.agrees is None:
-            return "skipped" if self.results else "to come"
+            return "skipped"
         return "agrees" if self.agrees else "disagrees"
 
     @property

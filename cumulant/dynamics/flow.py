@@ -7,8 +7,8 @@
 Both climb E = (1/2βn²) Σ_ij e^{β⟨x_i,x_j⟩} on the sphere; the residual layer is the Euler step of SA (S3-R4).
 Particles that attract each other meet at a rate e^β, which an explicit integrator then follows for ever though nothing
 moves. `flow` lets two that came closer than the tolerance be one of double weight: by uniqueness they would stay
-together, and the rate is gone with the distance. Where particles differ in what they see (causal) or rest on fixed
-keys, a stiff integrator takes over.
+together, and the rate is gone with the distance. Where particles differ in what they see (causal) a stiff integrator
+takes over; over fixed keys each particle has a clock of its own.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from cumulant.checks import holds, require_alike, require_finite, require_float, sentence, shape
+from cumulant.dynamics.clocks import LOG_MAX, Clocks
 from cumulant.dynamics.integrate import STIFF_SIZE, Journey
 from cumulant.dynamics.readouts import log_interaction_energy
 from cumulant.kernels import moments
@@ -32,7 +33,6 @@ from cumulant.measures import Measure
 from cumulant.typing import Codes, PerQuery, Queries
 
 METHODS = ("auto", "explicit", "implicit")
-LOG_MAX = 700.0  # exponents that stay finite with room for factors
 PAIRS = 1 << 22  # numbers n·m·d up to which differences of all pairs are held
 
 
@@ -78,7 +78,8 @@ def flow(
     normalized  True: SA; False: USA, where a causal particle averages over those it sees
     keys        None: the particles are the keys. (m, d) or a `Measure`: they stand still, USA divides by their mass
     method      "explicit": Dormand–Prince 8 with merging; "implicit": LSODA with the exact Jacobian, n·d ≤ 600;
-                "auto": explicit, then implicit where that cannot merge and needs more than 1000 steps
+                "auto": explicit, then implicit where that cannot merge and needs more than 1000 steps. USA over fixed
+                keys is SA with a clock for each particle, by LSODA, unless "explicit" is asked for
     max_steps   accepted steps a cloud may take; then it stops with a reason, as does one that runs to infinity
 
     Two particles closer than rtol + atol become one, on the sphere, for sign +1 and moving keys without a mask. States
@@ -98,7 +99,7 @@ def flow(
         if not 0 < number < math.inf:
             raise ValueError(sentence(f"flow.{name}", "a positive number", number, "The defaults are tight."))
     n, d = x.shape[-2:]
-    if method == "implicit" and n * d > STIFF_SIZE:
+    if method == "implicit" and n * d > STIFF_SIZE and (keys is None or normalized):
         advice = "Use method='explicit', or fewer particles."
         raise ValueError(sentence("flow.method", f"'implicit' for n·d ≤ {STIFF_SIZE}", f"n·d = {n * d}", advice))
     lead = x.shape[:-2]
@@ -106,7 +107,10 @@ def flow(
     steps, reached, reasons = torch.zeros(lead, dtype=torch.int64), torch.zeros(lead, dtype=torch.float64), []
     with torch.no_grad():
         for spot in itertools.product(*map(range, lead)):
-            cloud = Journey(field, x[spot], sphere, field.merges, rtol, atol, max_steps, method)
+            if keys is not None and not normalized and method != "explicit":
+                cloud = Clocks(field.along, x[spot], sphere, rtol, atol, max_steps)
+            else:
+                cloud = Journey(field, x[spot], sphere, field.merges, rtol, atol, max_steps, method)
             states[(slice(None), *spot)] = cloud.travel(grid.tolist())
             steps[spot], reached[spot] = cloud.steps, cloud.time
             if cloud.reason:
@@ -184,32 +188,35 @@ class _Field:
         return self.sphere and self.sign > 0 and self.keys is None and not self.causal
 
     def __call__(self, x: Tensor, log_weights: Tensor | None = None) -> Tensor:
+        along, log_z = self.along(x, log_weights)
+        return along if self.normalized else torch.exp(log_z)[..., None] * along
+
+    def along(self, x: Tensor, log_weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """± P m (*batch, n, d), and log Z (*batch, n)."""
         u = x / torch.linalg.vector_norm(x, dim=-1, keepdim=True) if self.sphere else x
-        points = u if self.keys is None else self.keys
+        mean, log_z = self._look(u, log_weights)
+        mean = self.sign * mean
+        return mean - (u * mean).sum(-1, keepdim=True) * u if self.sphere else mean, log_z
+
+    def _look(self, u: Tensor, log_weights: Tensor | None) -> tuple[Tensor, Tensor]:
+        """m, or m − u on the sphere, and log Z."""
+        points, eta = u if self.keys is None else self.keys, self.beta * u
         if isinstance(points, Measure):
-            eta = self.beta * u
-            return self._along(u, points.mean(eta), points.log_normalizer(eta) - points.log_mass)
+            return points.mean(eta), points.log_normalizer(eta) - points.log_mass
         total = self._total(u, points, log_weights)
         if u.numel() * points.shape[-2] > PAIRS:
-            seen = moments(self.beta * u, points, log_weights=log_weights, causal=self.causal, statistics=("mean",))
+            seen = moments(eta, points, log_weights=log_weights, causal=self.causal, statistics=("mean",))
             assert seen.mean is not None
-            return self._along(u, seen.mean, seen.log_normalizer - total)
-        logits = self.beta * u @ points.mT
-        logits = logits if log_weights is None else logits + log_weights
+            return seen.mean, seen.log_normalizer - total
+        logits = eta @ points.mT if log_weights is None else eta @ points.mT + log_weights
         if self.causal:
-            later = torch.ones(logits.shape[-2:], dtype=torch.bool, device=x.device).triu(1)
+            later = torch.ones(logits.shape[-2:], dtype=torch.bool, device=u.device).triu(1)
             logits = logits.masked_fill(later, -torch.inf)
         g, p = normalize(logits)
         if not self.sphere:
-            return self._along(u, p @ points, g - total)
+            return p @ points, g - total
         # P removes the own direction: a sum of differences has no e^β of it that would have to cancel
-        away = (p[..., None] * (points[..., None, :, :] - u[..., :, None, :])).sum(-2)
-        return self._along(u, away, g - total)
-
-    def _along(self, u: Tensor, mean: Tensor, log_z: Tensor) -> Tensor:
-        step = mean if self.normalized else torch.exp(log_z)[..., None] * mean
-        step = self.sign * step
-        return step - (u * step).sum(-1, keepdim=True) * u if self.sphere else step
+        return (p[..., None] * (points[..., None, :, :] - u[..., :, None, :])).sum(-2), g - total
 
     def _total(self, u: Tensor, points: Tensor, log_weights: Tensor | None) -> Tensor:
         """log of the number of keys that each particle sees."""

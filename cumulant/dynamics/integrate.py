@@ -5,6 +5,7 @@ Knows no attention: a velocity is a function of distinct particles (k, d) and of
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -19,6 +20,7 @@ STIFF_SIZE = 600  # coordinates n·d up to which a Jacobian is cheap to factor
 RESOLUTION = 1e-9  # of the time since the last restart; finer steps get a new origin of time
 RUNAWAY = 1e-13  # of the time itself; in R^d finer steps mean a solution that ends here
 ENDLESS = "it runs away to infinity in finite time"
+FAILED = "LSODA could not go on; loosen rtol"
 OVERFLOW = "the velocity leaves the floating numbers here"
 RETRIES = 30  # tenfold cuts of a step whose velocity overflows
 
@@ -77,7 +79,7 @@ class Journey:
         if self.time < until and not self.reason and (switches or self.method == "implicit"):
             self._implicit(until, end)
         if self.time < until and not self.reason:
-            self.reason = f"{self.max_steps} steps were not enough; raise max_steps or loosen rtol"
+            self.reason = too_few(self.max_steps)
 
     # ------------------------------------------------------------------ explicit
 
@@ -92,11 +94,9 @@ class Journey:
             if self.last_step is not None:
                 options["first_step"] = min(self.last_step, until - self.time)
             try:
-                reached = odeint(watch, self.x, span, rtol=self.rtol, atol=self.atol, method="dopri8", options=options)[
-                    -1
-                ]
+                path = odeint(watch, self.x, span, rtol=self.rtol, atol=self.atol, method="dopri8", options=options)
                 self.steps += 1
-                self._settle(reached, until, watch.step)
+                self._settle(path[-1], until, watch.step)
             except _Pause as pause:
                 moved = watch.time > 0
                 self._settle(watch.x, self.time + watch.time, watch.step)
@@ -162,7 +162,7 @@ class _Stiff:
         self.shape, self.device = journey.x.shape, journey.x.device
         y = journey.x.flatten().cpu().numpy()
         options = {"rtol": journey.rtol, "atol": journey.atol, "jac": self._jacobian}
-        self.solver = _lsoda()(self._speed, 0.0, y, end - self.start, **options)
+        self.solver = lsoda()(self._speed, 0.0, y, end - self.start, **options)
 
     @property
     def time(self) -> float:
@@ -170,8 +170,10 @@ class _Stiff:
 
     def step(self) -> str:
         """One step; why it failed, if it did."""
-        message = self.solver.step()
-        return f"LSODA stopped: {message}" if self.solver.status == "failed" else ""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # LSODA's own words; its status says the same
+            self.solver.step()
+        return FAILED if self.solver.status == "failed" else ""
 
     def at(self, time: float) -> Tensor:
         """The state at a time within the last step."""
@@ -244,7 +246,11 @@ def _torchdiffeq() -> Callable[..., Any]:
     return odeint
 
 
-def _lsoda() -> Callable[..., Any]:
+def too_few(steps: int) -> str:
+    return f"{steps} steps were not enough; raise max_steps or loosen rtol"
+
+
+def lsoda() -> Callable[..., Any]:
     try:
         from scipy.integrate import LSODA
     except ImportError as error:

@@ -14,7 +14,7 @@ from torch import Tensor
 from cumulant.dynamics import Ascend, Layer, Trajectory, run
 from cumulant.experiments.expansion_figures import draw_causal, draw_divergence, draw_expansion, draw_inversion
 from cumulant.experiments.experiment import Result, Row, Setting, expect, experiment
-from cumulant.experiments.tables import column, listed, span
+from cumulant.experiments.tables import about, column, listed, span
 from cumulant.measures import Empirical
 from cumulant.residual import prox, self_attention_jacobian
 from cumulant.solve import fixed_point
@@ -52,10 +52,10 @@ def expand(setting: Setting) -> Result:
             f"Yes. Over {ASCENTS} steps of {QUERIES} queries past {KEYS} random keys in {listed(DIMS)} dimensions no "
             f"distance shrank by more than rounding (smallest ratio 1 − {max(0.0, 1 - ratio):.0e}; in the norm of M⁻¹ "
             "where the step has a metric M). The log-volume from the eigenvalues of the covariance is never negative "
-            f"(smallest {volume:.0e}) and agrees with central differences to {error:.0e}. Expansion spends itself: the "
-            f"first step adds {span(first)} to the log-volume, step {ASCENTS} at most {max(last):.0e}, because by then "
-            "attention looks at one key and moves neighbours alike. Limits: one set of keys that all queries share and "
-            "that stands still; `expand-causal` shows what a mask does."
+            f"(smallest {about(volume)}) and agrees with central differences to {about(error)}. Expansion spends "
+            f"itself: the first step adds {span(first)} to the log-volume, step {ASCENTS} at most {max(last):.0e}, "
+            "because by then attention looks at one key and moves neighbours alike. Limits: one set of keys that all "
+            "queries share and that stands still; `expand-causal` shows what a mask does."
         ),
         expectations=(
             expect("no distance shrinks (ratio ≥ 1)", ratio >= 1 - 1e-12, f"smallest ratio 1 − {1 - ratio:.1e}"),
@@ -135,8 +135,8 @@ def expand_causal(setting: Setting) -> Result:
             f"ratio {shared:.4f}): all tokens read one G. With a causal mask each has its own, and two tokens can come "
             f"as near as {least:.2f} of their distance: {100 * shrink:.1f} % of the pairs of {TOKENS[0][0]} tokens in "
             f"the plane shrink, and {100 * wide:.1f} % in eight dimensions. Expansion stays true of every token with "
-            f"its own context held fixed (least log-volume {volume:.0e}), and was never true of the layer as a map of "
-            f"all tokens at once: there the least singular value is {singular:.2f} even without a mask. Limits: "
+            f"its own context held fixed (least log-volume {about(volume)}), and was never true of the layer as a map "
+            f"of all tokens at once: there the least singular value is {singular:.2f} even without a mask. Limits: "
             "Q = K = V = I, one step."
         ),
         expectations=(
@@ -192,8 +192,8 @@ def diverge(setting: Setting) -> Result:
         figures={"diverge": lambda: draw_divergence(path, keys, atoms, curves)},
         verdict=(
             f"To infinity, straight towards one key. Of {STARTS} starts past {ATOMS} fixed keys in the plane each ends "
-            f"by adding one and the same key in every step, to {far:.0e} for the {len(apart)} whose key is told apart "
-            f"(⟨x*,x*⟩ exceeds every other ⟨x*,x⟩ by {TIE:g}); {len(set(atoms.tolist()))} of the keys are reached. The "
+            f"by adding one and the same key in every step, to {about(far)} for the {len(apart)} whose key is told "
+            f"apart (⟨x*,x*⟩ exceeds every other ⟨x*,x⟩ by {TIE:g}); {len(set(atoms.tolist()))} keys are reached. The "
             f"mean never gets shorter (least change {rise:.0e}), G grows by at least |∇G(η₀)|² a step (least margin "
             f"{growth:.0e}), and over the last half of {LONG} steps the speed is {span(slope, '.4f')} of the length of "
             "that key: growth is linear. With moving keys it is exponential: the cloud would pass 10¹² at step "
@@ -204,7 +204,7 @@ def diverge(setting: Setting) -> Result:
         expectations=(
             expect("|∇G| never decreases", rise >= -1e-12, f"least change {rise:.1e}"),
             expect("G grows by at least |∇G(η₀)|² a step", growth >= -1e-9, f"least margin {growth:.1e}"),
-            expect("the increment becomes one key, to 1e-8", far <= 1e-8, f"{far:.1e} over {len(apart)} starts"),
+            expect("the increment becomes one key, to 1e-8", far <= 1e-8, f"{about(far)} over {len(apart)} starts"),
             expect("that key has ⟨x*,x*⟩ ≥ ⟨x*,x⟩", min(column(rows, "gap")) >= 0, f"all of {len(rows)} starts"),
             expect("with fixed keys growth is linear", max(abs(s - 1) for s in slope) < 1e-2, span(slope, ".4f")),
             expect("a zero-mean point is fixed and repels", stays < 1e-12 and leaves > 1, f"{stays:.0e}, {leaves:.0f}"),

@@ -96,4 +96,4 @@ def _multipliers(ax: Axes, rows: list[Row], v: float) -> None:
         ax.plot(column(mine, "s"), column(mine, "measured"), "o", ms=4, color=colour)
     ax.axhline(1, color=INK, lw=0.8)
     ax.set(xlabel="s, logit scale", ylim=(0.9, 4) if v > 0 else (-4, 1.15))
-    ax.set_title(f"v = {v:+g}: " + ("attention leaves the Gaussian" if v > 0 else "the opposite comes back"))
+    ax.set_title("v = +½: attention leaves" if v > 0 else "v = −½: it comes back where |λ_n| < 1")

@@ -35,6 +35,15 @@ def span(values: Sequence[float], form: str = ".2f") -> str:
     return least if least == most else f"{least} to {most}"
 
 
+def about(value: float) -> str:
+    """A small number by its order of magnitude.
+
+    >>> about(3.2e-13), about(0.0)
+    ('3e-13', '0')
+    """
+    return f"{value:.0e}" if value else "0"
+
+
 def listed(values: Iterable[object]) -> str:
     """
     >>> listed([2, 4, 8])

@@ -16,6 +16,7 @@ from cumulant.claims.checks import (
     propositions,
     stability,
     structure,
+    switching,
 )
 
 __all__ = [
@@ -34,4 +35,5 @@ __all__ = [
     "propositions",
     "stability",
     "structure",
+    "switching",
 ]

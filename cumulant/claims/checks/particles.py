@@ -11,7 +11,7 @@ from torch.nn.functional import layer_norm
 
 from cumulant.claims.check import check
 from cumulant.claims.draw import Draw, tensor
-from cumulant.claims.evidence import Evidence, agrees, array, seen, true
+from cumulant.claims.evidence import Evidence, agrees, array, differs, seen, true
 from cumulant.claims.oracle import attention_mean
 from cumulant.dynamics import Ascend, Layer, Whiten, clusters, gaussian_band, kurtosis, run, w2_to_gaussian
 
@@ -50,6 +50,8 @@ def ascent_leaves(draw: Draw) -> Iterator[Evidence]:
     yield agrees("W₂ by sorting", w2_to_gaussian(state[0]), direct, 1e-12)
     for name, before, after in zip(names, start, end, strict=True):
         yield true(f"{name} leaves", after > max(0.3, before), f"W₂ {before:.3f} → {after:.3f}")
+    band = gaussian_band(PARTICLES, 1).mean
+    yield differs("as written, they end as near as a Gaussian sample", band, end.min(), 0.3, f"a sample has {band:.3f}")
     yield true("into a few clusters", bool((clusters(state, limit=60).count < PARTICLES / 10).all()))
 
 

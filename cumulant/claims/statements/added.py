@@ -134,7 +134,6 @@ ADDED: tuple[Claim, ...] = (
         verdict=Verdict.CONDITION,
         condition="no observation, and transitions that depend on the new mode only",
         checks=("K21", "K24"),
-        awaits="filters",
     ),
     Claim(
         "X-17",
@@ -149,6 +148,5 @@ ADDED: tuple[Claim, ...] = (
         words="With a proper conjugate prior the iterated means contract to the stationary mean of the Gibbs sampler.",
         equation="E[m(η)|x] = (χ + x)/(ν + 1),   factor 1/(ν + 1),   limit χ/ν",
         checks=("K26",),
-        awaits="samplers",
     ),
 )

@@ -50,7 +50,6 @@ MESSAGES: tuple[Claim, ...] = (
         literal="line 3: the message of the mode ignores the observation; line 5: it is conditioned on the old mode "
         "and has no mixing weights",
         checks=("K1", "K22", "K23"),
-        awaits="filters",
     ),
     Claim(
         "S2-E6",
@@ -68,7 +67,6 @@ MESSAGES: tuple[Claim, ...] = (
         verdict=Verdict.CONDITION,
         condition="X is independent of the new mode given what is conditioned on",
         checks=("K1",),
-        awaits="filters",
     ),
     Claim(
         "S2-E8",
@@ -78,7 +76,6 @@ MESSAGES: tuple[Claim, ...] = (
         verdict=Verdict.CORRECTED,
         literal="the weights are π_i, as if the new mode did not depend on the old",
         checks=("K1", "K2"),
-        awaits="filters",
     ),
     Claim(
         "S2-E9",
@@ -175,7 +172,6 @@ MESSAGES: tuple[Claim, ...] = (
         equation="w_{i|j} ∝ P(j|i) π_i,   π′_j ∝ (Σ_i P(j|i) π_i) L_j",
         literal="a heading without text",
         checks=("K21", "K24"),
-        awaits="filters",
     ),
     Claim(
         "S2-C5",
@@ -183,7 +179,6 @@ MESSAGES: tuple[Claim, ...] = (
         words="Attention has no observation, so all likelihoods are one and GPB2 and IMM are the same algorithm.",
         equation="L_ij = 1",
         checks=("K21",),
-        awaits="filters",
     ),
     Claim(
         "S2-C6",
@@ -193,7 +188,6 @@ MESSAGES: tuple[Claim, ...] = (
         verdict=Verdict.CONDITION,
         condition="as a modelling choice: the family has only u = x",
         checks=("K4",),
-        awaits="filters",
     ),
     Claim(
         "S2-C7",
@@ -212,7 +206,6 @@ MESSAGES: tuple[Claim, ...] = (
         condition="the attention matrix is doubly stochastic, as in Sinkhorn attention; softmax does not make it so",
         literal="σ(A) = 1/M at every layer",
         checks=("K8", "K9"),
-        awaits="filters",
     ),
     Claim(
         "S2-C9",
@@ -220,7 +213,6 @@ MESSAGES: tuple[Claim, ...] = (
         words="To send the mean is to collapse the mixture; what is lost is the covariance between its components.",
         equation="Cov = Σ_i w_i Σ_i + Σ_i w_i (μ_i − μ)(μ_i − μ)ᵀ,   loss tr Cov_{A_·j}(V)",
         checks=("K3", "K4"),
-        awaits="filters",
     ),
     Claim(
         "S2-C10",
@@ -239,7 +231,6 @@ MESSAGES: tuple[Claim, ...] = (
         verdict=Verdict.CONDITION,
         condition="as an analogy: Gibbs draws, attention passes conditional means on",
         checks=("K26",),
-        awaits="samplers",
     ),
     Claim(
         "S2-C12",
@@ -249,7 +240,6 @@ MESSAGES: tuple[Claim, ...] = (
         verdict=Verdict.CONDITION,
         condition="no residual, and fixed positive weights or a proper conjugate prior",
         checks=("K18", "K26"),
-        awaits="samplers",
     ),
     Claim(
         "S2-C13",

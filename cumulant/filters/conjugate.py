@@ -1,0 +1,283 @@
+"""Switching models on conjugate families: counts, coins, categories and measurements of a hidden quantity (S2-C3).
+
+    s_t | s_{t−1}   ~ transition[s_{t−1}, s_t]                       rows "from"
+    x_t             ~ e^{⟨λθ + (1−λ)θ_0, u(x)⟩}                      λ = memory[s_t], x_{t−1} ~ e^{⟨θ, u(x)⟩}
+    y_t | x_t, s_t  ~ the family, with what mode s_t knows about the observation
+
+A mode acts in two ways. It knows something about the observation (an exposure, a variance, that it is clutter; see
+`cumulant.filters.family`), and it has a memory λ of the hidden quantity:
+
+    λ = 1      x stays what it was, the default
+    λ = 0      x is drawn afresh from the mode's prior θ_0: a change point, or a regime with a law of its own
+    between    natural parameters are discounted towards the prior: old evidence counts λ as much at every step
+
+With λ ∈ {0, 1} the model is a Markov chain and `exact` is exact inference in it. With λ in between the discount acts on
+beliefs, not on x: there is no such chain to simulate, and `exact` is exact in the modes alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, final
+
+import torch
+from torch import Tensor
+
+from cumulant.checks import holds, require_alike, require_finite, require_float, sentence, shape
+from cumulant.filters.counting import BetaBernoulli, DirichletCategorical, GammaPoisson
+from cumulant.filters.family import Family
+from cumulant.filters.linear_gaussian import Simulation
+from cumulant.filters.measuring import NormalGamma, NormalNormal
+from cumulant.filters.protocol import Propagator, Start, StateMoments, Updated, log_probabilities
+
+__all__ = [
+    "BetaBernoulli",
+    "ConjugateBelief",
+    "DirichletCategorical",
+    "Family",
+    "GammaPoisson",
+    "NormalGamma",
+    "NormalNormal",
+    "SwitchingConjugate",
+]
+
+ROUNDED = 1e-6  # how far a row of probabilities may be from 1
+
+
+class ConjugateBelief(NamedTuple):
+    """A law of x, (*hypotheses, …, batch) in the engine and (*batch, T, M, …) in a `Filtered`.
+
+    parameters  (…, k)     of the family, in the order of its table
+    mean        (…, d)     of x; where the law stands for a mixture, that of the mixture itself
+    covariance  (…, d, d)  likewise
+
+    The M-projection matches expected sufficient statistics. They contain x for counts and measurements but not for
+    chances, so that the mean of what is projected travels beside the parameters.
+    """
+
+    parameters: Tensor
+    mean: Tensor
+    covariance: Tensor
+
+
+@final
+@dataclass(frozen=True, eq=False, repr=False)
+class SwitchingConjugate:
+    """A conjugate family whose observations and memory switch with a hidden mode (module docstring).
+
+    family         `GammaPoisson`, `BetaBernoulli`, `DirichletCategorical`, `NormalNormal`, `NormalGamma`
+    transition     (M, M), each row sums to 1
+    prior          (k) or (M, k), parameters of the law of x in each mode
+    memory         a number or (M,) in [0, 1]; 1 if None
+    initial_modes  (M); uniform if None
+    start          "prior": the initial law is that of (s_1, x_1), and the first step only observes
+                   "belief": it is that of (s_0, x_0), and the first step moves, then observes
+
+    Observations are (*batch, T, 1), NaN where missing. Differentiable in every tensor.
+
+    >>> import torch
+    >>> from cumulant.filters import exact
+    >>> stay = torch.tensor([[0.9, 0.1], [0.5, 0.5]], dtype=torch.float64)
+    >>> bursts = GammaPoisson(torch.tensor([1.0, 5.0], dtype=torch.float64))       # the second sees 5 times more
+    >>> model = SwitchingConjugate(bursts, stay, torch.tensor([2.0, 1.0], dtype=torch.float64))
+    >>> y = torch.tensor([[2.0], [9.0], [1.0]], dtype=torch.float64)
+    >>> exact(model, y).mode_probabilities[:, 1]
+    tensor([0.2358, 0.8283, 0.0341], dtype=torch.float64)
+    """
+
+    family: Family
+    transition: Tensor
+    prior: Tensor
+    memory: Tensor | float | None = None
+    initial_modes: Tensor | None = None
+    start: str = "prior"
+
+    def __post_init__(self):
+        if not isinstance(self.family, Family):
+            got, advice = type(self.family).__name__, "Pass an instance such as GammaPoisson(exposure)."
+            raise TypeError(sentence("SwitchingConjugate.family", "a conjugate family", got, advice))
+        transition = _check_probabilities("transition", self.transition, 2)
+        modes = transition.shape[-1]
+        if self.start not in ("prior", "belief"):
+            advice = '"prior" is the law of x_1, "belief" that of x_0.'
+            raise ValueError(sentence("SwitchingConjugate.start", '"prior" or "belief"', repr(self.start), advice))
+        even = torch.full_like(transition.detach()[0], 1 / modes)
+        given = even if self.initial_modes is None else self.initial_modes
+        _check_probabilities("initial_modes", given, 1)
+        require_alike("SwitchingConjugate.initial_modes", given, "transition", transition)
+        if len(given) != modes:
+            raise ValueError(
+                sentence("SwitchingConjugate.initial_modes", f"shape (M={modes})", shape(given), "One a mode.")
+            )
+        prior = self._checked_prior(modes)
+        self.family.check(modes, prior.shape[-1], transition)
+        values = {"initial_modes": given, "prior": prior, "memory": self._checked_memory(modes)}
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    def _checked_prior(self, modes: int) -> Tensor:
+        where, names = "SwitchingConjugate.prior", self.family.names
+        prior = require_float(where, self.prior)
+        require_alike(where, prior, "transition", self.transition)
+        count = max(2, prior.shape[-1] if prior.ndim else 0) if names is None else len(names)
+        if prior.ndim not in (1, 2) or prior.shape[-1] != count or (prior.ndim == 2 and len(prior) != modes):
+            listed = "K ≥ 2 concentrations" if names is None else ", ".join(names)
+            expected = f"shape (k={count}) or (M={modes}, k={count}): {listed}"
+            raise ValueError(sentence(where, expected, shape(prior), "Check the last axis."))
+        require_finite(where, prior)
+        if not holds(self.family.inside(prior)):
+            got = f"{prior.detach().reshape(-1, count)[~self.family.inside(prior).reshape(-1)][0].tolist()}"
+            advice = "All but a mean must be > 0."
+            raise ValueError(sentence(where, f"parameters of a law for {type(self.family).__name__}", got, advice))
+        return prior.expand(modes, count)
+
+    def _checked_memory(self, modes: int) -> Tensor | None:
+        where = "SwitchingConjugate.memory"
+        if self.memory is None:
+            return None
+        like = self.transition
+        memory = self.memory
+        memory = memory if isinstance(memory, Tensor) else torch.tensor(memory, dtype=like.dtype, device=like.device)
+        require_alike(where, require_float(where, memory), "transition", like)
+        if memory.shape not in ((), (modes,)):
+            raise ValueError(sentence(where, f"a number or shape (M={modes})", shape(memory), "One for each mode."))
+        if not holds((memory >= 0) & (memory <= 1)):
+            raise ValueError(sentence(where, "values in [0, 1]", memory.tolist(), "1 keeps all, 0 starts afresh."))
+        return memory.expand(modes)
+
+    def __repr__(self) -> str:
+        name = type(self.family).__name__
+        return f"SwitchingConjugate({name}, M={self.modes}, k={self.prior.shape[-1]}, start={self.start!r})"
+
+    @property
+    def modes(self) -> int:
+        """M, the number of modes."""
+        return self.transition.shape[-1]
+
+    @property
+    def observed(self) -> int:
+        """1, the size of an observation."""
+        return 1
+
+    def propagator(self) -> Conjugate:
+        """The operations of the engine, prepared for one run."""
+        return Conjugate(self)
+
+    def simulate(
+        self, steps: int, *, batch_shape: Sequence[int] = (), generator: torch.Generator | None = None
+    ) -> Simulation:
+        """Draw modes, states and observations of ``steps`` time steps for every sequence of a batch.
+
+        >>> import torch
+        >>> one = torch.ones(1, 1)
+        >>> model = SwitchingConjugate(GammaPoisson(), one, torch.tensor([5.0, 1.0]))
+        >>> model.simulate(4, generator=torch.Generator().manual_seed(0)).observations.shape
+        torch.Size([4, 1])
+        """
+        where = "SwitchingConjugate.simulate"
+        if not isinstance(steps, int) or steps < 0:
+            raise ValueError(sentence(where, "a number of steps ≥ 0", steps, "0 draws nothing."))
+        memory = self.memory if isinstance(self.memory, Tensor) else torch.ones_like(self.transition[0])
+        if not holds((memory == 0) | (memory == 1)):
+            advice = "A discount in between acts on beliefs; no law of x_t given x_{t−1} belongs to it."
+            raise ValueError(sentence(where, "a memory of 0 or 1 in every mode", memory.tolist(), advice))
+        count, prior = torch.Size(batch_shape).numel(), self.prior.detach()
+        initial = self.initial_modes if isinstance(self.initial_modes, Tensor) else self.transition[0]
+        mode = _draw(initial.expand(count, -1), generator)
+        x = self.family.draw(prior[mode], generator)
+        modes, states, observations = [], [], []
+        for t in range(steps):
+            if t > 0 or self.start == "belief":
+                mode = _draw(self.transition[mode], generator)
+                x = torch.where(memory[mode, None] == 1, x, self.family.draw(prior[mode], generator))
+            modes.append(mode)
+            states.append(x)
+            observations.append(self.family.emit(x, mode, t, generator)[:, None])
+        empty = mode.new_empty(0, count), x.new_empty(0, *x.shape), x.new_empty(0, count, 1)
+        drawn = [torch.stack(d) if d else e for d, e in zip((modes, states, observations), empty, strict=True)]
+        return Simulation(*(d.movedim(0, 1).reshape(*batch_shape, steps, *d.shape[2:]) for d in drawn))
+
+
+class Conjugate(Propagator):
+    """The operations of a `SwitchingConjugate`."""
+
+    def __init__(self, model: SwitchingConjugate):
+        self.model, self.family, self.start = model, model.family, model.start
+        self.like = model.transition.detach().new_empty(0)
+        self._log_transition = log_probabilities(model.transition)[..., None]
+        self._prior = model.prior[..., None]  # (M, k, 1)
+        memory = model.memory
+        self._memory = memory[:, None, None] if isinstance(memory, Tensor) else None
+
+    def initial(self) -> Start:
+        modes = self.model.initial_modes
+        return Start(log_probabilities(modes)[:, None], self._belief(self._prior))  # pyright: ignore[reportArgumentType]
+
+    def log_transition(self, t: int) -> Tensor:
+        return self._log_transition
+
+    def predict(self, belief: ConjugateBelief, t: int, *, moves: bool = True) -> ConjugateBelief:
+        if not moves or self._memory is None:
+            return belief
+        return self._belief(self.family.recall(belief.parameters, self._prior, self._memory))
+
+    def update(self, predicted: ConjugateBelief, y: Tensor, observed: Tensor | None, t: int) -> Updated:
+        value, seen = y[0], None if observed is None else observed[0]
+        allowed = self.family.allowed(value, self._prior.shape[-2])
+        if not holds(allowed if seen is None else allowed | ~seen):
+            got = f"{value[~allowed if seen is None else ~allowed & seen][0].item():g} at step {t}"
+            where, advice = "SwitchingConjugate observations", "Use NaN where an observation is missing."
+            raise ValueError(sentence(where, f"{self.family.values} for {type(self.family).__name__}", got, advice))
+        parameters, log_likelihood = self.family.observe(predicted.parameters, value, t)
+        belief = self._belief(parameters)
+        if seen is None:
+            return Updated(belief, log_likelihood)
+        kept = (torch.where(seen, new, old) for new, old in zip(belief, predicted, strict=True))
+        return Updated(ConjugateBelief(*kept), torch.where(seen, log_likelihood, 0))
+
+    def moments(self, belief: ConjugateBelief) -> StateMoments:
+        return StateMoments(belief.mean, belief.covariance)
+
+    def expected_statistics(self, belief: ConjugateBelief) -> Tensor:
+        return self.family.expected_statistics(belief.parameters)
+
+    def from_statistics(self, statistics: Tensor) -> ConjugateBelief:
+        return self._belief(self.family.from_statistics(statistics))
+
+    def collapse(self, weights: Tensor, belief: ConjugateBelief, axis: int) -> ConjugateBelief:
+        parameters = self.family.project(weights, belief.parameters, axis)
+        mean = (weights.unsqueeze(-2) * belief.mean).sum(axis)
+        apart = belief.mean - mean.unsqueeze(axis)
+        spread = belief.covariance + apart.unsqueeze(-2) * apart.unsqueeze(-3)
+        wide = weights.unsqueeze(-2).unsqueeze(-2)
+        # a hypothesis without weight may have an infinite variance
+        covariance = (wide * torch.where(wide > 0, spread, 0)).sum(axis)
+        return ConjugateBelief(parameters, mean, covariance)
+
+    def _belief(self, parameters: Tensor) -> ConjugateBelief:
+        return ConjugateBelief(parameters, *self.family.moments(parameters))
+
+
+def _draw(probabilities: Tensor, generator: torch.Generator | None) -> Tensor:
+    if not len(probabilities):
+        return torch.zeros(0, dtype=torch.int64, device=probabilities.device)
+    return torch.multinomial(probabilities.detach(), 1, generator=generator)[:, 0]
+
+
+def _check_probabilities(name: str, value: object, rank: int) -> Tensor:
+    where, given = f"SwitchingConjugate.{name}", require_float(f"SwitchingConjugate.{name}", value)
+    convention = "rows are from, columns are to: transition[i, j] = P(s_t = j | s_{t−1} = i)"
+    if given.ndim != rank or not given.shape[-1] or given.shape[0] != given.shape[-1]:
+        expected = "shape (M)" if rank == 1 else "shape (M, M)"
+        raise ValueError(sentence(where, expected, shape(given), f"M ≥ 1; {convention}."))
+    require_finite(where, given)
+    total = given.detach().sum(-1)
+    if not holds(given >= 0) or not holds((total - 1).abs() <= ROUNDED):
+        sums = total.reshape(-1)
+        worst = int((sums - 1).abs().argmax())
+        row = "the sum" if rank == 1 else f"row {worst} with sum"
+        got = f"{row} {sums[worst].item():.6g} and a smallest entry of {given.min().item():.3g}"
+        expected = "probabilities with sum 1" if rank == 1 else "rows of probabilities with sum 1"
+        raise ValueError(sentence(where, expected, got, f"In this library {convention}."))
+    return given

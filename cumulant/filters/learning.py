@@ -1,0 +1,271 @@
+"""Learning the parameters of a switching linear-Gaussian model: expectation–maximisation with the smoother.
+
+    E-step   the smoother's moments of (x_{t−1}, x_t), (x_t, y_t) and probabilities of (s_{t−1}, s_t)
+    M-step   transition[i, j] ∝ Σ_t P(s_{t−1} = i, s_t = j)
+             F_j, b_j, Q_j from the weighted regression of x_t on x_{t−1}; H_j, c_j, R_j from that of y_t on x_t
+             the initial law from the first step
+
+Exact where the smoother is: then no step lowers the log-likelihood. With several modes the smoother is approximate and
+so is this EM; it climbs the log-likelihood of `gpb` roughly, and stops where a step would lower it. The log-likelihood
+is differentiable in every parameter, so that any optimiser can go on from there:
+
+>>> import torch
+>>> from cumulant.filters import SwitchingLinearGaussian, gpb
+>>> eye = torch.eye(1, dtype=torch.float64)
+>>> def walk(log_noise):
+...     return SwitchingLinearGaussian(0.5 * torch.ones(2, 2).double(), eye, log_noise.exp()[:, None, None], eye, eye,
+...                                    initial_mean=0 * eye[0], initial_covariance=eye)
+>>> y = walk(torch.tensor([-3.0, 3.0]).double()).simulate(40, generator=torch.Generator().manual_seed(0)).observations
+>>> log_noise = torch.tensor([-0.5, 0.5], dtype=torch.float64, requires_grad=True)
+>>> adam, found = torch.optim.Adam([log_noise], lr=0.2), []
+>>> for _ in range(4):
+...     loss = -gpb(walk(log_noise), y).total_log_likelihood
+...     adam.zero_grad()
+...     loss.backward()
+...     _ = adam.step()
+...     found.append(loss.item())
+>>> found == sorted(found, reverse=True)
+True
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from cumulant.checks import holds, sentence
+from cumulant.filters.fitting import Joint, Law, completed, fit
+from cumulant.filters.linear_gaussian import SwitchingLinearGaussian
+from cumulant.filters.parameters import varies
+from cumulant.filters.projection import m_projection
+from cumulant.filters.protocol import log_probabilities
+from cumulant.filters.smoother import Beliefs, Link, backward, by_mode, marginal, paths, require_linear, require_order
+from cumulant.filters.switching import gpb
+from cumulant.solve import Status
+
+LAWS = {  # u = A z + b + N(0, V): the parameters that are A, b and V
+    "moves": ("dynamics", "state_offset", "process_noise"),
+    "looks": ("observation", "observation_offset", "observation_noise"),
+    "first": ("", "initial_mean", "initial_covariance"),
+}
+PARAMETERS = (*LAWS["moves"], *LAWS["looks"], *LAWS["first"][1:], "transition", "initial_modes")
+
+
+class Learned(NamedTuple):
+    """What EM found.
+
+    model            the best model met on the way
+    log_likelihoods  (k+1) log p(y) of the given model and after each of k steps, summed over the sequences
+    status           CONVERGED, MAX_STEPS, or STALLED where an approximate step lowered the log-likelihood
+    """
+
+    model: SwitchingLinearGaussian
+    log_likelihoods: Tensor
+    status: Status
+
+
+class Expected(NamedTuple):
+    """What the E-step says about all sequences together; cases are steps of sequences, time first.
+
+    log_likelihood  ()
+    first           x at the first step, one case a sequence
+    moves           (x_{t−1}, x_t) given s_t, with the times t of the cases
+    looks           x_t given s_t, likewise
+    switches        (M, M), expected numbers of them
+    """
+
+    log_likelihood: Tensor
+    first: Joint
+    moves: Joint
+    move_times: Tensor
+    looks: Joint
+    look_times: Tensor
+    switches: Tensor
+
+
+def em(
+    model: SwitchingLinearGaussian,
+    y: Tensor,
+    *,
+    fixed: Collection[str] = (),
+    shared: Collection[str] = (),
+    steps: int = 50,
+    tol: float = 1e-6,
+    order: int = 2,
+    mask: Tensor | None = None,
+) -> Learned:
+    """Approximate expectation–maximisation, from a model to start with; exact for one mode and for orders above T+1.
+
+    y       (*batch, T, m), NaN where an entry is missing; all sequences share the parameters
+    fixed   names of parameters to keep, such as ("observation", "initial_covariance"). What varies in time must be
+            among them. Offsets that were left out of the model are zero, and learnt too unless they are fixed.
+    shared  names of matrices and offsets that are one for all modes, and stay so
+    steps   how often to improve at most
+    tol     stop where log p(y) changes by no more than tol · (1 + |log p(y)|)
+    order   of the filter and the smoother
+    mask    (*batch, T) Boolean, True up to the end of each sequence
+
+    What the data say nothing about stays as it was, such as the matrices of a mode that is never visited, and zeros of
+    the transition stay zeros. ``observation_noise`` stays positive definite. A single sequence determines no initial
+    covariance, whose maximum is at 0: fix it. EM climbs the nearest hill, so let the modes differ at the start.
+
+    >>> import torch
+    >>> eye = torch.eye(1, dtype=torch.float64)
+    >>> walk = SwitchingLinearGaussian(eye, eye, eye, eye, eye, initial_mean=0 * eye[0], initial_covariance=eye)
+    >>> y = walk.simulate(20, batch_shape=(50,), generator=torch.Generator().manual_seed(0)).observations
+    >>> start = replace(walk, process_noise=9 * eye, observation_noise=9 * eye)
+    >>> keep = ("dynamics", "state_offset", "observation", "observation_offset", "initial_mean", "initial_covariance")
+    >>> found = em(start, y, fixed=keep)
+    >>> round(found.model.process_noise.item(), 2), round(found.model.observation_noise.item(), 2), found.status.name
+    (1.05, 1.03, 'CONVERGED')
+    """
+    require_linear("em.model", model)
+    require_order("em.order", order)
+    _check(model, y, fixed, shared, steps, tol)
+    free = set(PARAMETERS) - set(fixed)
+    best = here = model
+    status, history = Status.MAX_STEPS, []
+    with torch.no_grad():
+        for k in range(steps + 1):
+            expected = _expect(here, y, order, mask)
+            history.append(expected.log_likelihood)
+            gain = float(history[-1] - history[-2]) if k else torch.inf
+            small = tol * (1 + float(history[-1].abs()))
+            best = here if gain > 0 else best
+            if gain <= small:
+                status = Status.CONVERGED if gain >= -small else Status.STALLED
+                break
+            if k < steps:
+                here = _maximise(here, expected, y, free, set(shared))
+    return Learned(best, torch.stack(history), status)
+
+
+def _expect(model: SwitchingLinearGaussian, y: Tensor, order: int, mask: Tensor | None) -> Expected:
+    filtered = gpb(model, y, order=order, mask=mask)
+    count, steps = y.shape[:-2].numel(), y.shape[-2]
+    lengths = torch.full((count,), steps, device=y.device) if mask is None else mask.sum(-1).flatten()
+    beliefs = paths(model, y, order, lengths) if order > 2 and model.modes > 1 else by_mode(filtered)
+    first = 0
+    if model.start == "belief":
+        first = -1
+        begin = log_probabilities(model.initial_modes), model.initial_mean, model.initial_covariance
+        beliefs = [Beliefs(*(part.expand(count, *part.shape) for part in begin)), *beliefs]
+    looks, moves, switches = [], [], y.new_zeros(model.modes, model.modes)
+    for k, level in zip(reversed(range(len(beliefs))), backward(model, beliefs, lengths, first), strict=True):
+        looks.append(_look(level.beliefs, lengths > first + k))
+        if level.link is not None:
+            here = lengths > first + k + 1
+            moves.append(_move(level.link, here))
+            switches = switches + _switches(level.link, here)
+    looks = looks[::-1]
+    return Expected(
+        filtered.log_likelihood.sum(),
+        looks[0]._replace(weights=looks[0].weights * (lengths > 0)[:, None]),
+        *_cases(moves[::-1], first + 1, model.modes, 2 * model.dim, y),
+        *_cases(looks[-first:], 0, model.modes, model.dim, y),
+        switches,
+    )
+
+
+def _cases(parts: list[Joint], first: int, modes: int, size: int, like: Tensor) -> tuple[Joint, Tensor]:
+    """Steps one after the other, and their times."""
+    if not parts:
+        return Joint(*(like.new_zeros(0, modes, *[size] * rank) for rank in range(3))), like.new_zeros(0).long()
+    times = torch.arange(first, first + len(parts), device=like.device).repeat_interleave(len(parts[0].weights))
+    return Joint(*(torch.cat(part) for part in zip(*parts, strict=True))), times
+
+
+def _look(beliefs: Beliefs, here: Tensor) -> Joint:
+    log_weights, mean, covariance = marginal(beliefs)
+    return Joint(torch.softmax(log_weights, -1) * here[:, None], mean, covariance)
+
+
+def _move(link: Link, here: Tensor) -> Joint:
+    """(x_{t−1}, x_t) given s_t, the older modes collapsed."""
+    cross = link.gain @ link.later.covariance
+    after = link.later.covariance.expand_as(cross)
+    mean = torch.cat([link.mean, link.later.mean.expand_as(link.mean)], -1).flatten(1, -3)
+    covariance = torch.cat([torch.cat([link.covariance, cross], -1), torch.cat([cross.mT, after], -1)], -2)
+    log_weights = link.log_weights.flatten(1, -2)  # (batch, older, M)
+    shares = torch.softmax(log_weights, 1).mT
+    weights = torch.softmax(torch.logsumexp(log_weights, 1), -1)
+    found = m_projection(shares, mean.transpose(1, 2), covariance.flatten(1, -4).transpose(1, 2))
+    return Joint(weights * here[:, None], *found)
+
+
+def _switches(link: Link, here: Tensor) -> Tensor:
+    """(M, M), summed over the sequences."""
+    weights = torch.softmax(link.log_weights.flatten(1), 1).reshape(link.log_weights.shape)
+    return (weights.flatten(1, -3).sum(1) if weights.ndim > 3 else weights)[here].sum(0)
+
+
+def _maximise(
+    model: SwitchingLinearGaussian, expected: Expected, y: Tensor, free: set[str], shared: set[str]
+) -> SwitchingLinearGaussian:
+    rows = y.reshape(-1, *y.shape[-2:]).mT.permute(2, 0, 1).flatten(0, 1)  # cases, time first
+    looks = completed(expected.looks, rows, _law(model, "looks", expected.look_times))
+    cases = {"moves": (expected.moves, expected.move_times), "looks": (looks, expected.look_times)}
+    cases["first"] = expected.first, expected.look_times
+    found = {}
+    for kind, (joint, times) in cases.items():
+        names = LAWS[kind]
+        roles = dict(zip(names, Law._fields, strict=True))
+        made = fit(joint, _law(model, kind, times), *({roles[n] for n in names if n in s} for s in (free, shared)))
+        found |= {name: part for name, part in zip(names, made, strict=True) if name in free}
+    if "observation_noise" in free:
+        found["observation_noise"] = _definite(found["observation_noise"], rows)
+    if "transition" in free:
+        found["transition"] = _shares(expected.switches, model.transition)
+    if "initial_modes" in free:
+        found["initial_modes"] = _shares(expected.first.weights.sum(0), model.initial_modes)
+    whole = {name: part.expand_as(getattr(model, name)) for name, part in found.items()}
+    return replace(model, **whole)
+
+
+def _law(model: SwitchingLinearGaussian, kind: str, times: Tensor) -> Law:
+    """The parameters of a regression, those that vary for each case on its own."""
+    nothing = model.initial_mean.new_zeros(model.modes, model.dim, 0)  # the first state is explained by nothing
+    given = [(name, getattr(model, name) if name else nothing) for name in LAWS[kind]]
+    return Law(*(value[times] if name and varies(name, value) else value for name, value in given))
+
+
+def _shares(counts: Tensor, before: Tensor) -> Tensor:
+    """Counts (…, M) as probabilities; those of before where nothing was counted."""
+    total = counts.sum(-1, keepdim=True)
+    known = total > torch.finfo(counts.dtype).eps
+    return torch.where(known, counts / torch.where(known, total, 1), before)
+
+
+def _definite(noise: Tensor, y: Tensor) -> Tensor:
+    """Eigenvalues not below rounding of the observations: the maximum among such matrices."""
+    seen = ~y.isnan()
+    size = torch.where(seen, y, 0).square().sum() / seen.sum().clamp_min(1)
+    floor = torch.finfo(y.dtype).eps ** 0.75 * torch.where(size > 0, size, 1)
+    values, vectors = torch.linalg.eigh(noise)
+    clipped = vectors * torch.maximum(values, floor)[..., None, :] @ vectors.mT
+    return torch.where((values[..., :1] < floor)[..., None], (clipped + clipped.mT) / 2, noise)
+
+
+def _check(
+    model: SwitchingLinearGaussian, y: Tensor, fixed: Collection[str], shared: Collection[str], steps: int, tol: float
+) -> None:
+    for where, names in {"em.fixed": fixed, "em.shared": shared}.items():
+        known = PARAMETERS if where == "em.fixed" else PARAMETERS[:-2]
+        if isinstance(names, str) or not set(names) <= set(known):
+            got = repr(names) if isinstance(names, str) else ", ".join(sorted(set(names) - set(known)))
+            raise ValueError(sentence(where, f"names among {', '.join(known)}", got, "Pass a tuple of them."))
+    for name in PARAMETERS:
+        value = getattr(model, name)
+        if name not in fixed and name != "initial_modes" and varies(name, value):
+            got, advice = f"{name} with T={value.shape[0]}", f'Add "{name}" to fixed.'
+            raise ValueError(sentence("em.fixed", "every parameter that varies in time", got, advice))
+        if name in shared and not varies(name, value) and not holds(value == value[:1]):
+            advice = "Begin with one matrix for every mode."
+            raise ValueError(sentence("em.shared", f"{name} equal in every mode", "modes that differ", advice))
+    if steps < 0 or not tol >= 0 or y.ndim < 2 or not y.shape[-2]:
+        got = f"{steps}, {tol} and y of shape {tuple(y.shape)}"
+        raise ValueError(sentence("em", "steps ≥ 0, tol ≥ 0 and y with T ≥ 1", got, "50 and 1e-6 are the defaults."))

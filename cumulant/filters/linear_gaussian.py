@@ -1,0 +1,226 @@
+"""Linear-Gaussian models whose matrices switch with a hidden mode (S2-E4, S2-E6, S2-E7).
+
+    s_t | s_{t−1}      ~ transition[s_{t−1}, s_t]                                       rows "from"
+    x_t | x_{t−1}, s_t ~ N(F_{s_t} x_{t−1} + b_{s_t}, Q_{s_t})
+    y_t | x_t, s_t     ~ N(H_{s_t} x_t + c_{s_t}, R_{s_t})
+
+| field              | symbol | shape                                                |
+|--------------------|--------|------------------------------------------------------|
+| transition         | P      | (M, M) or (T, M, M); each row sums to 1              |
+| dynamics           | F      | (d, d), (M, d, d) or (T, M, d, d)                    |
+| process_noise      | Q      | as dynamics; positive semidefinite                   |
+| observation        | H      | (m, d), (M, m, d) or (T, M, m, d)                    |
+| observation_noise  | R      | (m, m), (M, m, m) or (T, M, m, m); positive definite |
+| state_offset       | b      | (d), (M, d) or (T, M, d); zero if None               |
+| observation_offset | c      | (m), (M, m) or (T, M, m); zero if None               |
+| initial_mean       |        | (d) or (M, d)                                        |
+| initial_covariance |        | (d, d) or (M, d, d); positive semidefinite           |
+| initial_modes      |        | (M); uniform if None                                 |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import NamedTuple, final
+
+import torch
+from torch import Tensor
+
+from cumulant.checks import require_alike, sentence, shape
+from cumulant.filters.packed import LinearGaussian, Normal, Parameters, pack
+from cumulant.filters.parameters import NAME, RANKS, check_probabilities, check_steps, checked, embedded, varies
+from cumulant.filters.protocol import Start, log_probabilities
+
+
+class Simulation(NamedTuple):
+    """modes (*batch, T) as integers, states (*batch, T, d) and observations (*batch, T, m) of simulated sequences."""
+
+    modes: Tensor
+    states: Tensor
+    observations: Tensor
+
+
+@final
+@dataclass(frozen=True, eq=False, repr=False, init=False)
+class SwitchingLinearGaussian:
+    """A linear-Gaussian model with M modes; the table at the top of the module has fields, symbols and shapes.
+
+    start       "prior": the initial law is that of (s_1, x_1), and the first step only observes
+                "belief": it is that of (s_0, x_0), and the first step moves, then observes (as filterpy does)
+    embeddings  M maps E_k (D, d_k) into one common space, for modes with states of different sizes; the matrices are
+                then sequences of M tensors in each mode's own size. The model is built on the common space,
+                F = E_k F_k E_k⁺, Q = E_k Q_k E_kᵀ, H = H_k E_k⁺: a state that enters a mode loses what that mode does
+                not have, and gains zeros for what it did not have.
+
+    Matrices without a mode axis serve every mode; after construction every field has one. A time axis makes a parameter
+    vary: irregular sampling is F and Q of each gap. Differentiable in every parameter.
+
+    >>> import torch
+    >>> eye = torch.eye(1, dtype=torch.float64)
+    >>> walk = SwitchingLinearGaussian(0.5 + 0 * torch.ones(2, 2).double(), eye, torch.stack([eye, 9 * eye]), eye, eye,
+    ...                                initial_mean=torch.zeros(1).double(), initial_covariance=eye)
+    >>> walk, walk.process_noise[:, 0, 0]
+    (SwitchingLinearGaussian(M=2, d=1, m=1, start='prior'), tensor([1., 9.], dtype=torch.float64))
+    """
+
+    transition: Tensor
+    dynamics: Tensor
+    process_noise: Tensor
+    observation: Tensor
+    observation_noise: Tensor
+    state_offset: Tensor
+    observation_offset: Tensor
+    initial_mean: Tensor
+    initial_covariance: Tensor
+    initial_modes: Tensor
+    start: str
+
+    def __init__(
+        self,
+        transition: Tensor,
+        dynamics: Tensor | Sequence[Tensor],
+        process_noise: Tensor | Sequence[Tensor],
+        observation: Tensor | Sequence[Tensor],
+        observation_noise: Tensor | Sequence[Tensor],
+        *,
+        state_offset: Tensor | Sequence[Tensor] | None = None,
+        observation_offset: Tensor | Sequence[Tensor] | None = None,
+        initial_mean: Tensor | Sequence[Tensor],
+        initial_covariance: Tensor | Sequence[Tensor],
+        initial_modes: Tensor | None = None,
+        start: str = "prior",
+        embeddings: Sequence[Tensor] | None = None,
+    ):
+        check_probabilities("transition", transition, (2, 3))
+        modes = transition.shape[-1]
+        if transition.shape[-2] != modes:
+            advice = "Rows are from, columns are to."
+            raise ValueError(sentence(f"{NAME}.transition", "shape (M, M) or (T, M, M)", shape(transition), advice))
+        if start not in ("prior", "belief"):
+            advice = '"prior" is the law of x_1, "belief" that of x_0.'
+            raise ValueError(sentence(f"{NAME}.start", '"prior" or "belief"', repr(start), advice))
+        given = {
+            "dynamics": dynamics,
+            "process_noise": process_noise,
+            "observation": observation,
+            "observation_noise": observation_noise,
+            "state_offset": state_offset,
+            "observation_offset": observation_offset,
+            "initial_mean": initial_mean,
+            "initial_covariance": initial_covariance,
+        }
+        if embeddings is not None:
+            given = embedded(transition, embeddings, given)
+        if initial_modes is None:
+            initial_modes = transition.new_full((modes,), 1 / modes)
+        checked_values = checked(transition, given)
+        check_probabilities("initial_modes", initial_modes, (1,))
+        require_alike(f"{NAME}.initial_modes", initial_modes, "transition", transition)
+        if len(initial_modes) != modes:
+            expected = f"shape (M={modes})"
+            raise ValueError(sentence(f"{NAME}.initial_modes", expected, shape(initial_modes), "One a mode."))
+        values = {"transition": transition, **checked_values, "initial_modes": initial_modes, "start": start}
+        check_steps({"transition": transition, **checked_values})
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    def __repr__(self) -> str:
+        steps = "" if self.steps is None else f", T={self.steps}"
+        return f"{NAME}(M={self.modes}, d={self.dim}, m={self.observed}{steps}, start={self.start!r})"
+
+    @property
+    def modes(self) -> int:
+        """M, the number of modes."""
+        return self.transition.shape[-1]
+
+    @property
+    def dim(self) -> int:
+        """d, the size of the state."""
+        return self.dynamics.shape[-1]
+
+    @property
+    def observed(self) -> int:
+        """m, the size of an observation."""
+        return self.observation.shape[-2]
+
+    @property
+    def steps(self) -> int | None:
+        """T where a parameter varies in time, else None."""
+        given = ((name, getattr(self, name)) for name in RANKS)
+        return next((value.shape[0] for name, value in given if varies(name, value)), None)
+
+    def to(self, target: torch.dtype | torch.device | str) -> SwitchingLinearGaussian:
+        """The same model in another dtype or on another device."""
+        tensors = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "start"}
+        return replace(self, **{name: value.to(target) for name, value in tensors.items()})
+
+    def propagator(self) -> LinearGaussian:
+        """The operations of the engine, prepared for one run."""
+        belief = Normal(pack(self.initial_mean, self.initial_covariance)[..., None])
+        begin = Start(log_probabilities(self.initial_modes)[:, None], belief)
+        parameters = Parameters(
+            self.dynamics,
+            self.process_noise,
+            self.observation,
+            self.observation_noise,
+            self.state_offset[..., None],
+            self.observation_offset[..., None],
+        )
+        return LinearGaussian(self.start, begin, log_probabilities(self.transition)[..., None], parameters)
+
+    def simulate(
+        self, steps: int, *, batch_shape: Sequence[int] = (), generator: torch.Generator | None = None
+    ) -> Simulation:
+        """Draw modes, states and observations of ``steps`` time steps for every sequence of a batch.
+
+        >>> import torch
+        >>> eye, one = torch.eye(1), torch.ones(1)
+        >>> still = SwitchingLinearGaussian(eye, eye, 0 * eye, eye, eye, initial_mean=one, initial_covariance=0 * eye)
+        >>> still.simulate(3, generator=torch.Generator().manual_seed(0)).states[:, 0]
+        tensor([1., 1., 1.])
+        """
+        if steps < 0 or (self.steps is not None and steps > self.steps):
+            expected = "a number of steps ≥ 0" + ("" if self.steps is None else f", at most T={self.steps}")
+            raise ValueError(sentence(f"{NAME}.simulate", expected, steps, "Parameters must cover every step."))
+        like, count = self.initial_mean, torch.Size(batch_shape).numel()
+        roots = {name: _root(getattr(self, name)) for name in ("process_noise", "observation_noise")}
+
+        def noise(root: Tensor) -> Tensor:
+            draw = torch.randn(*root.shape[:-1], 1, dtype=like.dtype, device=like.device, generator=generator)
+            return (root @ draw)[..., 0]
+
+        def at(name: str, t: int, mode: Tensor) -> Tensor:
+            whole = roots[name] if name in roots else getattr(self, name)
+            return (whole[t] if varies(name, getattr(self, name)) else whole)[mode]
+
+        mode = _draw(self.initial_modes.expand(count, -1), generator)
+        x = self.initial_mean[mode] + noise(_root(self.initial_covariance)[mode])
+        modes, states, observations = [], [], []
+        for t in range(steps):
+            if t > 0 or self.start == "belief":
+                rows = self.transition[t] if self.transition.ndim == 3 else self.transition
+                mode = _draw(rows[mode], generator)
+                x = (at("dynamics", t, mode) @ x[..., None])[..., 0]
+                x = x + at("state_offset", t, mode) + noise(at("process_noise", t, mode))
+            y = (at("observation", t, mode) @ x[..., None])[..., 0]
+            modes.append(mode)
+            states.append(x)
+            observations.append(y + at("observation_offset", t, mode) + noise(at("observation_noise", t, mode)))
+        empty = [mode.new_empty(0, count), x.new_empty(0, count, self.dim), x.new_empty(0, count, self.observed)]
+        drawn = [torch.stack(d) if d else e for d, e in zip((modes, states, observations), empty, strict=True)]
+        return Simulation(
+            *(d.movedim(0, 1).unflatten(0, tuple(batch_shape)) if batch_shape else d[:, 0] for d in drawn)
+        )
+
+
+def _draw(probabilities: Tensor, generator: torch.Generator | None) -> Tensor:
+    if not len(probabilities):
+        return torch.zeros(0, dtype=torch.int64, device=probabilities.device)
+    return torch.multinomial(probabilities.detach(), 1, generator=generator)[..., 0]
+
+
+def _root(covariance: Tensor) -> Tensor:
+    """A square root that a singular covariance has too."""
+    eigenvalues, vectors = torch.linalg.eigh(covariance)
+    return vectors * eigenvalues.clamp_min(0).sqrt()[..., None, :]

@@ -1,0 +1,184 @@
+"""How the parameters of a switching model are looked at before they are believed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from cumulant.checks import holds, require_alike, require_finite, require_float, sentence, shape
+
+NAME = "SwitchingLinearGaussian"
+ROUNDED = 1e-6  # how far a row of probabilities may be from 1: numbers typed with six digits are welcome
+FLAT = 1e-6  # smallest singular value of an embedding, relative to its largest, that still counts
+RANKS = {  # axes of one mode's entry
+    "dynamics": 2,
+    "process_noise": 2,
+    "observation": 2,
+    "observation_noise": 2,
+    "state_offset": 1,
+    "observation_offset": 1,
+    "initial_mean": 1,
+    "initial_covariance": 2,
+    "transition": 1,
+}
+
+
+def varies(name: str, value: Tensor) -> bool:
+    """Whether a parameter has a time axis before its mode axis."""
+    return value.ndim == RANKS[name] + 2
+
+
+def checked(transition: Tensor, given: dict) -> dict[str, Tensor]:
+    """Every parameter with a mode axis, after its shape and values have been looked at."""
+    tensors = {name: _stacked(name, value) for name, value in given.items() if value is not None}
+    for name in ("dynamics", "observation"):
+        if tensors[name].ndim < 2:
+            advice = "Use x[:, None] or x[None] to make a matrix."
+            raise ValueError(sentence(f"{NAME}.{name}", "a matrix for each mode", shape(tensors[name]), advice))
+    d, m = tensors["dynamics"].shape[-1], tensors["observation"].shape[-2]
+    events = {
+        "dynamics": (d, d),
+        "process_noise": (d, d),
+        "observation": (m, d),
+        "observation_noise": (m, m),
+        "state_offset": (d,),
+        "observation_offset": (m,),
+        "initial_mean": (d,),
+        "initial_covariance": (d, d),
+    }
+    modes, made = transition.shape[-1], {}
+    for name, event in events.items():
+        value = tensors.get(name)
+        if value is None:
+            made[name] = transition.new_zeros(modes, *event)
+            continue
+        require_alike(f"{NAME}.{name}", value, "transition", transition)
+        require_finite(f"{NAME}.{name}", value)
+        made[name] = _with_modes(name, value, modes, event)
+    for name in ("process_noise", "observation_noise", "initial_covariance"):
+        _check_covariance(name, made[name], definite=name == "observation_noise")
+    return made
+
+
+def _stacked(name: str, value: object) -> Tensor:
+    """A tensor, or one for each mode in a sequence."""
+    where = f"{NAME}.{name}"
+    if isinstance(value, Tensor) or not isinstance(value, Sequence):
+        return require_float(where, value)
+    parts = [require_float(where, part) for part in value]
+    if not parts or any(p.shape != parts[0].shape or p.ndim < RANKS[name] for p in parts):
+        got = ", ".join(shape(p) for p in parts) or "none"
+        raise ValueError(
+            sentence(where, "one tensor a mode, all of one shape", got, "Use embeddings for sizes that differ.")
+        )
+    return torch.stack(parts, -1 - RANKS[name])
+
+
+def _with_modes(name: str, value: Tensor, modes: int, event: tuple[int, ...]) -> Tensor:
+    rank = len(event)
+    timed = not name.startswith("initial")
+    extra = value.ndim - rank
+    fits = value.shape[extra:] == event and (
+        extra == 0 or (1 <= extra <= 1 + timed and value.shape[extra - 1] == modes)
+    )
+    if extra < 0 or not fits:
+        axes = ", ".join(map(str, event))
+        choices = [f"({axes})", f"(M={modes}, {axes})"] + ([f"(T, M={modes}, {axes})"] if timed else [])
+        advice = "d is the last axis of dynamics, m the rows of observation, M the rows of transition."
+        raise ValueError(sentence(f"{NAME}.{name}", "shape " + " or ".join(choices), shape(value), advice))
+    return value.expand(modes, *event) if extra == 0 else value
+
+
+def _check_covariance(name: str, value: Tensor, definite: bool) -> None:
+    where, matrices = f"{NAME}.{name}", value.detach()
+    if not matrices.numel() or torch.compiler.is_compiling():
+        return
+    scale = matrices.abs().amax((-2, -1)).clamp_min(torch.finfo(value.dtype).tiny)
+    slack = 1e3 * torch.finfo(value.dtype).eps
+    asymmetry = (matrices - matrices.mT).abs().amax((-2, -1)) / scale
+    if not holds(asymmetry <= slack):
+        got = f"a relative asymmetry of {asymmetry.max().item():.2g}"
+        raise ValueError(sentence(where, "symmetric matrices", got, "Pass (S + S.mT) / 2 if it is rounding."))
+    smallest = torch.linalg.eigvalsh(matrices.double())[..., 0] / scale
+    if definite and not holds(smallest > 0):
+        got = f"a smallest eigenvalue of {smallest.min().item():.2g} relative to its largest entry"
+        advice = "An entry observed without noise needs a small variance."
+        raise ValueError(sentence(where, "positive definite matrices", got, advice))
+    if not holds(smallest >= -slack * value.shape[-1]):
+        got = f"a smallest eigenvalue of {smallest.min().item():.2g} relative to its largest entry"
+        raise ValueError(sentence(where, "positive semidefinite matrices", got, "Clip the eigenvalues at 0."))
+
+
+def check_probabilities(name: str, value: object, ranks: tuple[int, ...]) -> None:
+    where = f"{NAME}.{name}"
+    given = require_float(where, value)
+    convention = "rows are from, columns are to: transition[i, j] = P(s_t = j | s_{t−1} = i)"
+    if given.ndim not in ranks or not given.shape[-1]:
+        expected = "shape (M)" if ranks == (1,) else "shape (M, M) or (T, M, M)"
+        raise ValueError(sentence(where, expected, shape(given), f"M ≥ 1; {convention}."))
+    require_finite(where, given)
+    total, slack = given.detach().sum(-1), max(ROUNDED, 100 * torch.finfo(given.dtype).eps)
+    if not holds(given >= 0) or not holds((total - 1).abs() <= slack):
+        worst = int((total - 1).abs().flatten().argmax())
+        row = "the sum" if given.ndim == 1 else f"row {worst % given.shape[-2]} with sum"
+        got = f"{row} {total.flatten()[worst].item():.6g} and a smallest entry of {given.min().item():.3g}"
+        expected = "probabilities with sum 1" if given.ndim == 1 else "rows of probabilities with sum 1"
+        advice = "Divide by the sum." if given.ndim == 1 else f"In this library {convention}."
+        raise ValueError(sentence(where, expected, got, advice))
+
+
+def check_steps(parameters: dict[str, Tensor]) -> None:
+    """Parameters that vary in time must do so for equally many steps."""
+    lengths = {name: p.shape[0] for name, p in parameters.items() if varies(name, p)}
+    if len(set(lengths.values())) > 1:
+        got = ", ".join(f"{name} {length}" for name, length in lengths.items())
+        raise ValueError(sentence(NAME, "one T for all parameters that vary in time", got, "Repeat the shorter ones."))
+
+
+def embedded(transition: Tensor, embeddings: Sequence[Tensor], given: dict) -> dict:
+    """The parameters of every mode on the common space."""
+    where, modes = f"{NAME}.embeddings", transition.shape[-1]
+    maps = [require_float(where, e) for e in embeddings]
+    if len(maps) != modes or any(e.ndim != 2 or e.shape[0] != maps[0].shape[0] for e in maps):
+        got = ", ".join(shape(e) for e in maps)
+        raise ValueError(sentence(where, f"M={modes} matrices (D, d_k) with one D", got, "One a mode."))
+    for k, e in enumerate(maps):
+        require_alike(where, e, "transition", transition)
+        require_finite(where, e)
+        values = torch.linalg.svdvals(e.detach())
+        if e.shape[1] > e.shape[0] or not bool(values[-1] > FLAT * values[0]):
+            got = f"{shape(e)} with singular values from {values[-1].item():.2g} to {values[0].item():.2g} for mode {k}"
+            advice = "A state must be readable from its embedding."
+            raise ValueError(sentence(where, "embeddings of full column rank", got, advice))
+    pairs = [(e, torch.linalg.pinv(e)) for e in maps]
+    return given | {name: _lifted(name, given[name], pairs) for name in LIFTS if given[name] is not None}
+
+
+LIFTS = {  # how one mode's own parameter v becomes one on the common space, e its embedding and i the inverse of that
+    "dynamics": lambda v, e, i: e @ v @ i,
+    "process_noise": lambda v, e, i: e @ v @ e.mT,
+    "observation": lambda v, e, i: v @ i,
+    "state_offset": lambda v, e, i: v @ e.mT,
+    "initial_mean": lambda v, e, i: v @ e.mT,
+    "initial_covariance": lambda v, e, i: e @ v @ e.mT,
+}
+
+
+def _lifted(name: str, value: object, pairs: list[tuple[Tensor, Tensor]]) -> list[Tensor]:
+    where = f"{NAME}.{name}"
+    if isinstance(value, Tensor) or not isinstance(value, Sequence) or len(value) != len(pairs):
+        got = shape(value) if isinstance(value, Tensor) else type(value).__name__
+        expected = f"a sequence of M={len(pairs)} tensors, one in each mode's own size, with embeddings"
+        raise ValueError(sentence(where, expected, got, "Use list(tensor) if the sizes are equal."))
+    lifted = []
+    for k, (part, (embedding, inverse)) in enumerate(zip(value, pairs, strict=True)):
+        require_alike(where, require_float(where, part), "embeddings", embedding)
+        own = embedding.shape[1]
+        square = RANKS[name] == 2 and name != "observation"
+        if part.ndim < RANKS[name] or part.shape[-1] != own or (square and part.shape[-2] != own):
+            expected = f"size d_{k}={own} in mode {k}, the columns of its embedding"
+            raise ValueError(sentence(where, expected, shape(part), "Match the embeddings."))
+        lifted.append(LIFTS[name](part, embedding, inverse))
+    return lifted

@@ -1,0 +1,159 @@
+"""What filters return, and how the engine's traces become it."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cumulant.filters.protocol import Belief, Propagator
+
+
+class Filtered(NamedTuple):
+    """What a filter knows after each step; d is the size of the state, M the number of modes.
+
+    prior_mean              (*batch, T, d)         E[x_t | y_1 … y_{t−1}]
+    prior_covariance        (*batch, T, d, d)
+    mean                    (*batch, T, d)         E[x_t | y_1 … y_t]
+    covariance              (*batch, T, d, d)
+    mode_means              (*batch, T, M, d)      the same given s_t
+    mode_covariances        (*batch, T, M, d, d)
+    mode_probabilities      (*batch, T, M)         P(s_t | y_1 … y_t)
+    log_likelihood          (*batch, T)            log p(y_t | y_1 … y_{t−1}), 0 where nothing was observed
+    mode_log_probabilities  (*batch, T, M)         logarithms, meaningful where the probabilities underflow
+    beliefs                 a record of (*batch, T, M, …): the belief given each mode in the parameters of its family;
+                            None for linear-Gaussian models, whose mode_means and mode_covariances say it all
+
+    Of a mode that cannot be, mean and covariance are finite and mean nothing.
+    """
+
+    prior_mean: Tensor
+    prior_covariance: Tensor
+    mean: Tensor
+    covariance: Tensor
+    mode_means: Tensor
+    mode_covariances: Tensor
+    mode_probabilities: Tensor
+    log_likelihood: Tensor
+    mode_log_probabilities: Tensor
+    beliefs: Any = None
+
+    @property
+    def total_log_likelihood(self) -> Tensor:
+        """log p(y_1 … y_T), (*batch)."""
+        return self.log_likelihood.sum(-1)
+
+
+class StepRecord(NamedTuple):
+    """One step of a `Filtered`: the same fields without the time axis."""
+
+    prior_mean: Tensor
+    prior_covariance: Tensor
+    mean: Tensor
+    covariance: Tensor
+    mode_means: Tensor
+    mode_covariances: Tensor
+    mode_probabilities: Tensor
+    log_likelihood: Tensor
+    mode_log_probabilities: Tensor
+    beliefs: Any = None
+
+
+class Keyed(NamedTuple):
+    """log_weights (*hypotheses, batch) and the belief of each hypothesis."""
+
+    log_weights: Tensor
+    belief: Belief
+
+
+class Trace(NamedTuple):
+    """What a step leaves behind, keyed by the newest mode: before and after the observation, and log p(y) (batch)."""
+
+    prior: Keyed
+    posterior: Keyed
+    log_likelihood: Tensor
+
+
+class Normalized(NamedTuple):
+    """log Σ exp along an axis, and the terms divided by that sum."""
+
+    log_total: Tensor
+    weights: Tensor
+
+
+def normalize(log_weights: Tensor, axis: int) -> Normalized:
+    """Of finite entries; torch.logsumexp looks for infinities first, which takes longer than all of this."""
+    top = log_weights.detach().amax(axis, keepdim=True)
+    terms = torch.exp(log_weights - top)
+    total = terms.sum(axis, keepdim=True)
+    return Normalized((total.log() + top).squeeze(axis), terms / total)
+
+
+def read(propagator: Propagator, traces: list[Trace], batch: int) -> Filtered:
+    """Traces of consecutive steps as records shaped (T, …, batch)."""
+    prior, posterior = _stack([t.prior for t in traces], batch), _stack([t.posterior for t in traces], batch)
+    weights = posterior.log_weights.exp()
+    expected = prior.log_weights.exp()  # sums to 1 but for the rounding of the transition
+    expected = expected / expected.sum(1, keepdim=True)
+    before = propagator.moments(propagator.collapse(expected, prior.belief, 1))
+    after = propagator.moments(propagator.collapse(weights, posterior.belief, 1))
+    given_mode = propagator.moments(posterior.belief)
+    evidence = torch.stack([t.log_likelihood.expand(batch) for t in traces])
+    beliefs = propagator.record(posterior.belief)
+    return Filtered(*before, *after, *given_mode, weights, evidence, posterior.log_weights, beliefs)
+
+
+class Ledger:
+    """Records of consecutive segments (T, …, batch), joined into records (*batch, T, …).
+
+    Where no derivative is ``tracked`` they are written into arrays made at the first one: memory is touched once.
+    """
+
+    def __init__(self, steps: int, batch_shape: torch.Size, *, tracked: bool):
+        self.steps, self.batch_shape, self.tracked = steps, batch_shape, tracked
+        self.written, self.pieces = 0, []
+        self.arrays: list[Tensor] | None = None
+
+    def add(self, part: Filtered) -> None:
+        leaves = [*part[:-1], *(part.beliefs or ())]
+        self.like = part
+        if self.tracked:
+            self.pieces.append(leaves)
+            return
+        if self.arrays is None:
+            with torch.inference_mode(False):  # what is returned may meet a gradient later
+                self.arrays = [_room(leaf, self.steps) for leaf in leaves]
+        last = self.written + leaves[0].shape[0]
+        for array, leaf in zip(self.arrays, leaves, strict=True):
+            array[self.written : last] = leaf
+        self.written = last
+
+    def whole(self) -> Filtered:
+        arrays = self.arrays or [torch.cat(column) for column in zip(*self.pieces, strict=True)]
+        fields = [a.movedim(-1, 0).reshape(*self.batch_shape, *a.shape[:-1]) for a in arrays]
+        count = len(Filtered._fields) - 1
+        beliefs = None if self.like.beliefs is None else type(self.like.beliefs)(*fields[count:])
+        return Filtered(*fields[:count], beliefs=beliefs)
+
+
+def _room(leaf: Tensor, steps: int) -> Tensor:
+    """Memory for all steps. NumPy asks the system for large pages, which halves the cost of touching it first."""
+    if leaf.device.type == "cpu" and leaf.dtype in (torch.float32, torch.float64):
+        kind = np.float32 if leaf.dtype == torch.float32 else np.float64
+        return torch.from_numpy(np.empty((steps, *leaf.shape[1:]), dtype=kind))
+    return leaf.new_empty(steps, *leaf.shape[1:])
+
+
+def _stack(keyed: list[Keyed], batch: int) -> Keyed:
+    """A leading time axis, and full mode and batch axes on everything."""
+    modes = keyed[0].log_weights.shape[0]
+
+    def stacked(*steps: Tensor) -> Tensor:
+        shape = (modes, *steps[0].shape[1:-1], batch)
+        full = [leaf if leaf.shape == shape else leaf.expand(shape) for leaf in steps]
+        return torch.stack(full) if len(full) > 1 else full[0].unsqueeze(0)
+
+    belief = type(keyed[0].belief)(*(stacked(*leaf) for leaf in zip(*(k.belief for k in keyed), strict=True)))
+    return Keyed(stacked(*(k.log_weights for k in keyed)), belief)

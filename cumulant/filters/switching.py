@@ -1,0 +1,313 @@
+"""One engine for switching filters: hypotheses are the last few modes, and two slots say when to forget (S2-C2, S2-C4).
+
+A step takes every hypothesis (…, i) to (…, i, j) with weight P(j | i), predicts, observes. Exact inference would keep
+M^t hypotheses, so the engine forgets the oldest mode by the M-projection, either before the observation or after it:
+
+    Slots(before, after)      modes that key a belief when it meets the observation / when the next step begins
+    GPB-k                     (k, k−1)      M^k updates, M^{k−1} beliefs kept; GPB1 keeps one belief for all modes
+    IMM                       (1, 1)        mixing is the same collapse, taken before the observation: M updates
+    exact                     (∞, ∞)
+
+Nothing else differs between them. Without an observation the two slots meet and IMM is GPB2 (X-16); with equal rows of
+the transition IMM is GPB1; with a transition that never switches all from GPB2 on are exact.
+
+Mode weights live in logarithms, so that evidence of any size is kept. The collapse preserves the mean and covariance of
+the mixture, so that what is reported at a step owes nothing to the collapse at its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from cumulant.checks import holds, require_alike, require_float, sentence, shape
+from cumulant.filters.protocol import Belief, Propagator, SwitchingModel, is_tracked
+from cumulant.filters.records import Filtered, Keyed, Ledger, StepRecord, Trace, normalize, read
+
+LIMIT = 1 << 16  # hypotheses at one step beyond which a call is refused
+SEGMENT = 1 << 9  # steps × sequences that are turned into records together
+
+
+class Slots(NamedTuple):
+    """How many of the last modes key a belief before the observation, and after it.
+
+    >>> Slots.gpb(2), IMM
+    (Slots(before=2, after=1), Slots(before=1, after=1))
+    """
+
+    before: int
+    after: int
+
+    @staticmethod
+    def gpb(order: int) -> Slots:
+        """GPB-k: update M^k hypotheses, keep M^{k−1} of them."""
+        if isinstance(order, bool) or not isinstance(order, int) or order < 1:
+            raise ValueError(sentence("gpb.order", "an integer ≥ 1", order, "2 keeps one belief a mode."))
+        return Slots(order, order - 1)
+
+
+IMM = Slots(1, 1)
+EXACT = Slots(1 << 30, 1 << 30)
+
+
+class FilterState(NamedTuple):
+    """A filter between two steps; `init` makes it and `step` takes it on.
+
+    ``keys`` counts the hypothesis axes of the belief; GPB1 has none, while its weights still know the last mode.
+    """
+
+    propagator: Propagator
+    slots: Slots
+    batch_shape: torch.Size
+    observed: int
+    t: int
+    keyed: Keyed
+    keys: int
+
+    def __repr__(self) -> str:
+        return f"FilterState(t={self.t}, slots={self.slots}, batch_shape={tuple(self.batch_shape)})"
+
+
+def gpb(model: SwitchingModel, y: Tensor, *, order: int = 2, mask: Tensor | None = None) -> Filtered:
+    """Generalised pseudo-Bayes of order k: hypotheses are the last k−1 modes, forgotten after the observation (S2-E5).
+
+    y     (*batch, T, m), NaN where an entry is missing
+    mask  (*batch, T) Boolean, for sequences of different lengths in one batch: True up to the end of each. After its
+          end a sequence repeats its last belief and has log-likelihood 0.
+
+    Cost M^k updates a step. Order 1 keeps a single belief; an order above T is exact.
+
+    >>> import torch
+    >>> from cumulant.filters import SwitchingLinearGaussian
+    >>> eye = torch.eye(1, dtype=torch.float64)
+    >>> walk = SwitchingLinearGaussian(torch.full((2, 2), 0.5).double(), eye, torch.stack([eye, 9 * eye]), eye, eye,
+    ...                                initial_mean=torch.zeros(1).double(), initial_covariance=eye)
+    >>> gpb(walk, torch.tensor([[0.0], [6.0]]).double()).mode_probabilities           # a jump: the second mode
+    tensor([[0.5000, 0.5000],
+            [0.0084, 0.9916]], dtype=torch.float64)
+    """
+    return run(model, y, Slots.gpb(order), mask=mask)
+
+
+def imm(model: SwitchingModel, y: Tensor, *, mask: Tensor | None = None) -> Filtered:
+    """The interacting multiple model filter: hypotheses are mixed before the observation, M updates a step (S2-C4).
+
+    Arguments as in `gpb`, of which this has the cost of order 1 and nearly the accuracy of order 2.
+    """
+    return run(model, y, IMM, mask=mask)
+
+
+def exact(model: SwitchingModel, y: Tensor, *, mask: Tensor | None = None, limit: int = LIMIT) -> Filtered:
+    """Every mode path on its own, M^T of them: the answer that the others approximate (S2-E4).
+
+    Refused where one step would have more than ``limit`` hypotheses. Other arguments as in `gpb`.
+    """
+    return run(model, y, EXACT, mask=mask, limit=limit)
+
+
+def kalman(model: SwitchingModel, y: Tensor, *, mask: Tensor | None = None) -> Filtered:
+    """The filter of a model with one mode: exact, nothing to collapse. Arguments as in `gpb`."""
+    if isinstance(model, SwitchingModel) and model.modes != 1:
+        raise ValueError(sentence("kalman.model", "a model with one mode", f"{model.modes}", "Use imm or gpb."))
+    return run(model, y, IMM, mask=mask)
+
+
+def run(model: SwitchingModel, y: Tensor, slots: Slots, *, mask: Tensor | None = None, limit: int = LIMIT) -> Filtered:
+    """The engine over whole sequences, for any pair of collapse slots; arguments as in `gpb`."""
+    state = init(model, slots=slots, batch_shape=_check_observations(model, y))
+    require_alike("filters.y", y, "the model", state.propagator.like)
+    propagator, steps, batch = state.propagator, y.shape[-2], state.batch_shape.numel()
+    _check_size(model, slots, steps + (propagator.start == "belief"), limit)
+    lengths = None if mask is None else _lengths(y, mask)
+    tracked = propagator.tracked or is_tracked(y)
+    ledger = Ledger(steps, state.batch_shape, tracked=tracked)
+    if not steps:
+        last = Keyed(*propagator.initial())
+        ledger.add(_nothing(read(propagator, [Trace(last, last, propagator.like.sum())], batch)))
+        return ledger.whole()
+    columns = y.reshape(batch, steps, model.observed).permute(1, 2, 0)  # (T, m, batch)
+    # where no derivative is asked for, tensors that cannot have one are a quarter faster
+    with nullcontext() if tracked else torch.inference_mode():
+        _march(state, columns.contiguous(), lengths, ledger)
+    return ledger.whole()
+
+
+def _march(state: FilterState, columns: Tensor, lengths: Tensor | None, ledger: Ledger) -> None:
+    """All steps, with their records entered in the ledger a segment of time at a time."""
+    propagator, batch = state.propagator, columns.shape[-1]
+    missing = columns.isnan()
+    gaps = missing.flatten(1).any(1).tolist()
+    columns = torch.where(missing, 0, columns)
+    last, traces = Keyed(*propagator.initial()), []
+    for t, y in enumerate(columns.unbind()):
+        before = state
+        state, trace = _advance(state, y, ~missing[t] if gaps[t] else None)
+        if lengths is not None:
+            trace, state = _stay(lengths > t, trace, last), _hold(lengths > t, state, before)
+            last = trace.posterior
+        traces.append(trace)
+        if len(traces) * batch >= SEGMENT or t == len(columns) - 1:
+            ledger.add(read(propagator, traces, batch))
+            traces = []
+
+
+def init(model: SwitchingModel, *, slots: Slots = IMM, batch_shape: Sequence[int] = ()) -> FilterState:
+    """A filter before its first observation, for data that come one at a time: IMM, or `Slots.gpb(k)`.
+
+    >>> import torch
+    >>> from cumulant.filters import SwitchingLinearGaussian
+    >>> eye, zero = torch.eye(1), torch.zeros(1)
+    >>> still = SwitchingLinearGaussian(eye, eye, 0 * eye, eye, eye, initial_mean=zero, initial_covariance=eye)
+    >>> state = init(still)
+    >>> for y in (1.0, 1.0, 1.0):
+    ...     state, record = step(state, torch.tensor([y]))
+    >>> record.mean, record.covariance                                                # 3/(3 + 1) and 1/(3 + 1)
+    (tensor([0.7500]), tensor([[0.2500]]))
+    """
+    if not isinstance(model, SwitchingModel):
+        advice = "Build a SwitchingLinearGaussian, SwitchingConjugate, or your own with modes, observed, propagator()."
+        raise TypeError(sentence("filters.model", "a switching model", type(model).__name__, advice))
+    if not 0 <= slots.after <= slots.before or not slots.before:
+        advice = "Slots.gpb(k) and IMM are the usual ones."
+        raise ValueError(sentence("filters.slots", "0 ≤ after ≤ before and before ≥ 1", slots, advice))
+    propagator = model.propagator()
+    start = Keyed(*propagator.initial())
+    keys = 1
+    if propagator.start == "belief" and slots.after < 1:
+        start, keys = _forget(propagator, start, 1, 0), 0
+    return FilterState(propagator, slots, torch.Size(batch_shape), model.observed, 0, start, keys)
+
+
+def step(state: FilterState, y: Tensor) -> tuple[FilterState, StepRecord]:
+    """Take a filter over one observation y (*batch, m), NaN where an entry is missing."""
+    _check_step(state, y)
+    batch = state.batch_shape.numel()
+    column = y.reshape(batch, state.observed).mT
+    missing = column.isnan()
+    observed = ~missing if bool(missing.any()) else None
+    state, trace = _advance(state, torch.where(missing, 0, column), observed)
+    ledger = Ledger(1, state.batch_shape, tracked=True)
+    ledger.add(read(state.propagator, [trace], batch))
+    whole = ledger.whole()
+    now = (len(state.batch_shape), 0)
+    beliefs = None if whole.beliefs is None else _each(whole.beliefs, lambda leaf: leaf.select(*now))
+    return state, StepRecord(*(field.select(*now) for field in whole[:-1]), beliefs=beliefs)
+
+
+def _advance(state: FilterState, y: Tensor, observed: Tensor | None) -> tuple[FilterState, Trace]:
+    propagator, (before, after), t = state.propagator, state.slots, state.t
+    prior, keys = state.keyed, state.keys
+    moves = t > 0 or propagator.start == "belief"
+    if moves:
+        weights = prior.log_weights.unsqueeze(-2) + propagator.log_transition(t)  # (…, i, j, batch)
+        if keys == 0:
+            weights = normalize(weights, 0).log_total
+        prior = Keyed(weights, _each(prior.belief, lambda leaf: leaf.unsqueeze(keys)))
+        keys += 1
+    prior, keys = _forget(propagator, prior, keys, before), min(keys, before)
+    predicted = propagator.predict(prior.belief, t, moves=moves)
+    belief, log_likelihood = propagator.update(predicted, y, observed, t)
+    joint = prior.log_weights + log_likelihood.clamp_min(-(torch.finfo(y.dtype).max ** 0.5))  # an overflow is no NaN
+    evidence = normalize(joint.flatten(0, -2), 0).log_total
+    posterior = Keyed(joint - evidence, belief)
+    if observed is not None:
+        evidence = torch.where(observed.any(0), evidence, 0)  # not the rounding of the weights
+    prior = _forget(propagator, prior._replace(belief=propagator.state(predicted)), keys, 1)
+    kept = _forget(propagator, posterior, keys, max(after, 1))
+    newest = _forget(propagator, kept, min(keys, max(after, 1)), 1)
+    kept = _forget(propagator, kept, 1, 0) if after == 0 else kept
+    state = state._replace(t=t + 1, keyed=kept, keys=min(keys, after))
+    return state, Trace(prior, newest, evidence)
+
+
+def _forget(propagator: Propagator, keyed: Keyed, keys: int, keep: int) -> Keyed:
+    """Collapse the oldest modes until ``keep`` key the belief; the weights keep the newest mode in any case."""
+    log_weights, belief = keyed
+    for _ in range(keys - keep):
+        log_total, weights = normalize(log_weights, 0)
+        belief = propagator.collapse(weights, belief, 0)
+        log_weights = log_total if log_weights.ndim > 2 else log_weights
+    return Keyed(log_weights, belief)
+
+
+def _each(belief: Belief, change) -> Belief:
+    return type(belief)(*(change(leaf) for leaf in belief))
+
+
+def _nothing(records: Filtered) -> Filtered:
+    """No steps at all, in the shapes that steps would have."""
+    beliefs = None if records.beliefs is None else _each(records.beliefs, lambda leaf: leaf[:0])
+    return Filtered(*(field[:0] for field in records[:-1]), beliefs=beliefs)
+
+
+def _where(here: Tensor, new: Keyed, old: Keyed) -> Keyed:
+    leaves = (torch.where(here, a, b) for a, b in zip(new.belief, old.belief, strict=True))
+    return Keyed(torch.where(here, new.log_weights, old.log_weights), type(new.belief)(*leaves))
+
+
+def _stay(here: Tensor, trace: Trace, last: Keyed) -> Trace:
+    """Sequences that have ended repeat their last belief."""
+    prior, posterior = _where(here, trace.prior, last), _where(here, trace.posterior, last)
+    return Trace(prior, posterior, torch.where(here, trace.log_likelihood, 0))
+
+
+def _hold(here: Tensor, state: FilterState, before: FilterState) -> FilterState:
+    """Sequences that have ended stop moving, lest an unstable model carries them to infinity."""
+    if state.keyed.log_weights.ndim != before.keyed.log_weights.ndim or state.keys != before.keys:
+        return state
+    return state._replace(keyed=_where(here, state.keyed, before.keyed))
+
+
+def _check_observations(model: SwitchingModel, y: object) -> torch.Size:
+    given = require_float("filters.y", y)
+    if not isinstance(model, SwitchingModel):
+        return torch.Size()  # init says what is wrong
+    if given.ndim < 2 or given.shape[-1] != model.observed:
+        expected = f"shape (*batch, T, m={model.observed})"
+        raise ValueError(sentence("filters.y", expected, shape(given), "Use y[:, None] where m is 1."))
+    _check_values(given)
+    return given.shape[:-2]
+
+
+def _check_values(y: Tensor) -> None:
+    """Squares of observations must be numbers."""
+    limit = torch.finfo(y.dtype).max ** 0.5
+    if not holds(~(y.detach().abs() > limit)):
+        expected = f"numbers of size at most {limit:.0e}, or NaN where an entry is missing"
+        got = f"{int((y.abs() > limit).sum())} entries beyond"
+        raise ValueError(sentence("filters.y", expected, got, "Use NaN for what was not observed."))
+
+
+def _check_step(state: FilterState, y: object) -> None:
+    given = require_float("step.y", y)
+    require_alike("step.y", given, "the model", state.propagator.like)
+    expected = (*state.batch_shape, state.observed)
+    if given.shape != expected:
+        advice = "init(..., batch_shape=...) says how many sequences there are."
+        raise ValueError(sentence("step.y", f"shape {expected}", shape(given), advice))
+    _check_values(given)
+
+
+def _check_size(model: SwitchingModel, slots: Slots, depth: int, limit: int) -> None:
+    hypotheses = model.modes ** min(slots.before, max(depth, 1))
+    if hypotheses > limit:
+        expected = f"at most {limit} hypotheses at a step"
+        advice = "Use imm or a lower order, a shorter sequence, or raise the limit of exact."
+        raise ValueError(sentence("filters", expected, f"{model.modes}^{min(slots.before, depth)}", advice))
+
+
+def _lengths(y: Tensor, mask: object) -> Tensor:
+    """The number of steps of each sequence, (batch)."""
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
+        got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
+        raise TypeError(sentence("filters.mask", "a Boolean tensor", got, "True means the step exists."))
+    if mask.shape != y.shape[:-1]:
+        raise ValueError(sentence("filters.mask", f"shape {tuple(y.shape[:-1])}", shape(mask), "One flag a step."))
+    if not holds(mask[..., 1:] <= mask[..., :-1]):
+        advice = "Mark gaps inside a sequence by NaN in y: time passes there."
+        raise ValueError(sentence("filters.mask", "True up to the end of each sequence, then False", "gaps", advice))
+    return mask.sum(-1).flatten()

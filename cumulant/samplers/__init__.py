@@ -1,0 +1,43 @@
+"""Draws where sums end: Gibbs between conjugate laws, sequential Monte Carlo, and whether the draws can be trusted.
+
+Everything that steps is ``init(…) → state`` and ``step(state, …) → (state, info)``, with the generator as an argument:
+`gibbs`, `smc` (tempering) and `particles` (switching models).
+"""
+
+from cumulant.samplers import gibbs, particles, smc
+from cumulant.samplers.diagnostics import (
+    Diagnosis,
+    autocovariance,
+    diagnose,
+    effective_sample_size,
+    normal_scores,
+    rhat,
+    split_rhat,
+)
+from cumulant.samplers.gibbs import ConjugatePrior, mean_iteration
+from cumulant.samplers.particles import particle_filter
+from cumulant.samplers.resampling import effective_size, multinomial, stratified, systematic
+from cumulant.samplers.smc import crank_nicolson, redraw, temper
+
+__all__ = [
+    "ConjugatePrior",
+    "Diagnosis",
+    "autocovariance",
+    "crank_nicolson",
+    "diagnose",
+    "effective_sample_size",
+    "effective_size",
+    "gibbs",
+    "mean_iteration",
+    "multinomial",
+    "normal_scores",
+    "particle_filter",
+    "particles",
+    "redraw",
+    "rhat",
+    "smc",
+    "split_rhat",
+    "stratified",
+    "systematic",
+    "temper",
+]

@@ -1,0 +1,159 @@
+"""Tables of a TOML file: every key is known and every value of its kind, or one sentence says what is not."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from math import isfinite, prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cumulant.checks import sentence, shape
+
+SLACK = 1e-9  # asymmetry and negative eigenvalues, relative to the largest entry, that count as rounding
+
+
+@dataclass(frozen=True)
+class Section:
+    """A table of a TOML file, and where it stands for those who must mend it."""
+
+    where: str
+    values: dict[str, Any]
+
+    def at(self, key: str) -> str:
+        return f"{self.where} {key}"
+
+    def given(self, key: str) -> bool:
+        return key in self.values
+
+    def need(self, key: str, advice: str) -> Any:
+        if key not in self.values:
+            raise ValueError(sentence(self.at(key), "a value", "none", advice))
+        return self.values[key]
+
+    def text(self, key: str, advice: str = "Write it in quotes.") -> str:
+        value = self.need(key, advice)
+        if not isinstance(value, str) or not value:
+            raise TypeError(sentence(self.at(key), "a text", repr(value), advice))
+        return value
+
+    def texts(self, key: str, advice: str) -> tuple[str, ...]:
+        """A list of different texts, at least one."""
+        value = self.need(key, advice)
+        if not isinstance(value, list) or not value or not all(isinstance(v, str) and v for v in value):
+            raise TypeError(sentence(self.at(key), "a list of texts", repr(value), advice))
+        if len(set(value)) < len(value):
+            raise ValueError(sentence(self.at(key), "different names", repr(value), "Name each once."))
+        return tuple(value)
+
+    def number(self, key: str, advice: str, *, positive: bool = False) -> float:
+        value = self.need(key, advice)
+        if not _is_number(value):
+            raise TypeError(sentence(self.at(key), "a number", repr(value), advice))
+        if not isfinite(value) or (positive and value <= 0):
+            expected = "a finite number > 0" if positive else "a finite number"
+            raise ValueError(sentence(self.at(key), expected, value, advice))
+        return float(value)
+
+    def array(self, key: str, size: Sequence[int], advice: str) -> Tensor:
+        """Numbers in nested lists of this size, float64."""
+        value = self.need(key, advice)
+        found = _tensor(value)
+        expected = "a number" if prod(size) == 1 else " × ".join(map(str, size)) + " numbers"
+        if found is None:
+            raise TypeError(sentence(self.at(key), expected, repr(value), advice))
+        if not bool(found.isfinite().all()):
+            raise ValueError(sentence(self.at(key), "finite numbers", repr(value), advice))
+        if found.shape != torch.Size(size):
+            raise ValueError(sentence(self.at(key), expected, shape(found), advice))
+        return found
+
+    def diagonal(self, key: str, size: int, advice: str) -> Tensor:
+        """One number for all, or one for each: (size,)."""
+        if _is_number(self.need(key, advice)):
+            return self.array(key, (), advice).expand(size)
+        return self.array(key, (size,), advice)
+
+    def covariance(self, key: str, size: int, advice: str, *, definite: bool = False) -> Tensor:
+        """A variance for all, one for each, or a matrix: (size, size)."""
+        value = self.need(key, advice)
+        nested = isinstance(value, list) and any(isinstance(v, list) for v in value)
+        matrix = self.array(key, (size, size), advice) if nested else torch.diag(self.diagonal(key, size, advice))
+        scale = float(matrix.abs().max())
+        if float((matrix - matrix.mT).abs().max()) > SLACK * scale:
+            raise ValueError(sentence(self.at(key), "a symmetric matrix", "another", "Entries i, j and j, i agree."))
+        smallest = float(torch.linalg.eigvalsh(matrix)[0])
+        if smallest < -SLACK * scale or (definite and smallest <= 0):
+            expected = "variances > 0" if definite else "variances ≥ 0"
+            got = f"an indefinite matrix, smallest eigenvalue {smallest:.3g}" if nested else f"{smallest:.3g}"
+            raise ValueError(sentence(self.at(key), expected, got, advice))
+        return (matrix + matrix.mT) / 2
+
+
+def section(where: str, values: object, known: Sequence[str]) -> Section:
+    """A table with these keys and no others.
+
+    >>> section("model.toml, [table]", {"tiem": "t"}, ("time", "track"))
+    Traceback (most recent call last):
+    ValueError: model.toml, [table] tiem: expected one of time, track, got an unknown key. Did you mean time?
+    """
+    if not isinstance(values, dict):
+        raise TypeError(sentence(where, "a table of keys", type(values).__name__, f"It has {', '.join(known)}."))
+    for key in values:
+        if key not in known:
+            advice = suggestion(key, known)
+            raise ValueError(sentence(f"{where} {key}", f"one of {', '.join(known)}", "an unknown key", advice))
+    return Section(where, values)
+
+
+def suggestion(word: str, known: Sequence[str], otherwise: str = "Remove it.") -> str:
+    """
+    >>> suggestion("constant-velocty", ["random-walk", "constant-velocity"])
+    'Did you mean constant-velocity?'
+    """
+    near = get_close_matches(word, known, n=1)
+    return f"Did you mean {near[0]}?" if near else otherwise
+
+
+def load_toml(path: Path) -> dict[str, Any]:
+    """The whole file, or a sentence with the line that is not TOML."""
+    try:
+        return tomllib.loads(read_text(path))
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(sentence(str(path), "TOML", f"“{error}”", "Mend that line.")) from None
+
+
+def read_text(path: Path) -> str:
+    """A file in UTF-8, or a sentence with the row that is not."""
+    if not path.is_file():
+        got = "a directory" if path.is_dir() else "nothing there"
+        raise ValueError(sentence(str(path), "a file", got, "Look at the path."))
+    try:
+        return path.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        row = error.object[: error.start].count(b"\n") + 1
+        raise ValueError(
+            sentence(f"{path}, row {row}", "UTF-8", "bytes that are not", "Save the file as UTF-8.")
+        ) from None
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _tensor(value: object) -> Tensor | None:
+    """Nested lists of numbers as a tensor; None where they are not that, or ragged."""
+    if _is_number(value):
+        return torch.tensor(float(value), dtype=torch.float64)  # pyright: ignore[reportArgumentType]
+    if not isinstance(value, list) or not value:
+        return None
+    parts = [_tensor(v) for v in value]
+    found = [p for p in parts if p is not None]
+    if len(found) < len(parts) or any(p.shape != found[0].shape for p in found):
+        return None
+    return torch.stack(found)
