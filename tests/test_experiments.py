@@ -46,7 +46,7 @@ SMALL = {
     "stability": (gaussian, {"CLOUDS": (100, 200), "DRAWN": gaussian.DRAWN[1::2]}),
     "rn-compare": (
         normalisers,
-        {"PARTICLES": 150, "CORNERS": (1, 2, 3, 4, 6), "CORNER_PARTICLES": 120, "CORNER_RUNS": 1},
+        {"PARTICLES": 150, "EVERY": 20, "CORNERS": (1, 2, 3, 4, 6), "CORNER_PARTICLES": 120, "CORNER_RUNS": 1},
     ),
     "condensation": (condensation, {"KEYS": (100, 1_000, 10_000), "DRAWS": 8}),
     "closure": (closure, {"PARTICLES": 500}),
@@ -399,7 +399,10 @@ def test_interrupted_run_goes_on(command, tmp_path, monkeypatch):
     found = command("toy", "--out", tmp_path / "run")
     assert found.exit_code == 130
     assert "Interrupted: the same command goes on from here." in found.output
-    assert [p.name for p in (tmp_path / "run").iterdir()] == ["cells"]
+    assert {p.name for p in (tmp_path / "run").iterdir()} == {"begun.json", "cells"}
+    found = command("short", "--out", tmp_path / "run")
+    assert found.exit_code == 2
+    assert "which holds another" in found.output
     done.append("again")
     found = command("toy", "--out", tmp_path / "run")
     assert found.exit_code == 0, found.output
@@ -431,6 +434,7 @@ def test_full_says_how_long_it_takes(command, tmp_path):
     found = command("short", "--full", "--out", tmp_path / "short")
     assert found.exit_code == 2
     assert "--full: expected an experiment with a long version, got short. Leave it out." in found.output
+    assert not (tmp_path / "short").exists()
 
 
 def test_a_run_that_cannot_be_written_is_not_called_finished(command, tmp_path, monkeypatch):
@@ -442,6 +446,10 @@ def test_a_run_that_cannot_be_written_is_not_called_finished(command, tmp_path, 
     assert found.exit_code == 2
     assert "OSError: no space left" in found.output
     assert not (tmp_path / "run" / "experiment.json").exists()
+    monkeypatch.setattr("cumulant.experiments.command.save", drawing.save)
+    found = command("toy", "--out", tmp_path / "run")
+    assert found.exit_code == 0, found.output
+    assert not (tmp_path / "run" / "begun.json").exists()
 
 
 def test_a_figure_is_replaced_in_one_step(tmp_path, monkeypatch):

@@ -20,7 +20,8 @@ from cumulant.documents import versions, write, write_parquet
 from cumulant.experiments import EXPERIMENTS, Experiment, Result, Setting, find
 from cumulant.experiments.drawing import save
 
-MARK = "experiment.json"  # what a finished run leaves; a directory without it can be resumed
+MARK = "experiment.json"  # what a finished run leaves
+BEGUN = "begun.json"  # what a run that has not finished leaves: it can be resumed
 CELLS = "cells"
 
 
@@ -46,11 +47,10 @@ def experiment_command(
     try:
         chosen = find(name)
         place = out or Path("experiments") / name
-        _claim(place, chosen, force)
-        place.mkdir(parents=True, exist_ok=True)
-        setting = Setting(seed=seed, full=full, cells=place / CELLS)
         if full:
             _say_how_long(errors, chosen)
+        _claim(place, chosen, force)
+        setting = Setting(seed=seed, full=full, cells=place / CELLS)
         result = _run(errors, chosen, setting)
         _write(place, chosen, result, setting)
     except (ValueError, TypeError, OSError, ModuleNotFoundError) as error:
@@ -78,14 +78,25 @@ def _claim(place: Path, chosen: Experiment, force: bool) -> None:
     if place.is_file():
         raise ValueError(sentence("--out", "a directory", f"the file {place}", "Name another place."))
     entries = {p.name for p in place.iterdir()} if place.is_dir() else set()
-    if MARK in entries:
-        if not force:
-            advice = "Name a new one, or pass --force to run again."
-            raise ValueError(sentence("--out", "a new directory", f"{place}, which holds a finished run", advice))
-        shutil.rmtree(place / CELLS, ignore_errors=True)
-    elif entries - {CELLS}:
-        expected = f"a new directory or an unfinished run of {chosen.name}"
+    expected = f"a new directory or an unfinished run of {chosen.name}"
+    if BEGUN in entries:
+        if _begun(place / BEGUN) != chosen.name:
+            raise ValueError(sentence("--out", expected, f"{place}, which holds another", "Name a new one."))
+        return
+    if entries and MARK not in entries:
         raise ValueError(sentence("--out", expected, f"{place}, which holds other files", "Name a new one."))
+    if MARK in entries and not force:
+        advice = "Name a new one, or pass --force to run again."
+        raise ValueError(sentence("--out", "a new directory", f"{place}, which holds a finished run", advice))
+    place.mkdir(parents=True, exist_ok=True)
+    write(place / BEGUN, json.dumps({"experiment": chosen.name}) + "\n")
+
+
+def _begun(path: Path) -> str | None:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))["experiment"]
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 def _say_how_long(errors: Console, chosen: Experiment) -> None:
@@ -125,13 +136,14 @@ def _write(place: Path, chosen: Experiment, result: Result, setting: Setting) ->
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": versions("torch", "numpy", "scipy"),
     }
-    write(place / MARK, json.dumps(told, indent=1, ensure_ascii=False) + "\n")  # last: a run with it is whole
+    write(place / MARK, json.dumps(told, indent=1, ensure_ascii=False) + "\n")
+    (place / BEGUN).unlink()  # from here on the run is whole
     shutil.rmtree(place / CELLS, ignore_errors=True)
 
 
 def _tell(screen: Console, chosen: Experiment, result: Result, place: Path) -> None:
     screen.print(f"[bold]{chosen.question}[/]", highlight=False)
-    screen.print(result.verdict, highlight=False)
+    screen.print(result.verdict, highlight=False, markup=False)
     table = Table("the theory says", "measured", "")
     for e in result.expectations:
         table.add_row(e.words, e.measured, "[green]as expected[/]" if e.holds else "[red]not seen[/]")
