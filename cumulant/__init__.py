@@ -3,7 +3,21 @@
 G(η) = log ∫ e^⟨x,η⟩ h(dx)
 """
 
-from cumulant import boltzmann, contrastive, duality, geometry, hopfield, link, potentials, regression, residual, solve
+from cumulant import (
+    boltzmann,
+    contrastive,
+    duality,
+    dynamics,
+    filters,
+    geometry,
+    hopfield,
+    link,
+    potentials,
+    regression,
+    residual,
+    samplers,
+    solve,
+)
 from cumulant.attention import Attended, attend, attention
 from cumulant.kernels import Moments, fisher_product, moments
 from cumulant.measures import (
@@ -41,6 +55,8 @@ __all__ = [
     "contrastive",
     "convolve",
     "duality",
+    "dynamics",
+    "filters",
     "fisher_product",
     "fixed_point",
     "from_distribution",
@@ -54,5 +70,6 @@ __all__ = [
     "product",
     "regression",
     "residual",
+    "samplers",
     "solve",
 ]

@@ -517,6 +517,8 @@ def test_calls_that_cannot_be_answered():
         kim(model_of(parameters(modes=3)), filtered)
     with pytest.raises(ValueError, match=r"kim.mask: expected a Boolean tensor of shape"):
         kim(model, filtered, mask=torch.ones(2, dtype=torch.bool))
+    with pytest.raises(ValueError, match=r"kim.mask: expected a Boolean tensor of shape \(3,\), got list"):
+        kim(model, filtered, mask=[True])
     for steps in (-1, 1.5, True):
         with pytest.raises(ValueError, match=r"forecast.steps: expected an integer ≥ 0"):
             forecast(model, filtered, steps)

@@ -8,37 +8,59 @@ from cumulant.filters.conjugate import (
     NormalNormal,
     SwitchingConjugate,
 )
+from cumulant.filters.forecast import Forecast, forecast
+from cumulant.filters.heads import (
+    AttentionFilter,
+    SinkhornAttention,
+    attention_as_filter,
+    implied_source,
+    sinkhorn_attention,
+)
+from cumulant.filters.learning import Learned, em
 from cumulant.filters.linear_gaussian import Simulation, SwitchingLinearGaussian
 from cumulant.filters.projection import Projected, m_projection, m_projection_in
 from cumulant.filters.protocol import Propagator, SwitchingModel
 from cumulant.filters.records import Filtered, StepRecord
+from cumulant.filters.smoother import Smoothed, kim, smooth
 from cumulant.filters.switching import EXACT, IMM, FilterState, Slots, exact, gpb, imm, init, kalman, run, step
 
 __all__ = [
     "EXACT",
     "IMM",
+    "AttentionFilter",
     "BetaBernoulli",
     "DirichletCategorical",
     "FilterState",
     "Filtered",
+    "Forecast",
     "GammaPoisson",
+    "Learned",
     "NormalGamma",
     "NormalNormal",
     "Projected",
     "Propagator",
     "Simulation",
+    "SinkhornAttention",
     "Slots",
+    "Smoothed",
     "StepRecord",
     "SwitchingConjugate",
     "SwitchingLinearGaussian",
     "SwitchingModel",
+    "attention_as_filter",
+    "em",
     "exact",
+    "forecast",
     "gpb",
     "imm",
+    "implied_source",
     "init",
     "kalman",
+    "kim",
     "m_projection",
     "m_projection_in",
     "run",
+    "sinkhorn_attention",
+    "smooth",
     "step",
 ]

@@ -24,12 +24,11 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor
 
-from cumulant.attention import attend
+from cumulant.attention import Attended, attend
 from cumulant.checks import broadcast, holds, require_alike, require_finite, require_float, sentence, shape
 from cumulant.filters.packed import LinearGaussian, Normal, Parameters, pack
 from cumulant.filters.protocol import Start, log_probabilities
 from cumulant.filters.switching import imm
-from cumulant.kernels import moments
 from cumulant.solve import Solution, newton
 
 LARGE = 1 << 27  # numbers that one head may hold: its mixture has a covariance for every query and key
@@ -128,7 +127,7 @@ def attention_as_filter(
     if room > LARGE:
         got, advice = f"n={n}, q={q}, e={e}", "attend(...) has output and collapse loss in linear memory."
         raise ValueError(sentence(where, f"n·q·e²/2 up to {LARGE}", got, advice))
-    weights = _weights(query, key, batch, scale=scale, mask=mask, causal=causal, log_weights=log_weights)
+    weights = _one_hot(query, key, batch, scale=scale, mask=mask, causal=causal, log_weights=log_weights).output
     prior = _check_prior(where, query_weights, weights)
     source = implied_source(weights, prior)[..., None]
     attended = source > 0
@@ -213,37 +212,38 @@ def sinkhorn_attention(
     """
     batch = _check_head("sinkhorn_attention", query, key, value)
     n = key.shape[-2]
-    ask = (query * (max(1, query.shape[-1]) ** -0.5 if scale is None else scale)).expand(*batch, *query.shape[-2:])
-    answer = key.expand(*batch, *key.shape[-2:])
+
+    def attended(w: Tensor) -> Attended:
+        return _one_hot(query, key, batch, scale=scale, log_weights=w)
 
     def potential(w: Tensor) -> Tensor:
-        return moments(ask, answer, log_weights=w, statistics=()).log_normalizer.mean(-1) - w.mean(-1)
+        return attended(w).log_normalizer.mean(-1) - w.mean(-1)
 
     def excess(w: Tensor) -> Tensor:
-        return implied_source(_weights(ask, answer, batch, scale=1.0, log_weights=w)) - 1 / n
+        return implied_source(attended(w).output) - 1 / n
 
     def curvature(w: Tensor) -> Tensor:
-        a = _weights(ask, answer, batch, scale=1.0, log_weights=w)
+        a = attended(w).output
         # a constant in w changes nothing; with 1/n² the matrix is regular there too
         return torch.diag_embed(implied_source(a)) - a.mT @ a / a.shape[-2] + 1 / n**2
 
     tol = max(1e-12, 32 * torch.finfo(query.dtype).eps) if tol is None else tol
-    found = newton(potential, excess, curvature, ask.new_zeros(*batch, n), tol=tol, max_steps=steps, reach=REACH)
+    found = newton(potential, excess, curvature, query.new_zeros(*batch, n), tol=tol, max_steps=steps, reach=REACH)
     w = found.value
     residual = excess(w)
     if residual.requires_grad:  # a Newton step that moves nothing and carries the derivative
         carry = torch.linalg.solve(curvature(w).detach(), residual)
         w = w - carry + carry.detach()
-    weights = _weights(ask, answer, batch, scale=1.0, log_weights=w)
+    weights = attended(w).output
     return SinkhornAttention(weights @ value, weights, w, found)
 
 
-def _weights(query: Tensor, key: Tensor, batch: torch.Size, **options) -> Tensor:
-    """The attention matrix: what attention answers where the values are one-hot."""
+def _one_hot(query: Tensor, key: Tensor, batch: torch.Size, **options) -> Attended:
+    """Attention to values that are one-hot, whose output is the attention matrix."""
     n = key.shape[-2]
     one_hot = torch.eye(n, dtype=key.dtype, device=key.device).expand(*batch, n, n)
     both = query.expand(*batch, *query.shape[-2:]), key.expand(*batch, *key.shape[-2:])
-    return attend(*both, one_hot, **options).output
+    return attend(*both, one_hot, **options)
 
 
 def _check_head(where: str, query: object, key: object, value: object) -> torch.Size:
@@ -256,9 +256,9 @@ def _check_head(where: str, query: object, key: object, value: object) -> torch.
             advice = "Covariances are formed: call .float() first."
             raise TypeError(sentence(f"{where}.{name}", "float32 or float64", tensor.dtype, advice))
         require_finite(f"{where}.{name}", tensor)
-        if tensor.ndim < 2 or not tensor.shape[-2]:
-            advice = "A filter needs modes: one query and one key at least."
-            raise ValueError(sentence(f"{where}.{name}", "shape (*batch, tokens ≥ 1, width)", shape(tensor), advice))
+        if tensor.ndim < 2 or not tensor.shape[-2:].numel():
+            expected, advice = "shape (*batch, tokens ≥ 1, width ≥ 1)", "A filter needs modes and a state."
+            raise ValueError(sentence(f"{where}.{name}", expected, shape(tensor), advice))
     ask, answer, told = checked
     if ask.shape[-1] != answer.shape[-1] or answer.shape[-2] != told.shape[-2]:
         got = ", ".join(shape(tensor) for tensor in checked)
@@ -273,12 +273,13 @@ def _check_prior(where: str, given: Tensor | None, weights: Tensor) -> Tensor:
         return weights.new_full(weights.shape[:-1], 1 / max(q, 1))
     prior = require_float(f"{where}.query_weights", given)
     require_alike(f"{where}.query_weights", prior, "weights", weights)
-    if not prior.ndim or prior.shape[-1] != q:
-        expected = f"shape (*batch, q={q})"
+    rows = weights.shape[:-1]
+    if not prior.ndim or prior.shape[-1] != q or broadcast(where, prior.shape[:-1], rows[:-1]) != rows[:-1]:
+        expected = f"shape (*batch, q={q}) that broadcasts to {tuple(rows)}"
         raise ValueError(sentence(f"{where}.query_weights", expected, shape(prior), "One a query."))
     slack = 1e3 * torch.finfo(prior.dtype).eps
     if not holds((prior > 0).all(-1) & ((prior.sum(-1) - 1).abs() <= slack)):
         got = f"a smallest of {prior.min().item():.3g} and sums from {prior.sum(-1).min().item():.6g}"
         advice = "A new mode of weight 0 has no belief; drop that query."
         raise ValueError(sentence(f"{where}.query_weights", "positive weights with sum 1", got, advice))
-    return prior.expand(weights.shape[:-1])
+    return prior.expand(rows)

@@ -37,7 +37,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from cumulant.checks import holds, sentence
+from cumulant.checks import holds, require_float, sentence
 from cumulant.filters.fitting import Joint, Law, completed, fit
 from cumulant.filters.linear_gaussian import SwitchingLinearGaussian
 from cumulant.filters.parameters import varies
@@ -112,6 +112,13 @@ def em(
     What the data say nothing about stays as it was, such as the matrices of a mode that is never visited, and zeros of
     the transition stay zeros. ``observation_noise`` stays positive definite. A single sequence determines no initial
     covariance, whose maximum is at 0: fix it. EM climbs the nearest hill, so let the modes differ at the start.
+
+    A higher order costs more and is less biased. On 80 walks of 50 steps with two modes (tests/test_learning.py), whose
+    true parameters have log p(y) = −4478.4 and a process noise of 0.05 in the quiet mode, it found
+
+        order                2          3          4
+        log p(y)       −4474.5    −4471.3    −4471.0
+        process noise    0.068      0.059      0.056
 
     >>> import torch
     >>> eye = torch.eye(1, dtype=torch.float64)
@@ -253,6 +260,7 @@ def _definite(noise: Tensor, y: Tensor) -> Tensor:
 def _check(
     model: SwitchingLinearGaussian, y: Tensor, fixed: Collection[str], shared: Collection[str], steps: int, tol: float
 ) -> None:
+    require_float("em.y", y)
     for where, names in {"em.fixed": fixed, "em.shared": shared}.items():
         known = PARAMETERS if where == "em.fixed" else PARAMETERS[:-2]
         if isinstance(names, str) or not set(names) <= set(known):

@@ -126,9 +126,10 @@ def kim(model: SwitchingLinearGaussian, filtered: Filtered, *, mask: Tensor | No
     require_record("kim.filtered", model, filtered)
     lengths = None
     if mask is not None:
-        if mask.dtype != torch.bool or mask.shape != filtered.log_likelihood.shape:
+        fits = isinstance(mask, Tensor) and mask.dtype == torch.bool and mask.shape == filtered.log_likelihood.shape
+        if not fits:
             expected = f"a Boolean tensor of shape {tuple(filtered.log_likelihood.shape)}"
-            got = f"{mask.dtype} of shape {shape(mask)}"
+            got = f"{mask.dtype} of shape {shape(mask)}" if isinstance(mask, Tensor) else type(mask).__name__
             raise ValueError(sentence("kim.mask", expected, got, "Pass the mask that the filter had."))
         lengths = mask.sum(-1).flatten()
     return _smoothed(model, filtered, by_mode(filtered), lengths)
