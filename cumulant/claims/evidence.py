@@ -35,7 +35,7 @@ class Evidence(NamedTuple):
 
 def agrees(label: str, ours: ArrayLike | torch.Tensor, oracle: ArrayLike, tol: float, note: str = "") -> Evidence:
     """The library's number and the oracle's are equal up to ``tol``, entry by entry."""
-    return Evidence(label, "agrees", _gap(ours, oracle), tol, note)
+    return Evidence(label, "agrees", _gap(ours, oracle), float(tol), note)
 
 
 def true(label: str, condition: object, note: str = "") -> Evidence:
@@ -46,7 +46,7 @@ def true(label: str, condition: object, note: str = "") -> Evidence:
 
 def differs(label: str, literal: ArrayLike | torch.Tensor, truth: ArrayLike, floor: float, note: str = "") -> Evidence:
     """The source's statement, evaluated as it stands, misses the truth by more than ``floor``."""
-    return Evidence(label, "differs", _gap(literal, truth), floor, note)
+    return Evidence(label, "differs", _gap(literal, truth), float(floor), note)
 
 
 def seen(label: str, value: float, note: str = "") -> Evidence:
