@@ -11,7 +11,7 @@ from typing import Literal, NotRequired, TypedDict
 
 import torch
 
-PEERS = ("pykeops", "pytorch-metric-learning")
+PEERS = ("pykeops", "pytorch-metric-learning", "filterpy")
 
 
 class Figure(TypedDict):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import fields, is_dataclass
-from enum import IntEnum
 from typing import Any, NamedTuple
 
 import torch
@@ -14,24 +13,17 @@ from cumulant.checks import sentence
 from cumulant.dynamics.layer import Dynamics
 from cumulant.dynamics.readouts import READOUTS
 from cumulant.dynamics.renormalize import Refused
+from cumulant.solve.solution import Told
 
 DEFAULT = ("w2_to_gaussian", "skewness", "kurtosis", "effective_rank", "clusters", "mean_norm")
 
 
-class Halt(IntEnum):
+class Halt(Told):
     """Why a run ended; ``halt.sentence`` says it in words.
 
     >>> Halt.CONVERGED.sentence
     'no particle moved more than tol'
     """
-
-    sentence: str
-
-    def __new__(cls, code: int, sentence: str):
-        member = int.__new__(cls, code)
-        member._value_ = code
-        member.sentence = sentence
-        return member
 
     FINISHED = 0, "all steps were taken"
     DIVERGED = 1, "the state left the finite numbers or the bound"

@@ -9,12 +9,8 @@ from torch import Tensor
 from cumulant.typing import Codes, Flags, PerQuery
 
 
-class Status(IntEnum):
-    """Why a sample stopped; ``status.sentence`` is what to tell the user.
-
-    >>> Status.OUTSIDE.sentence
-    'the mean lies outside the convex hull of the support: no natural parameter exists and the conjugate is +inf'
-    """
+class Told(IntEnum):
+    """Codes whose members carry a sentence: ``NAME = code, "what it means"``."""
 
     sentence: str
 
@@ -23,6 +19,14 @@ class Status(IntEnum):
         member._value_ = code
         member.sentence = sentence
         return member
+
+
+class Status(Told):
+    """Why a sample stopped; ``status.sentence`` is what to tell the user.
+
+    >>> Status.OUTSIDE.sentence
+    'the mean lies outside the convex hull of the support: no natural parameter exists and the conjugate is +inf'
+    """
 
     CONVERGED = 0, "converged within the tolerance"
     MAX_STEPS = 1, "not converged within max_steps: the best iterate is returned; raise max_steps or loosen tol"
