@@ -1,5 +1,14 @@
 // The map of layers and heads.
 
+// A number that fits into a square: fewer digits, then a power of ten.
+function brief(value, digits) {
+  for (let kept = digits; kept > 0; kept -= 1) {
+    const text = show(value, kept);
+    if (text.length <= 6) return text;
+  }
+  return value.toExponential(0).replace(/-/g, "−");
+}
+
 function drawMap(width) {
   if (!DATA.heads.length) return "No head was recorded.";
   if (!state.head) return "Nothing was measured of these heads.";
@@ -55,7 +64,7 @@ function square(head, value, x, y, side, tall, colour) {
   cell.append(shape("rect", { x, y, width: side, height: tall, rx: 3, style: colour && `fill:${css(colour)}` }));
   if (side >= 34 && tall >= 18) {
     const style = colour ? `fill:${inkOn(colour)}` : null;
-    cell.append(shape("text", { x: x + side / 2, y: y + tall / 2 + 3.5, style }, show(value, side >= 40 ? 3 : 2)));
+    cell.append(shape("text", { x: x + side / 2, y: y + tall / 2 + 3.5, style }, brief(value, side >= 40 ? 3 : 2)));
   }
   return hint(cell, () => {
     const { count, standard_error: error } = cellOf(head, state.quantity);
