@@ -379,7 +379,7 @@ def test_blocks_of_lists():
 def test_wrong_states_are_refused():
     with pytest.raises(ValueError, match=r"layers.state: expected keys place:kind.field with kind in .*, got 'a:b.c'"):
         merge_layers({"a:b.c": torch.zeros(1)}, {})
-    with pytest.raises(ValueError, match=r"expected every field of x, got mean, scatter amiss"):
+    with pytest.raises(ValueError, match=r"expected every field of x, got mean, triangle amiss"):
         layer_rows({"x:spread.count": torch.zeros(())}, [])
     with pytest.raises(ValueError, match=r"layer_rows.names: expected entries with block, stage, cell and role"):
         layer_rows({}, [{"block": "a"}])

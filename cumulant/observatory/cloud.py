@@ -7,6 +7,7 @@ them that depends neither on the order of the texts nor on how they were divided
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -19,11 +20,11 @@ SAMPLE = 512  # vectors that are kept per place
 
 @dataclass(frozen=True, eq=False)
 class Spread:
-    """count (), mean (D,), scatter (D, D) = Σ (x − mean)(x − mean)ᵀ, in float64."""
+    """count (), mean (D,), and of the scatter Σ (x − mean)(x − mean)ᵀ the upper triangle (D(D+1)/2,), in float64."""
 
     count: Tensor
     mean: Tensor
-    scatter: Tensor
+    triangle: Tensor
 
     @classmethod
     def of(cls, x: Tensor) -> Spread:
@@ -38,21 +39,38 @@ class Spread:
         centred = x - mean.to(x.dtype)
         # the rounded mean is off by a little, which the second term takes out exactly
         off = centred.mean(0, dtype=torch.float64) if len(x) else mean
-        scatter = (centred.mT @ centred).double() - len(x) * torch.outer(off, off)
-        return cls(torch.tensor(len(x)), mean, scatter)
+        row, column = _corner(x.shape[1])
+        triangle = (centred.mT @ centred)[row, column].double() - len(x) * off[row] * off[column]
+        return cls(torch.tensor(len(x)), mean, triangle)
 
     def merge(self, other: Spread) -> Spread:
         """Of both sets; no vectors is the identity."""
         count = self.count + other.count
         share = other.count.double() / count.clamp_min(1)
         gap = other.mean - self.mean
-        between = (self.count * share) * torch.outer(gap, gap)
-        return Spread(count, self.mean + share * gap, self.scatter + other.scatter + between)
+        row, column = _corner(len(gap))
+        between = (self.count * share) * gap[row] * gap[column]
+        return Spread(count, self.mean + share * gap, self.triangle + other.triangle + between)
+
+    @property
+    def scatter(self) -> Tensor:
+        """(D, D)."""
+        row, column = _corner(len(self.mean))
+        whole = self.triangle.new_zeros(len(self.mean), len(self.mean))
+        whole[row, column] = whole[column, row] = self.triangle
+        return whole
 
     @property
     def covariance(self) -> Tensor:
         """(D, D), about the mean, divided by the count; 0 of nothing."""
         return self.scatter / self.count.clamp_min(1)
+
+
+@lru_cache(maxsize=4)
+def _corner(d: int) -> tuple[Tensor, Tensor]:
+    """Rows and columns of the upper triangle."""
+    row, column = torch.triu_indices(d, d)
+    return row, column
 
 
 @dataclass(frozen=True, eq=False)

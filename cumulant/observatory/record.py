@@ -20,7 +20,7 @@ from cumulant.checks import sentence
 from cumulant.observatory.layers import merge_layers
 from cumulant.observatory.tally import Tally
 
-FORMAT = "cumulant record 1"
+FORMAT = "cumulant record 2"
 TEXTS = 4  # passages whose tokens are kept for the page
 
 
@@ -172,24 +172,16 @@ def _assemble(plain: dict, tensors: dict[str, Tensor]) -> Record:
     )
 
 
-SCATTER = ":spread.scatter"  # symmetric matrices, which are most of a record
+SCATTER = ":spread.triangle"  # halves of symmetric matrices, which are most of a record
 
 
 def _packed(key: str, tensor: Tensor) -> Tensor:
-    """Half of a symmetric matrix, in single precision: a quarter of the file."""
-    if not key.endswith(SCATTER):
-        return tensor
-    return tensor[tuple(torch.triu_indices(*tensor.shape))].float()
+    """In the file they have single precision."""
+    return tensor.float() if key.endswith(SCATTER) else tensor
 
 
 def _unpacked(key: str, tensor: Tensor) -> Tensor:
-    if not key.endswith(SCATTER):
-        return tensor
-    size = round(((8 * len(tensor) + 1) ** 0.5 - 1) / 2)
-    full = torch.zeros(size, size, dtype=torch.float64)
-    rows, columns = torch.triu_indices(size, size)
-    full[rows, columns] = full[columns, rows] = tensor.double()
-    return full
+    return tensor.double() if key.endswith(SCATTER) else tensor
 
 
 def claim_directory(directory: Path, force: bool = False) -> None:
