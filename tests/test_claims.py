@@ -1,10 +1,11 @@
 """The registry of statements is complete and honest, every check passes, and `cumulant verify` says so."""
 
 import json
+import os
 import re
+import resource
 import subprocess
 import sys
-import time
 from dataclasses import replace
 
 import pytest
@@ -151,11 +152,16 @@ def test_a_check_by_its_name_runs_the_statements_that_rest_on_it():
 
 
 def test_all_of_it_as_json_within_a_minute():
-    start = time.perf_counter()
+    """Of one thread's work: other programs do not count."""
+    before = sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
     process = subprocess.run(
-        [sys.executable, "-m", "cumulant.cli", "verify", "--json"], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "cumulant.cli", "verify", "--json"],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
     )
-    seconds = time.perf_counter() - start
+    seconds = sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2]) - before
     assert process.returncode == 0, process.stderr
     found = json.loads(process.stdout)
     assert len(found["claims"]) == len(INDEX)
