@@ -12,7 +12,7 @@ from scipy.special import logsumexp, softmax
 from scipy.stats import norm
 from typer import testing
 
-from cumulant import cli
+from cumulant import cli, drawing
 from cumulant.dynamics import Halt, RMSNorm
 from cumulant.experiments import (
     EXPERIMENTS,
@@ -21,7 +21,6 @@ from cumulant.experiments import (
     Setting,
     closure,
     condensation,
-    drawing,
     expansion,
     find,
     gaussian,

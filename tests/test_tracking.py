@@ -656,7 +656,7 @@ def test_nothing_is_left_where_writing_fails(small, tmp_path, monkeypatch):
     def fail(*_):
         raise OSError("no space left")
 
-    monkeypatch.setattr("cumulant.experiments.drawing.save", fail)
+    monkeypatch.setattr("cumulant.drawing.save", fail)
     run = invoke(small[0], "--model", small[1], "--out", tmp_path / "out", code=2)
     assert "no space left" in run.output
     assert sorted(p.name for p in tmp_path.iterdir()) == ["model.toml", "table.csv"]

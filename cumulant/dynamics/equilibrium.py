@@ -20,6 +20,16 @@ import torch
 from torch import Tensor
 
 from cumulant.checks import broadcast, sentence
+from cumulant.dynamics.equilibrium_record import (
+    Equilibrium,
+    at_once,
+    banach,
+    counted,
+    drop_query,
+    number,
+    rows,
+    where_zero_lies,
+)
 from cumulant.dynamics.on_sphere import (
     causal_equilibrium,
     self_attention_equilibrium,
@@ -27,7 +37,6 @@ from cumulant.dynamics.on_sphere import (
     tangential_residual,
 )
 from cumulant.dynamics.splitting import SPLITTINGS, lipschitz_bound, lipschitz_per_query
-from cumulant.dynamics.verdict import Equilibrium, at_once, banach, counted, drop_query, number, rows, where_zero_lies
 from cumulant.hopfield import retrieve
 from cumulant.measures import Box, Empirical, Measure, Sphere
 from cumulant.residual import prox

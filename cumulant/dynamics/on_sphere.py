@@ -14,8 +14,8 @@ from torch import Tensor
 
 from cumulant.checks import holds, require_finite, require_float, sentence, shape
 from cumulant.dynamics.ascend import Ascend
+from cumulant.dynamics.equilibrium_record import Equilibrium, drop_query, number, rows, side_by_side
 from cumulant.dynamics.renormalize import Renormalize, SphereNorm
-from cumulant.dynamics.verdict import Equilibrium, drop_query, number, rows, side_by_side
 from cumulant.kernels import moments
 from cumulant.measures import Measure
 from cumulant.solve import Solution, fixed_point

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cumulant.drawing import BLUE, COLOURS, FAINT, INK, ORANGE, RED, figure
 from cumulant.dynamics import (
     Ascend,
     GaussianFlow,
@@ -28,7 +29,6 @@ from cumulant.dynamics import (
     effective_keys,
     run,
 )
-from cumulant.experiments.drawing import BLUE, COLOURS, FAINT, INK, ORANGE, RED, figure
 from cumulant.experiments.experiment import Result, Row, Setting, expect, experiment
 from cumulant.experiments.tables import column
 from cumulant.measures import Empirical, Gaussian, Measure

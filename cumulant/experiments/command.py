@@ -17,8 +17,8 @@ from rich.table import Table
 
 from cumulant.checks import sentence
 from cumulant.documents import versions, write, write_parquet
+from cumulant.drawing import save
 from cumulant.experiments import EXPERIMENTS, Experiment, Result, Setting, find
-from cumulant.experiments.drawing import save
 
 MARK = "experiment.json"  # what a finished run leaves
 BEGUN = "begun.json"  # what a run that has not finished leaves: it can be resumed

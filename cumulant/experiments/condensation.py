@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from cumulant.drawing import COLOURS, FAINT, INK, figure
 from cumulant.dynamics import condensation_scale, effective_sample_size, saturation
-from cumulant.experiments.drawing import COLOURS, FAINT, INK, figure
 from cumulant.experiments.experiment import Result, Row, Setting, expect, experiment
 from cumulant.experiments.tables import chosen, column, span
 from cumulant.kernels import moments

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cumulant.drawing import BLUE, COLOURS, FAINT, INK, ORANGE, RED, figure
 from cumulant.dynamics import Ascend, Trajectory
-from cumulant.experiments.drawing import BLUE, COLOURS, FAINT, INK, ORANGE, RED, figure
 from cumulant.experiments.experiment import Row
 from cumulant.experiments.tables import chosen, column
 

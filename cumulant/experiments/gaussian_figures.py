@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from torch import Tensor
 
+from cumulant.drawing import BLUE, COLOURS, FAINT, GREEN, INK, ORANGE, figure
 from cumulant.dynamics.stability import cumulant_multiplier, escape_time
-from cumulant.experiments.drawing import BLUE, COLOURS, FAINT, GREEN, INK, ORANGE, figure
 from cumulant.experiments.experiment import Row
 from cumulant.experiments.tables import chosen, column
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cumulant.experiments.drawing import BLUE, COLOURS, FAINT, INK, ORANGE, figure
+from cumulant.drawing import BLUE, COLOURS, FAINT, INK, ORANGE, figure
 from cumulant.experiments.experiment import Row
 from cumulant.experiments.phase_diagram import TITLE
 from cumulant.experiments.tables import chosen, column

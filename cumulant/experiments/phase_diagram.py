@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from cumulant.drawing import BLUE, COLOURS, FAINT, GREEN, INK, ORANGE, PALE, RED, figure
 from cumulant.dynamics import gaussian_band
-from cumulant.experiments.drawing import BLUE, COLOURS, FAINT, GREEN, INK, ORANGE, PALE, RED, figure
 from cumulant.experiments.experiment import Row
 from cumulant.experiments.outcomes import LAWS, OUTCOMES
 

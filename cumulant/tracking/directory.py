@@ -62,7 +62,7 @@ def write_directory(
 def _draw(room: Path, model: TrackModel, estimates: Sequence[Estimate]) -> list[str]:
     if not estimates:
         return []
-    from cumulant.experiments.drawing import save
+    from cumulant.drawing import save
     from cumulant.tracking.figure import draw_track
 
     (room / FIGURES).mkdir()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from cumulant.experiments.drawing import COLOURS, INK, figure
+from cumulant.drawing import COLOURS, INK, figure
 from cumulant.filters import Projected
 from cumulant.tracking.filter import Estimate, measured_moments
 from cumulant.tracking.model import TrackModel

@@ -1,4 +1,4 @@
-"""How figures of experiments look: one style, saved in one step."""
+"""How figures look that commands leave: one style, saved in one step."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def figure(width: float = 8.0, height: float = 4.0) -> Figure:
         from matplotlib.figure import Figure
     except ModuleNotFoundError:
         advice = "install cumulant[lab]"
-        raise ModuleNotFoundError(sentence("experiment", "matplotlib", "no such package", advice)) from None
+        raise ModuleNotFoundError(sentence("figure", "matplotlib", "no such package", advice)) from None
     mpl.rcParams.update(
         {
             "axes.spines.top": False,
