@@ -72,7 +72,7 @@ def moments(
     plan = Plan(_closure(wanted, x), band)
     out = _compute(x, plan, _choose(backend, x, plan))
     record = _record(request, x, out)
-    return record if sink is None else _add_sink(record, sink, request)
+    return record if sink is None else add_sink(record, sink, request.single)
 
 
 def fisher_product(
@@ -193,19 +193,20 @@ def _record(request: _Request, x: Inputs, out: dict[str, Tensor]) -> Moments:
     return Moments(**fields)
 
 
-def _add_sink(record: Moments, sink: float | Tensor, request: _Request) -> Moments:
-    """One more atom at 0 with value 0, by the merge that joins any two sets of atoms."""
+def add_sink(record: Moments, sink: float | Tensor, single: bool = False) -> Moments:
+    """One more atom at 0 with value 0, by the merge that joins any two sets of atoms; ``single``: no query axis."""
     g = record.log_normalizer
     s = torch.as_tensor(sink, dtype=g.dtype, device=g.device)
     if not holds(s < torch.inf):  # also false for NaN
         advice = "It is the logarithm of a finite mass; -inf is no sink."
         raise ValueError(sentence("moments.sink", "values below +inf", "NaN or +inf", advice))
     if s.ndim:
-        if broadcast("moments.sink", s.shape, request.lead) != request.lead:
-            expected = f"a number or one per batch entry {tuple(request.lead)}"
+        lead = g.shape if single else g.shape[:-1]
+        if broadcast("moments.sink", s.shape, lead) != lead:
+            expected = f"a number or one per batch entry {tuple(lead)}"
             raise ValueError(sentence("moments.sink", expected, shape(s), "Heads are a batch axis: one sink per head."))
-        s = s[..., None]
-    s = s if request.single and s.ndim == 0 else s.expand(g.shape)
+        s = s if single else s[..., None]
+    s = s.expand(g.shape)
     empty = torch.zeros_like(g)
     alone = {
         "log_normalizer": s,

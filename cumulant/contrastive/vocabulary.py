@@ -1,0 +1,91 @@
+"""The loss whose candidates are the words of a vocabulary."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from cumulant.checks import sentence
+from cumulant.contrastive.arguments import check_vocabulary, in_range, known_reduction, weights_of
+from cumulant.contrastive.sharded import sharded_cross_entropy
+from cumulant.kernels.collectives import Group, Ranks
+from cumulant.kernels.dense import accumulate
+from cumulant.kernels.losses import Plan, losses
+
+
+class VocabularyLoss(NamedTuple):
+    """loss, and G(h) of every position in the shape of ``targets``; gradients flow through both."""
+
+    loss: Tensor
+    log_normalizer: Tensor
+
+
+def linear_cross_entropy(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    *,
+    bias: Tensor | None = None,
+    ignore_index: int = -100,
+    z_loss: float = 0.0,
+    label_smoothing: float = 0.0,
+    softcap: float | None = None,
+    reduction: str = "mean",
+    return_log_normalizer: bool = False,
+    group: Group | Ranks = None,
+) -> Tensor | VocabularyLoss:
+    """Cross-entropy of a linear classifier over a vocabulary, without its logits.
+
+        ℓ = G(h) − s_y + z G(h)²,      s_v = ⟨h, w_v⟩ + b_v,      G(h) = log Σ_v exp s_v
+
+    hidden           (*batch, d)
+    weight           (V, d); the atoms of the family
+    targets          (*batch) integers in 0 … V−1, or ``ignore_index``: loss 0, gradient 0, not counted in the mean
+    bias             (V,) log base weights; −inf removes a word
+    z_loss           z, keeps G near 0
+    label_smoothing  ε: s_y becomes (1 − ε) s_y + ε · mean of s over the vocabulary, as in torch
+    softcap          c: scores become c tanh(s/c). Bounded scores are not linear in h, so this is no exponential family
+                     in h: the gradient is not mean − w_y
+    reduction        "mean" over positions that are not ignored (0 if all are, where torch has NaN), "sum", or "none"
+    return_log_normalizer   also return G, as `VocabularyLoss`
+    group            processes that hold parts of the vocabulary: a ProcessGroup, a DeviceMesh, or ``Ranks(group,
+                     timeout)``. weight and bias are then the words of this rank, hidden and targets are the same on
+                     every rank, targets count words rank after rank; loss and gradients are those of one process
+
+    >>> import torch
+    >>> h, w = torch.tensor([[1.0, 0.0], [0.0, 2.0]], dtype=torch.float64), torch.eye(2, dtype=torch.float64)
+    >>> linear_cross_entropy(h, w, torch.tensor([0, 1]), reduction="none")          # log(1 + e⁻¹), log(1 + e⁻²)
+    tensor([0.3133, 0.1269], dtype=torch.float64)
+    >>> linear_cross_entropy(h, w, torch.tensor([0, -100]), return_log_normalizer=True).log_normalizer
+    tensor([1.3133, 2.1269], dtype=torch.float64)
+    """
+    where = "linear_cross_entropy"
+    check_vocabulary(hidden, weight, targets, bias)
+    known_reduction(where, reduction)
+    if not 0 <= label_smoothing <= 1:
+        raise ValueError(sentence(f"{where}.label_smoothing", "a number in [0, 1]", label_smoothing, "0 is off."))
+    if softcap is not None and not softcap > 0:
+        raise ValueError(sentence(f"{where}.softcap", "a positive bound or None", softcap, "None is off."))
+    rows, flat = accumulate(hidden).reshape(-1, hidden.shape[-1]), targets.reshape(-1).long()
+    if group is not None:
+        value, log_normalizer = sharded_cross_entropy(
+            group if isinstance(group, Ranks) else Ranks(group),
+            *(rows, weight, flat),
+            bias=bias,
+            ignored=ignore_index,
+            z_loss=z_loss,
+            smoothing=label_smoothing,
+            softcap=softcap,
+            reduction=reduction,
+        )
+    else:
+        in_range(f"{where}.targets", flat, weight.shape[0], ignore_index)
+        index = torch.where(flat == ignore_index, -1, flat)
+        counted = None if reduction == "none" else weights_of(index >= 0, reduction, rows)
+        plan = Plan(softcap=softcap, smoothing=label_smoothing, z_loss=z_loss)
+        own = None if bias is None else accumulate(bias)
+        value, log_normalizer = losses(rows, accumulate(weight), index, plan, bias=own, weight=counted)
+    loss = value.reshape(targets.shape) if reduction == "none" else value
+    return VocabularyLoss(loss, log_normalizer.reshape(targets.shape)) if return_log_normalizer else loss
