@@ -23,6 +23,7 @@ def application() -> typer.Typer:
     _add(app, "cumulant.observatory.command", looking, "hf,report")
     _add(app, "cumulant.experiments.command", {"experiment": "experiment_command"}, "lab")
     _add(app, "cumulant.tracking.command", {"track": "track_command"}, "lab")
+    _add(app, "cumulant.training.command", {"train": "train_command"}, "train")
     app.command("verify")(verify_command)
     app.command()(bench)
     return app
@@ -57,7 +58,20 @@ def main() -> None:
         import typer  # noqa: F401
     except ModuleNotFoundError:
         sys.exit("The command line needs typer and rich: install cumulant[cli].")
-    application()()
+    application()(args=_spelled(sys.argv[1:]))
+
+
+def _spelled(arguments: list[str]) -> list[str]:
+    """A lone --ray means --ray local.
+
+    >>> _spelled(["observe", "--ray", "minilm"]), _spelled(["observe", "--ray", "auto"])
+    (['observe', '--ray', 'local', 'minilm'], ['observe', '--ray', 'auto'])
+    """
+    out = []
+    for word, following in zip(arguments, [*arguments[1:], ""], strict=True):
+        alone = word == "--ray" and following not in ("local", "auto") and ":" not in following
+        out += [word, "local"] if alone else [word]
+    return out
 
 
 def _about() -> None:

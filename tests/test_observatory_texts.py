@@ -18,7 +18,7 @@ from tokenizers.models import BPE, WordLevel  # noqa: E402
 
 from cumulant.observatory import texts as module  # noqa: E402
 from cumulant.observatory.pieces import CONTINUED  # noqa: E402
-from cumulant.observatory.texts import Text, batches, pieces, read_texts, text_hash  # noqa: E402
+from cumulant.observatory.texts import NoTokens, Text, batches, pieces, read_texts, text_hash  # noqa: E402
 
 HOSTILE = '<script>alert("x")</script> & café 🙂👩‍👩‍👧 שלום\u202e عربي\r\n\ttab\x07 &lt;'
 
@@ -248,6 +248,69 @@ def test_texts_without_tokens_are_counted_and_refused_if_there_is_nothing_else(w
         list(batches(["", " "], words, max_length=8, batch_size=2))
     with pytest.raises(ValueError, match=r"expected a text of at least one token, got no texts"):
         list(batches([], words, max_length=8, batch_size=2))
+
+
+def test_texts_are_numbered_as_they_come_whatever_their_index(words):
+    far = [Text(5 << 40, "a", "w1 w2 w3"), Text(7, "b", "w4", 0, True), Text(7, "b", " w5", 2), Text(9, "c", "")]
+    far += [Text((1 << 63) - 1, "d", "w6")]
+    found = list(batches(far, words, max_length=4, batch_size=2))
+    pairs = [pair for b in found for pair in zip(b.text_number.tolist(), b.text_index.tolist(), strict=True)]
+    assert sorted(pairs) == [(0, 5 << 40), (0, 5 << 40), (1, 7), (3, (1 << 63) - 1)]
+    (batch,) = batches(["w1", "", "w2"], words, max_length=4, batch_size=2)
+    assert batch.text_number.tolist() == batch.text_index.tolist() == [0, 2]
+    assert batch.text_number.dtype == batch.text_index.dtype == torch.int64
+
+
+class Panic(BaseException):
+    """What tokenizers written in Rust raise when they give up."""
+
+
+class Picky:
+    """The tokenizer ``words`` that cannot bear a word."""
+
+    model_max_length = 512
+
+    def __init__(self, words):
+        self.words = words
+
+    def __call__(self, text, **options):
+        if "poison" in text:
+            raise OverflowError("too much\nof it")
+        if "panic" in text:
+            raise Panic("x" * 1000)
+        if "stop" in text:
+            raise KeyboardInterrupt
+        return self.words(text, **options)
+
+
+def test_texts_that_the_tokenizer_fails_on_are_listed(words):
+    texts = ["w1", "poison", Text(2, "long", "w2 w3 w4", 0, True), Text(2, "long", "poison", 8, True)]
+    texts += [Text(2, "long", "w5", 14), "w6"]
+    spoiled = []
+    found = batches(texts, Picky(words), max_length=4, batch_size=8, spoiled=spoiled)
+    # of a text in parts, windows before the part that fails are kept
+    assert rows(found) == [(0, 0, [1001, 1, 1002]), (2, 0, [1001, 2, 3, 1002]), (5, 0, [1001, 6, 1002])]
+    why = "the tokenizer fails: OverflowError: too much"
+    assert spoiled == [("text 1", why), ("long", why)]
+    assert found.skipped == 0
+    with pytest.raises(OverflowError, match="too much"):
+        list(batches(texts, Picky(words), max_length=4, batch_size=8))
+
+
+def test_a_panic_is_caught_and_an_interrupt_is_not(words):
+    spoiled = []
+    (batch,) = batches(["panic", "w1"], Picky(words), max_length=4, batch_size=8, spoiled=spoiled)
+    assert batch.names == ("text 1",)
+    assert spoiled == [("text 0", "the tokenizer fails: " + ("Panic: " + "x" * 1000)[:200])]
+    with pytest.raises(KeyboardInterrupt):
+        list(batches(["w1", "stop"], Picky(words), max_length=4, batch_size=8, spoiled=spoiled))
+    assert len(spoiled) == 1
+
+
+def test_no_token_at_all_is_an_error_of_its_own(words):
+    with pytest.raises(NoTokens, match=r"got 1 texts without one and 1 that the tokenizer fails on. Give") as told:
+        list(batches(["", "poison"], Picky(words), max_length=4, batch_size=8, spoiled=[]))
+    assert told.value.skipped == 1
 
 
 @pytest.mark.parametrize(

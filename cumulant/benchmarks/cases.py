@@ -6,14 +6,26 @@ from cumulant.benchmarks import attention_sides as attention
 from cumulant.benchmarks import dynamics_sides as dynamics
 from cumulant.benchmarks import filter_sides as filters
 from cumulant.benchmarks import loss_sides as losses
+from cumulant.benchmarks import nn_sides as layers
 from cumulant.benchmarks import observatory_sides as observatory
 from cumulant.benchmarks.case import GROWTH, OURS, Case, Target, extra, faster, memory, within
-from cumulant.benchmarks.inputs import ORDINARY, SHARP, Attention, Contrast, Reading, Tracks, Vocabulary, sharpness
+from cumulant.benchmarks.inputs import (
+    ORDINARY,
+    SHARP,
+    Attention,
+    Contrast,
+    Reading,
+    Sequences,
+    Tracks,
+    Vocabulary,
+    sharpness,
+)
 
 SDPA, NAIVE, KEOPS, FLEX, FLEX_MEAN = "SDPA", "naive torch", "KeOps", "FlexAttention with G", "FlexAttention, mean only"
 THRIFTY = "naive torch, entropy as G − mean score"
 TWICE, PLAIN, METRIC = "double backward", "plain cross-entropy", "pytorch-metric-learning"
 FILTERPY = "filterpy's IMM"
+LAYER = "torch's layer"
 PASS, WEIGHTS, NNSIGHT, LENS = "plain pass", "eager attention weights", "nnsight", "TransformerLens"
 DEFAULT_CHUNK, BEST_CHUNK = "torch's, default chunk", "torch's, best chunk"
 
@@ -110,6 +122,7 @@ def _cases(k: int, spread: float) -> list[Case]:
             sides={OURS: dynamics.step, SDPA: dynamics.fused},
             targets=(within(SDPA, 1.3), memory(SDPA)),
         ),
+        *_layers(k, spread),
         _memory(Attention(8, 4096 // k, 4096 // k, 64, spread)),
         _growth(Attention(1, 32768 // k, 32768 // k, 64, spread)),
     ]
@@ -122,6 +135,23 @@ def _contrast(name: str, inputs: Contrast, time: float | None = None, share: flo
         sides={OURS: losses.info_nce, PLAIN: losses.plain_info_nce, METRIC: losses.ntxent},
         targets=(within(PLAIN, time), faster(METRIC), memory(PLAIN, share)),
     )
+
+
+def _layers(k: int, spread: float) -> list[Case]:
+    """Multi-head attention as a module, on torch's own parameters."""
+    long, short = Sequences(2, 1024 // k, 512, 8, spread), Sequences(32, 64 // k, 128, 4, spread)
+    both, causal = "multi-head attention, forward and backward", "causal multi-head attention, forward and backward"
+    trained = {OURS: layers.trained(), LAYER: layers.torch_trained()}
+    ordered = {OURS: layers.trained(causal=True), LAYER: layers.torch_trained(causal=True)}
+    forward = {OURS: layers.attended, LAYER: layers.torch_attended}
+    first = within(LAYER, 1.10)
+    return [
+        Case(*_title("layer", "layers", "multi-head attention, forward", long), forward, (first, memory(LAYER))),
+        Case(*_title("layer-training", "layers", both, long), trained, (within(LAYER, 1.15), memory(LAYER))),
+        Case(*_title("layer-causal", "layers", causal, long), ordered, (within(LAYER, 1.15),)),
+        Case(*_title("layer-short", "layers", "multi-head attention, forward", short), forward, (first,)),
+        Case(*_title("layer-short-training", "layers", both, short), trained, (within(LAYER, 1.15),)),
+    ]
 
 
 def _memory(inputs: Attention) -> Case:
@@ -186,6 +216,6 @@ def _filters(k: int) -> list[Case]:
     return found
 
 
-def _title(name: str, table: str, work: str, inputs: Attention | Contrast | Vocabulary):
+def _title(name: str, table: str, work: str, inputs: Attention | Contrast | Sequences | Vocabulary):
     """The first four fields of a case."""
     return name + ("-sharp" if inputs.spread == SHARP else ""), table, f"{work}: {inputs}", inputs

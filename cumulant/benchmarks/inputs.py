@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 ORDINARY, SHARP = 1.0, 4.0
@@ -54,6 +54,41 @@ class Attention:
     def small(self) -> Attention:
         """A few blocks of the same kind."""
         return replace(self, heads=min(self.heads, 2), queries=min(self.queries, 384), atoms=min(self.atoms, 384))
+
+
+class Layered(NamedTuple):
+    """Tokens, the direction of their gradient, and torch's layer with the parameters."""
+
+    tokens: Tensor  # (batch, n, dim)
+    along: Tensor  # (batch, n, dim)
+    layer: nn.MultiheadAttention
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """Normal tokens and a multi-head layer whose scores have standard deviation ``spread``."""
+
+    batch: int
+    tokens: int
+    dim: int
+    heads: int
+    spread: float = ORDINARY
+
+    def __str__(self) -> str:
+        return f"{self.batch} × {self.tokens} tokens, {self.heads} heads, d={self.dim}" + sharpness(self.spread)
+
+    def __call__(self) -> Layered:
+        seed = torch.Generator().manual_seed(0)
+        x, along = torch.randn(2, self.batch, self.tokens, self.dim, generator=seed)
+        layer = nn.MultiheadAttention(self.dim, self.heads, batch_first=True)
+        with torch.no_grad():
+            for weight in (layer.in_proj_weight, layer.out_proj.weight):
+                weight.copy_(torch.randn(weight.shape, generator=seed) / self.dim**0.5)
+            layer.in_proj_weight[: self.dim] *= self.spread
+        return Layered(x, along, layer)
+
+    def small(self) -> Sequences:
+        return replace(self, batch=min(self.batch, 2), tokens=min(self.tokens, 128))
 
 
 class Classes(NamedTuple):

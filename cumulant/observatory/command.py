@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -19,16 +20,16 @@ from rich.table import Table
 from cumulant.checks import sentence
 from cumulant.documents import write, write_parquet
 from cumulant.observatory.ablate import AblatedHead, Ablation, ablate
+from cumulant.observatory.corpus import plan
 from cumulant.observatory.directory import page_data, render, write_tables
-from cumulant.observatory.models import KNOWN, Loaded, load, random_twin
-from cumulant.observatory.nulls import chosen_nulls, shuffled
-from cumulant.observatory.observe import observe
+from cumulant.observatory.models import KNOWN, Loaded, load
+from cumulant.observatory.nulls import chosen_nulls
+from cumulant.observatory.reading import Cluster, Run, check_stream, from_stream, null_tokens
 from cumulant.observatory.record import Record, claim_directory
-from cumulant.observatory.statics import with_weights
-from cumulant.observatory.texts import read_texts
+from cumulant.observatory.shards import Job
 
-NULL_SHARE = 4  # nulls read a quarter of the tokens
-LEAST = 4096  # but not fewer than this
+FEWEST = 16  # tokens that are worth reading
+HELP = "pydoc_data.topics, Python's own help"
 
 
 def observe_command(
@@ -36,10 +37,16 @@ def observe_command(
         str, typer.Argument(help=f"{', '.join(KNOWN)}, a directory, a GGUF file, or owner/name on the hub.")
     ] = "minilm",
     text: Annotated[
-        list[str] | None, typer.Option(help="A file, a directory or - for standard input; Python's own help if none.")
+        list[str] | None,
+        typer.Option(
+            help="A file, directory or URI of text, JSONL or Parquet; - for standard input; Python's own help if none."
+        ),
+    ] = None,
+    column: Annotated[
+        str | None, typer.Option(help="The column of JSONL or Parquet that holds the text; found if none.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Where to put tables and page; observed/MODEL if none.")] = None,
-    max_tokens: Annotated[int, typer.Option(min=16, help="Stop after so many tokens.")] = 20_000,
+    max_tokens: Annotated[int, typer.Option(min=0, help="Stop after so many tokens; 0 reads everything.")] = 20_000,
     max_length: Annotated[int, typer.Option(min=8, help="Tokens of a window; longer texts are cut.")] = 256,
     batch_size: Annotated[int, typer.Option(min=1, help="Windows that run together.")] = 16,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps, …")] = "cpu",
@@ -53,6 +60,17 @@ def observe_command(
         str | None,
         typer.Option("--ablate", help="gaussian or mixture: replace every head by that, and say which can go."),
     ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with a run in --out that was stopped or killed.")
+    ] = False,
+    shard_bytes: Annotated[
+        int | None, typer.Option(min=1, help="Text that is lost at most if a run is killed; 1/256 of it if none.")
+    ] = None,
+    ray: Annotated[
+        str | None,
+        typer.Option(help="Observe on Ray: local or nothing for this machine, auto, HOST:PORT or ray://HOST:PORT."),
+    ] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Models that read at once on Ray.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a record that is already in --out.")] = False,
     allow_pickle: Annotated[
         bool,
@@ -65,40 +83,58 @@ def observe_command(
     look at. Numbers stand beside those of the same architecture at random initialisation and with shuffled keys.
     """
     screen, errors = Console(), Console(stderr=True)
-    with _sentences():
-        nulls = chosen_nulls(null)
-        _check_ablation(ablation, text or [])
-        place = out or Path("observed") / Path(model).name
-        claim_directory(place, force)
-        for old in place.glob("ablation.*"):  # of a record that is being replaced
-            old.unlink()
+    sources, place = text or [], out or Path("observed") / Path(model).name
+    with _sentences(), ExitStack() as stack:
+        names = chosen_nulls(null)
+        _check(ablation, max_tokens, resume, force, ray, workers)
+        given = {
+            "--ablate": ablation,
+            "--resume": resume,
+            "--ray": ray,
+            "--column": column,
+            "--shard-bytes": shard_bytes,
+        }
+        check_stream(sources, {option: bool(value) for option, value in given.items()})
+        corpus = None if "-" in sources else plan(sources, column=column, shard_bytes=shard_bytes)
+        if not resume:
+            claim_directory(place, force)
         with errors.status(f"loading {model}"):
             loaded = load(model, device=device, dtype=dtype, allow_pickle=allow_pickle)
-        settings = {"quantities": quantities, "max_length": max_length, "batch_size": batch_size, "seed": seed}
-        sources = text or []
+        chosen = None if not quantities else tuple(quantities)
+        job = Job(model, device, dtype, allow_pickle, chosen, max_length, batch_size, seed)
+        most = max_tokens or None
         told = {
-            "text": ", ".join(sources) or "pydoc_data.topics, Python's own help",
+            "text": ", ".join(sources) or HELP,
             "command": shlex.join(["cumulant", *sys.argv[1:]]),
             "dimension": int(getattr(loaded.model.config, "hidden_size", 0)) or None,
         }
-        texts = read_texts(sources)
-        record = _observed(errors, loaded, texts, max_tokens, settings, "reading")
-        record = with_weights(record, loaded.model)
-        record = replace(record, meta=record.meta | told | {"text_hash": texts.sha256})
-        record.save(place)
-        found = {}
-        if record.meta["complete"] and "-" not in sources:
-            fewer = max(LEAST, max_tokens // NULL_SHARE)
-            for name in nulls:
-                found[name] = _null(errors, name, loaded, sources, min(fewer, max_tokens), settings)
-                found[name].save(place / f"null-{name}")
+        found: dict[str, Record] = {}
+        run = None
+        if corpus is None:
+            _forget(place)
+            record = from_stream(errors, loaded, job, sources, most)
+            record = replace(record, meta=record.meta | told)
+            record.save(place)
+        else:
+            cluster = Cluster(ray, workers) if ray else None
+            run = stack.enter_context(closing(Run(errors, loaded, corpus, cluster, resume, force)))
+            store = run.open(job, most, place)
+            if not resume:
+                _forget(place)
+            record = run.observed(store, told)
+            for name in names if record.meta["complete"] else ():
+                tokens = null_tokens(record, most)
+                found[name] = run.observed(run.open(job._replace(null=name), tokens, place / f"null-{name}"))
         with errors.status("writing tables and page"):
             write_tables(record, place, found)
-            render(record, place / "report.html", found)
-    _summarise(screen, record, found, place)
-    if ablation is not None and record.meta["complete"]:
+            render(record, place / "report.html", found, _ablation_of(place))
+        complete = all(r.meta["complete"] for r in (record, *found.values()))
+        if run is not None and complete:
+            run.clear()
+    _summarise(screen, record, found, place, going_on=corpus is not None and not complete)
+    if ablation is not None and corpus is not None and complete:
         with _sentences():
-            _ablate(screen, errors, loaded, read_texts(sources), ablation, seed, place)
+            _ablate(screen, errors, loaded, corpus.texts([]), ablation, seed, place)
             render(record, place / "report.html", found, _ablation_of(place))
 
 
@@ -146,40 +182,26 @@ def _figure(number: dict | None) -> str:
     return f"{number['value']:.3g}{null}"
 
 
-def _observed(errors: Console, model: Loaded, texts, max_tokens: int, settings: dict, words: str, alter=None) -> Record:
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.completed:,.0f} of {task.total:,.0f} tokens"),
-        TextColumn("{task.fields[rate]}"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=errors, transient=True) as bar:
-        task = bar.add_task(f"{model.name}: {words}", total=max_tokens, rate="")
-
-        def progress(tokens: int) -> None:
-            speed = bar.tasks[task].speed
-            bar.update(task, advance=tokens, rate=f"{speed:,.0f} tokens/s" if speed else "")
-
-        return observe(model, texts, max_tokens=max_tokens, progress=progress, alter=alter, **settings)
+def _check(ablation: str | None, max_tokens: int, resume: bool, force: bool, ray: str | None, workers: int | None):
+    """Refuse options that do not go together."""
+    if ablation not in (None, "gaussian", "mixture"):
+        raise ValueError(sentence("--ablate", "gaussian or mixture", repr(ablation), "Choose one of them."))
+    if 0 < max_tokens < FEWEST:
+        raise ValueError(sentence("--max-tokens", f"0 for everything, or at least {FEWEST}", max_tokens, "Raise it."))
+    if resume and force:
+        advice = "The one goes on with a run, the other starts anew."
+        raise ValueError(sentence("--resume", "no --force beside it", "both", advice))
+    if workers is not None and ray is None:
+        raise ValueError(sentence("--workers", "--ray beside it", "none", "This process alone reads with one model."))
 
 
-def _null(errors: Console, name: str, loaded: Loaded, sources: list[str], tokens: int, settings: dict) -> Record:
-    texts = read_texts(sources)
-    if name == "random":
-        twin = replace(loaded, model=random_twin(loaded, settings["seed"]))
-        record = _observed(errors, twin, texts, tokens, settings, "null, random weights")
-        return with_weights(record, twin.model)
-    quiet = settings | {"hidden_states": False}
-    return _observed(errors, loaded, texts, tokens, quiet, "null, shuffled keys", shuffled(settings["seed"]))
-
-
-def _check_ablation(kind: str | None, sources: list[str]) -> None:
-    if kind not in (None, "gaussian", "mixture"):
-        raise ValueError(sentence("--ablate", "gaussian or mixture", repr(kind), "Choose one of them."))
-    if kind is not None and "-" in sources:
-        raise ValueError(sentence("--ablate", "texts that can be read twice", "standard input", "Give a file."))
+def _forget(place: Path) -> None:
+    """Delete what an earlier record in this place has beside it."""
+    for old in place.glob("ablation.*"):
+        old.unlink()
+    for old in place.glob("null-*"):
+        if (old / "record.json").is_file() or (old / "shards").is_dir():
+            shutil.rmtree(old)
 
 
 def _ablate(screen: Console, errors: Console, loaded: Loaded, texts, kind: str, seed: int, place: Path) -> None:
@@ -257,7 +279,9 @@ def _ablation_of(directory: Path) -> dict | None:
     raise ValueError(sentence(str(path), "what --ablate wrote", "something else", "Delete it, or observe again."))
 
 
-def _summarise(screen: Console, record: Record, nulls: dict[str, Record], place: Path) -> None:
+def _summarise(
+    screen: Console, record: Record, nulls: dict[str, Record], place: Path, *, going_on: bool = False
+) -> None:
     """What a person wants to know when the command ends."""
     data = page_data(record, nulls)
     meta = record.meta
@@ -269,8 +293,16 @@ def _summarise(screen: Console, record: Record, nulls: dict[str, Record], place:
     )
     for note in meta.get("notes", []):
         screen.print(f"Note: {note}.", highlight=False)
-    if not meta.get("complete", True):
-        screen.print("[yellow]Interrupted: the record holds what was read until then.[/]")
+    if meta.get("spoiled"):
+        shown = "; ".join(f"{d['name']} ({d['why']})" for d in meta["spoiled_documents"][:3])
+        more = ", …" if meta["spoiled"] > 3 else ""
+        documents = "document" if meta["spoiled"] == 1 else "documents"
+        screen.print(
+            f"{meta['spoiled']:,} {documents} could not be read: {shown}{more}.", highlight=False, markup=False
+        )
+    if going_on or not meta.get("complete", True):
+        words = " The same command with --resume goes on." if going_on else ""
+        screen.print(f"[yellow]Interrupted: the record holds what was read until then.{words}[/]")
     table = Table("question", "", "what was seen", show_lines=True)
     for answer in data["verdicts"]:
         table.add_row(answer["question"], f"[bold]{answer['answer']}[/]", answer["words"])

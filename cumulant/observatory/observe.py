@@ -17,7 +17,7 @@ from cumulant.observatory.models import Loaded
 from cumulant.observatory.pieces import pieces
 from cumulant.observatory.record import TEXTS, Passage, Record
 from cumulant.observatory.recorder import Recorder, attach
-from cumulant.observatory.texts import Batch, Text, batches
+from cumulant.observatory.texts import Batch, Spoiled, Text, batches
 
 LONGEST = 192  # tokens of a passage that are kept for the page
 FEW = 1000  # below this a record says so
@@ -38,6 +38,7 @@ def observe(
     alter: Callable[[Call], Call] | None = None,
     progress: Progress | None = None,
     meta: dict | None = None,
+    spoiled: list[Spoiled] | None = None,
 ) -> Record:
     """Let a model read texts and keep the law of its heads and of its hidden states.
 
@@ -47,6 +48,7 @@ def observe(
     max_tokens  where to stop; None reads everything
     max_length  tokens of a window; longer texts are cut
     progress    called with the number of tokens of every batch that is done
+    spoiled     takes the texts that the tokenizer cannot read, which are then left out; without it they are refused
 
     Memory does not grow with the length of the texts. An interrupt (Ctrl-C) ends the reading and gives the record so
     far, with ``meta["complete"]`` false.
@@ -55,9 +57,10 @@ def observe(
     if tokenizer is None:
         advice = "Pass tokenizer=..., or attach(model) and call the model yourself."
         raise ValueError(sentence("observe.tokenizer", "the tokenizer of the model", None, advice))
-    stream = batches(texts, tokenizer, max_length=max_length, batch_size=batch_size, max_tokens=max_tokens)
+    limits = {"max_length": max_length, "batch_size": batch_size, "max_tokens": max_tokens}
+    stream = batches(texts, tokenizer, **limits, spoiled=spoiled)
     device = next(network.parameters()).device
-    passages: list[Passage] = []
+    passages: dict[int, Passage] = {}  # by the number of the text, as batches are sorted by length
     tokens = sequences = 0
     complete = True
     with attach(network, quantities, seed=seed, hidden_states=hidden_states, alter=alter) as recorder:
@@ -66,7 +69,7 @@ def observe(
                 _place(recorder, batch)
                 with torch.inference_mode():
                     network(**batch.inputs(device), **_decoder(network, batch, device))
-                passages += _passages(recorder, batch, tokenizer)
+                passages |= _passages(recorder, batch, tokenizer)
                 tokens, sequences = tokens + batch.tokens, sequences + len(batch.names)
                 if progress is not None:
                     progress(batch.tokens)
@@ -80,7 +83,7 @@ def observe(
         "model_class": type(network).__name__,
         "fingerprint": model.fingerprint if isinstance(model, Loaded) else "",
         "source": model.source if isinstance(model, Loaded) else "",
-        "notes": [*(model.notes if isinstance(model, Loaded) else ()), *_small(tokens)],
+        "notes": [*(model.notes if isinstance(model, Loaded) else ()), *small(tokens)],
         "tokens": tokens,
         "sequences": sequences,
         "skipped": stream.skipped,
@@ -91,10 +94,12 @@ def observe(
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": versions("torch", "transformers", "tokenizers", "safetensors"),
     }
-    return replace(record, passages=tuple(passages[:TEXTS]), meta=record.meta | told | (meta or {}))
+    shown = tuple(passages[number] for number in sorted(passages))
+    return replace(record, passages=shown, meta=record.meta | told | (meta or {}))
 
 
-def _small(tokens: int) -> list[str]:
+def small(tokens: int) -> list[str]:
+    """What a record of few tokens says of itself."""
     if tokens >= FEW:
         return []
     return [f"only {tokens} tokens were read: take no verdict from them, they need some thousands"]
@@ -103,7 +108,7 @@ def _small(tokens: int) -> list[str]:
 def _place(recorder: Recorder, batch: Batch) -> None:
     """Tell the recorder what it listens to: the sample depends on it, and the first passages are kept."""
     recorder.texts, recorder.offsets = batch.text_index, batch.offset
-    first = (batch.text_index < TEXTS) & (batch.offset == 0)
+    first = (batch.text_number < TEXTS) & (batch.offset == 0)
     recorder.keep = tuple(first.nonzero()[:, 0].tolist())
     recorder.shown = {}
     if recorder.watch is not None:
@@ -124,8 +129,8 @@ def _decoder(network: nn.Module, batch: Batch, device: torch.device) -> dict:
     return {"decoder_input_ids": ids.to(device), "decoder_attention_mask": mask.to(device)}
 
 
-def _passages(recorder: Recorder, batch: Batch, tokenizer: Any) -> list[Passage]:
-    out = []
+def _passages(recorder: Recorder, batch: Batch, tokenizer: Any) -> dict[int, Passage]:
+    out = {}
     for sequence, values in sorted(recorder.shown.items()):
         length = min(LONGEST, int(batch.attention_mask[sequence].sum()))
         shown = tuple(pieces(tokenizer, batch.input_ids[sequence, :length].tolist()))
@@ -134,5 +139,5 @@ def _passages(recorder: Recorder, batch: Batch, tokenizer: Any) -> list[Passage]
             quantity: {name: t[:, :length].contiguous() for name, t in by_layer.items() if t.shape[1] == whole}
             for quantity, by_layer in values.items()
         }
-        out.append(Passage(batch.names[sequence], shown, kept))
+        out[int(batch.text_number[sequence])] = Passage(batch.names[sequence], shown, kept)
     return out

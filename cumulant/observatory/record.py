@@ -93,25 +93,46 @@ class Record:
 
     # ------------------------------------------------------------------ files
 
-    def save(self, directory: str | Path) -> None:
-        """Write moments.safetensors and record.json into a directory, each in one step."""
+    def tensors(self, *, exact: bool = False) -> dict[str, Tensor]:
+        """Every tensor under a name; unless ``exact``, scatters in single precision, which halves them."""
+        found = {f"tally/{key}/{name}": t for key, tally in self.tallies.items() for name, t in tally.tensors().items()}
+        found |= {f"sum/{key}": t for key, t in self.sums.items()}
+        found |= {f"hidden/{key}": t if exact else _packed(key, t) for key, t in self.hidden.items()}
+        found |= {f"weights/{key}": t for key, t in self.weights.items()}
+        for i, passage in enumerate(self.passages):
+            for quantity, by_layer in passage.values.items():
+                found |= {f"passage/{i}/{quantity}/{name}": t for name, t in by_layer.items()}
+        return {k: t.contiguous() for k, t in found.items()}
+
+    def plain(self) -> dict:
+        """Everything else, as what JSON can say."""
+        return {
+            "format": FORMAT,
+            "meta": self.meta,
+            "layers": [layer._asdict() for layer in self.layers],
+            "passages": [{"name": p.name, "tokens": list(p.tokens)} for p in self.passages],
+        }
+
+    @classmethod
+    def assemble(cls, plain: dict, tensors: dict[str, Tensor]) -> Record:
+        """The inverse of `plain` and `tensors`; ValueError if they are of another format."""
+        if plain["format"] != FORMAT:
+            raise ValueError(plain["format"])
+        return _assemble(plain, tensors)
+
+    def save(self, directory: str | Path, *, exact: bool = False) -> None:
+        """Write moments.safetensors and record.json into a directory, each in one step.
+
+        exact  keep double precision everywhere, for records that are merged later; `load` reads both
+        """
         from safetensors.torch import save_file
 
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
-        tensors = {
-            f"tally/{key}/{name}": t for key, tally in self.tallies.items() for name, t in tally.tensors().items()
-        }
-        tensors |= {f"sum/{key}": t for key, t in self.sums.items()}
-        tensors |= {f"hidden/{key}": _packed(key, t) for key, t in self.hidden.items()}
-        tensors |= {f"weights/{key}": t for key, t in self.weights.items()}
-        for i, passage in enumerate(self.passages):
-            for quantity, by_layer in passage.values.items():
-                tensors |= {f"passage/{i}/{quantity}/{name}": t for name, t in by_layer.items()}
         handle, name = tempfile.mkstemp(dir=directory, prefix=".moments.")
         os.close(handle)
         try:
-            save_file({k: v.contiguous() for k, v in tensors.items()}, name, metadata={"format": FORMAT})
+            save_file(self.tensors(exact=exact), name, metadata={"format": FORMAT})
             Path(name).chmod(0o644)
             os.replace(name, directory / "moments.safetensors")
         except BaseException:
@@ -119,13 +140,7 @@ class Record:
             raise
         from cumulant.documents import write
 
-        plain = {
-            "format": FORMAT,
-            "meta": self.meta,
-            "layers": [layer._asdict() for layer in self.layers],
-            "passages": [{"name": p.name, "tokens": list(p.tokens)} for p in self.passages],
-        }
-        write(directory / "record.json", json.dumps(plain, indent=1, ensure_ascii=False) + "\n")
+        write(directory / "record.json", json.dumps(self.plain(), indent=1, ensure_ascii=False) + "\n")
 
     @classmethod
     def load(cls, directory: str | Path) -> Record:
@@ -140,10 +155,7 @@ class Record:
             raise ValueError(sentence(where, "what `cumulant observe --out` wrote", got, "Check the path."))
         try:
             plain = json.loads((directory / "record.json").read_text(encoding="utf-8"))
-            if plain["format"] != FORMAT:
-                raise ValueError(plain["format"])
-            tensors = load_file(directory / "moments.safetensors")
-            return _assemble(plain, tensors)
+            return cls.assemble(plain, load_file(directory / "moments.safetensors"))
         except (OSError, ValueError, LookupError, TypeError, SafetensorError) as error:
             got = f"one that cannot be read ({type(error).__name__}: {error})"
             raise ValueError(sentence(where, f"a directory with a {FORMAT}", got, "Observe again.")) from None
@@ -189,9 +201,15 @@ def claim_directory(directory: Path, force: bool = False) -> None:
     if directory.is_file():
         raise ValueError(sentence("--out", "a directory", f"the file {directory}", "Name another place."))
     if directory.is_dir() and any(directory.iterdir()) and not force:
-        own = (directory / "record.json").is_file()
-        got = "one that already holds a record" if own else "one that holds other files"
-        advice = "Name a new one, or pass --force to replace the record." if own else "Name a new one."
+        got, advice = "one that holds other files", "Name a new one."
+        if (directory / "shards" / "plan.json").is_file():
+            got, advice = (
+                "one with a run that has not ended",
+                "Pass --resume to go on with it, or --force to start anew.",
+            )
+        elif (directory / "record.json").is_file():
+            got = "one that already holds a record"
+            advice = "Name a new one, or pass --force to replace the record."
         raise ValueError(sentence("--out", "a new or empty directory", f"{directory}, {got}", advice))
 
 
@@ -202,6 +220,7 @@ def _joined(a: dict, b: dict, add) -> dict:
 
 
 def _merged_meta(a: dict, b: dict) -> dict:
-    """Counts add, equal entries stay, the rest is the first's."""
+    """Counts and notes add, equal entries stay, the rest is the first's."""
+    notes = {"layer_notes": b["layer_notes"] | a["layer_notes"]} if "layer_notes" in a and "layer_notes" in b else {}
     counts = {k: a.get(k, 0) + b.get(k, 0) for k in ("tokens", "sequences", "skipped") if k in a or k in b}
-    return {**b, **a, **counts, "complete": bool(a.get("complete", True) and b.get("complete", True))}
+    return {**b, **a, **counts, **notes, "complete": bool(a.get("complete", True) and b.get("complete", True))}

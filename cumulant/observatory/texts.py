@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import os
 import re
 import sys
 from collections.abc import Iterable, Iterator
@@ -20,9 +19,11 @@ from torch import Tensor
 
 from cumulant.checks import sentence
 from cumulant.observatory.pieces import pieces as pieces
+from cumulant.observatory.places import walk
 
 PART = 1 << 18  # characters of a file that are read at once
 BUFFER = 16  # batches whose windows are sorted by length together
+WORDS = 200  # characters of a tokenizer's complaint that are kept
 SUFFIXES = {
     *(".txt", ".md", ".rst", ".tex", ".org", ".adoc", ".html", ".xml", ".css", ".csv", ".tsv", ".json", ".jsonl"),
     *(".log", ".toml", ".yaml", ".yml", ".ini", ".cfg", ".sh", ".sql", ".py", ".pyi", ".c", ".h", ".cc", ".cpp"),
@@ -49,6 +50,21 @@ class Text(NamedTuple):
     more: bool = False
 
 
+class Spoiled(NamedTuple):
+    """A document that was left out: its name, and what is wrong with it."""
+
+    name: str
+    why: str
+
+
+class NoTokens(ValueError):
+    """Texts in which there is not one token to read; ``skipped`` of them were empty."""
+
+    def __init__(self, words: str, skipped: int = 0):
+        super().__init__(words)
+        self.skipped = skipped
+
+
 Sources = str | Path | Iterable[str | Path]
 
 
@@ -56,7 +72,8 @@ def read_texts(sources: Sources = ()) -> Reading:
     """Texts from files, directories, "-" (standard input); from nothing, the topics of Python's own help.
 
     A directory gives its files with a suffix in `SUFFIXES`, recursively and sorted; hidden and empty ones are left out.
-    Files are UTF-8. What is missing is refused at once, what is empty or no text when it is reached.
+    Files are UTF-8. What is missing is refused at once, what is empty or no text when it is reached. The lines of JSONL
+    are characters here like any other; `corpus.plan` knows documents in a file.
 
     >>> texts = read_texts()
     >>> next(texts).name, len(texts.sha256)
@@ -113,11 +130,8 @@ def _places(source: str | Path) -> list[Path | None]:
         )
     if not path.is_dir():
         return [path]
-    found: list[Path | None] = []
-    for folder, folders, files in os.walk(path):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        kept = [Path(folder) / name for name in sorted(files) if not name.startswith(".")]
-        found += [file for file in kept if file.suffix.lower() in SUFFIXES and file.is_file() and file.stat().st_size]
+    kept = (file for file in walk(path) if file.suffix.lower() in SUFFIXES)
+    found: list[Path | None] = [file for file in kept if file.is_file() and file.stat().st_size]
     if not found:
         expected, got = "a directory with text files", f"{path} with none"
         raise ValueError(
@@ -187,7 +201,8 @@ class Batch:
 
     input_ids       (b, n)
     attention_mask  (b, n)  1 where there is a token, 0 where there is padding
-    text_index      (b,)    the text that each window is from
+    text_index      (b,)    the text that each window is from, int64
+    text_number     (b,)    which text of this reading that is, counted from 0, empty and spoiled ones included
     offset          (b,)    how many tokens of the text come before the window, special ones not counted
     names           the name of each window's text
     tokens          how many tokens the batch has, special ones counted and padding not
@@ -196,6 +211,7 @@ class Batch:
     input_ids: Tensor
     attention_mask: Tensor
     text_index: Tensor
+    text_number: Tensor
     offset: Tensor
     names: tuple[str, ...]
     tokens: int
@@ -210,6 +226,7 @@ class Window(NamedTuple):
 
     ids: list[int]
     text: Text
+    number: int
     offset: int
 
 
@@ -221,12 +238,14 @@ def batches(
     batch_size: int,
     max_tokens: int | None = None,
     stride: int | None = None,
+    spoiled: list[Spoiled] | None = None,
 ) -> Batches:
     """Batches of windows of at most ``max_length`` tokens, special ones included.
 
     max_tokens  stop when so many tokens are in batches, special ones counted and padding not; the last window is cut to
                 fit, and if only special tokens would fit there is none. None: all texts
     stride      tokens of the text from the start of a window to the start of the next; None: windows do not overlap
+    spoiled     gets the texts that the tokenizer fails on, which are left out from there on; None: its error is raised
 
     Each window gets the special tokens that the tokenizer puts around a text. Windows are sorted by length, longest
     first, among those of `BUFFER` batches, so little is padding and the order is always the same.
@@ -236,13 +255,13 @@ def batches(
     start, end = special_tokens(tokenizer)
     added = len(start) + len(end)
     limit = getattr(tokenizer, "model_max_length", sys.maxsize)
-    _require_number("batches.max_length", max_length, added + 1, limit)
-    _require_number("batches.batch_size", batch_size, 1)
-    _require_number("batches.max_tokens", max_tokens if max_tokens is not None else added + 1, added + 1)
+    require_number("batches.max_length", max_length, added + 1, limit)
+    require_number("batches.batch_size", batch_size, 1)
+    require_number("batches.max_tokens", max_tokens if max_tokens is not None else added + 1, added + 1)
     room = max_length - added
     step = room if stride is None else stride
-    _require_number("batches.stride", step, 1, room)
-    windows = _Windows(texts, tokenizer, room, step, added, max_tokens)
+    require_number("batches.stride", step, 1, room)
+    windows = _Windows(texts, tokenizer, room, step, added, max_tokens, spoiled)
     return Batches(windows, batch_size, (start, end), padding(tokenizer))
 
 
@@ -251,6 +270,8 @@ class Batches(Iterator[Batch]):
     """Batches one after the other.
 
     skipped  texts so far that had no token
+
+    `NoTokens` is raised if no text has one.
     """
 
     def __init__(self, windows: _Windows, batch_size: int, special: tuple[list[int], list[int]], pad: int):
@@ -274,8 +295,8 @@ class Batches(Iterator[Batch]):
                 yield from self._sorted(held)
                 held = []
         if not found:
-            got = f"{self._windows.skipped} texts without one" if self._windows.skipped else "no texts"
-            raise ValueError(sentence("batches.texts", "a text of at least one token", got, "Give other texts."))
+            told = "a text of at least one token", self._windows.fruitless(), "Give other texts."
+            raise NoTokens(sentence("batches.texts", *told), self._windows.skipped)
         yield from self._sorted(held)
 
     def _sorted(self, held: list[Window]) -> Iterator[Batch]:
@@ -290,8 +311,10 @@ class Batches(Iterator[Batch]):
         ids = torch.tensor([row + [self._pad] * (longest - len(row)) for row in rows])
         mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows])
         index = torch.tensor([window.text.index for window in windows])
+        number = torch.tensor([window.number for window in windows])
         offset = torch.tensor([window.offset for window in windows])
-        return Batch(ids, mask, index, offset, tuple(window.text.name for window in windows), sum(map(len, rows)))
+        names = tuple(window.text.name for window in windows)
+        return Batch(ids, mask, index, number, offset, names, sum(map(len, rows)))
 
 
 @dataclass
@@ -304,7 +327,9 @@ class _Windows:
     step: int
     added: int
     max_tokens: int | None
+    spoiled: list[Spoiled] | None = None
     skipped: int = 0
+    failed: int = 0
 
     def __iter__(self) -> Iterator[Window]:
         left = sys.maxsize if self.max_tokens is None else self.max_tokens
@@ -315,22 +340,45 @@ class _Windows:
             if left <= self.added:  # before the next text is read: what is not used is not hashed
                 return
 
+    def fruitless(self) -> str:
+        """What there was if there was no window."""
+        empty = [f"{self.skipped} texts without one"] if self.skipped else []
+        failed = [f"{self.failed} that the tokenizer fails on"] if self.failed else []
+        return " and ".join(empty + failed) or "no texts"
+
     def _all(self) -> Iterator[Window]:
-        held, offset = [], 0
-        for number, given in enumerate(self.texts):
-            text = _as_text(number, given)
-            held += self.tokenizer(text.body, add_special_tokens=False, verbose=False)["input_ids"]
+        held, number, offset, whole = [], 0, 0, True
+        for place, given in enumerate(self.texts):
+            text = _as_text(place, given)
+            if whole:
+                found = self._tokens(text)
+                whole = found is not None
+                held = held + found if found is not None else []
             while len(held) > self.room:
-                yield Window(held[: self.room], text, offset)
+                yield Window(held[: self.room], text, number, offset)
                 del held[: self.step]
                 offset += self.step
             if text.more:
                 continue
             if held:
-                yield Window(held, text, offset)
-            else:
+                yield Window(held, text, number, offset)
+            elif whole:
                 self.skipped += 1
-            held, offset = [], 0
+            held, number, offset, whole = [], number + 1, 0, True
+
+    def _tokens(self, text: Text) -> list[int] | None:
+        """Token ids of a text, or of its part; None, and a line in ``spoiled``, where the tokenizer fails."""
+        try:
+            return self.tokenizer(text.body, add_special_tokens=False, verbose=False)["input_ids"]
+        except (KeyboardInterrupt, SystemExit, MemoryError):
+            raise
+        except BaseException as error:  # a panic of Rust is no Exception
+            if self.spoiled is None:
+                raise
+            self.failed += 1
+            told = f"{type(error).__name__}: {error}".splitlines()[0][:WORDS]
+            self.spoiled.append(Spoiled(text.name, f"the tokenizer fails: {told}"))
+            return None
 
 
 def _as_text(number: int, given: Text | str) -> Text:
@@ -372,7 +420,7 @@ def padding(tokenizer: Any) -> int:
     return 0
 
 
-def _require_number(where: str, value: object, least: int, most: int = sys.maxsize) -> None:
+def require_number(where: str, value: object, least: int, most: int = sys.maxsize) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(sentence(where, "a whole number", repr(value), "Give an int."))
     if not least <= value <= most:
