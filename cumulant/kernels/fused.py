@@ -55,39 +55,41 @@ def backward(x: Inputs, plan: Plan, out: dict[str, Tensor], grad: dict[str, Tens
     """Gradients of eta, atoms and values."""
     bias, empty = _bias(x)
     g = out["log_normalizer"] if empty is None else out["log_normalizer"].masked_fill(empty, 0)
-    total = [
-        torch.zeros_like(x.eta),
-        torch.zeros_like(x.atoms),
-        None if x.values is None else torch.zeros_like(x.values),
-    ]
-    incoming = grad.get("log_normalizer", torch.zeros_like(g))
-    if empty is not None:
+    incoming = grad.get("log_normalizer")
+    if incoming is not None and empty is not None:
         incoming = incoming.masked_fill(empty, 0)
+    total: list[Tensor | None] = [None, None, None]
     for name, points in _passes(x, plan):
+        if name not in grad and incoming is None:
+            continue
         # for G alone no mean was kept, and none is needed: it only meets a zero gradient
         mean = out[name] if name in out else torch.zeros_like(x.eta)
         row = grad.get(name, torch.zeros_like(mean))
         if empty is not None:
             row = row.masked_fill(empty[..., None], 0)
+        tensors = (row, x.eta, x.atoms, points, mean)
+        if incoming is not None:  # one more column carries it
+            tensors = (
+                _pad(row, 1),
+                _pad(x.eta),
+                _pad(x.atoms),
+                _pad(points),
+                torch.cat([mean, -incoming[..., None]], -1),
+            )
         pieces = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            _pad(row, 1.0),
-            _pad(x.eta, 0.0),
-            _pad(x.atoms, 0.0),
-            _pad(points, 0.0),
-            torch.cat([mean, -incoming[..., None]], -1)[None],
+            *(tensor.contiguous()[None] for tensor in tensors),
             g[None],
             0.0,
             plan.band.causal,
             attn_mask=bias,
             scale=1.0,
         )
-        d_eta, d_atoms, d_points = (piece[0, ..., :-1] for piece in pieces)
-        total[0] += d_eta
-        total[1] += d_atoms
-        sink = total[1] if points is x.atoms else total[2]
-        sink += d_points
-        incoming = torch.zeros_like(incoming)  # the gradient of G goes with the first pass
-    return [*total, None, None]
+        for slot, piece in zip((0, 1, 1 if points is x.atoms else 2), pieces, strict=True):
+            part = (piece[0] if incoming is None else piece[0, ..., :-1]).contiguous()
+            total[slot] = part if total[slot] is None else total[slot] + part
+        incoming = None  # the gradient of G goes with the first pass
+    found = zip(total, (x.eta, x.atoms, x.values), strict=True)
+    return [*(torch.zeros_like(t) if part is None and t is not None else part for part, t in found), None, None]
 
 
 def _passes(x: Inputs, plan: Plan) -> list[tuple[str, Tensor]]:
@@ -114,5 +116,5 @@ def _bias(x: Inputs) -> tuple[Tensor | None, Tensor | None]:
     return bias.expand(shape)[None], ~x.mask.any(-1).expand(shape[:2])
 
 
-def _pad(tensor: Tensor, value: float) -> Tensor:
-    return torch.nn.functional.pad(tensor, (0, 1), value=value)[None]
+def _pad(tensor: Tensor, value: float = 0.0) -> Tensor:
+    return torch.nn.functional.pad(tensor, (0, 1), value=value)

@@ -348,7 +348,8 @@ class _Request:
         tensor = accumulate(tensor).expand(*self.lead, -1, -1)
         split = tensor.reshape(*self.axes, *tensor.shape[-2:])
         ordered = split.permute(*self.kept, *self.shared, split.ndim - 2, split.ndim - 1)
-        return ordered.reshape(_count([split.shape[i] for i in self.kept]), -1, tensor.shape[-1])
+        groups, heads = (_count([split.shape[i] for i in axes]) for axes in (self.kept, self.shared))
+        return ordered.reshape(groups, heads * tensor.shape[-2], tensor.shape[-1])
 
     def _key_lead(self) -> torch.Size:
         """Batch axes over which the key side really varies, 1 elsewhere, in terms of query heads."""
@@ -375,13 +376,13 @@ class _Request:
         """(*batch, q, n) → (g, q, n), or (1, q, n) where all groups share it."""
         if _count(table.shape[:-2]) == 1:
             return table.reshape(1, *table.shape[-2:])
-        return table.expand(*self.lead, *table.shape[-2:]).reshape(-1, *table.shape[-2:])
+        return table.expand(*self.lead, *table.shape[-2:]).reshape(_count(self.lead), *table.shape[-2:])
 
     def _order(self, keys: torch.Size) -> tuple[list[int], list[int]]:
         """Axes of the split lead that select atoms, and axes that share them."""
         kept, shared = [], []
         for i, pair in enumerate(zip(self.lead, keys, strict=True)):
-            outer = kept if pair[1] > 1 or pair[0] == 1 else shared
+            outer = kept if pair[1] != 1 or pair[0] == 1 else shared
             outer.append(2 * i)
             (shared if pair[1] != pair[0] else kept).append(2 * i + 1)
         return kept, shared

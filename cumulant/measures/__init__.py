@@ -6,6 +6,7 @@ from cumulant.measures.classical import from_distribution
 from cumulant.measures.compose import convolve, product
 from cumulant.measures.empirical import Empirical
 from cumulant.measures.gaussian import Gaussian
+from cumulant.measures.sharded import Sharded, shard
 from cumulant.measures.sphere import Sphere
 from cumulant.measures.transform import independent
 
@@ -15,10 +16,12 @@ __all__ = [
     "Gaussian",
     "Hull",
     "Measure",
+    "Sharded",
     "Sphere",
     "convolve",
     "from_distribution",
     "independent",
     "per_query",
     "product",
+    "shard",
 ]

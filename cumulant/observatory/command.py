@@ -68,7 +68,7 @@ def observe_command(
     ] = None,
     ray: Annotated[
         str | None,
-        typer.Option(help="Observe on Ray: local or nothing for this machine, auto, HOST:PORT or ray://HOST:PORT."),
+        typer.Option(help="Observe on Ray: local or nothing for this machine, auto, or HOST:PORT of a cluster."),
     ] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="Models that read at once on Ray.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a record that is already in --out.")] = False,
@@ -263,7 +263,8 @@ def _named(heads: tuple[AblatedHead, ...]) -> str:
 
 
 def _nulls_of(directory: Path) -> dict[str, Record]:
-    return {p.name.removeprefix("null-"): Record.load(p) for p in sorted(directory.glob("null-*")) if p.is_dir()}
+    found = (path.parent for path in sorted(directory.glob("null-*/record.json")))  # a killed run may have none yet
+    return {place.name.removeprefix("null-"): Record.load(place) for place in found}
 
 
 def _ablation_of(directory: Path) -> dict | None:

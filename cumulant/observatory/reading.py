@@ -1,0 +1,142 @@
+"""How the command comes by a record: from standard input at once, from a corpus shard by shard, here or on Ray."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import NamedTuple
+
+from rich.console import Console
+from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+
+from cumulant.checks import sentence
+from cumulant.observatory.corpus import Corpus
+from cumulant.observatory.models import Loaded
+from cumulant.observatory.observe import Progress, observe
+from cumulant.observatory.record import Record
+from cumulant.observatory.shards import Job, observe_corpus
+from cumulant.observatory.statics import with_weights
+from cumulant.observatory.store import Store
+from cumulant.observatory.texts import read_texts
+
+NULL_SHARE = 4  # nulls read a quarter of the tokens
+LEAST = 4096  # but not fewer than this
+WORDS = {None: "reading", "random": "null, random weights", "shuffled": "null, shuffled keys"}
+
+
+class Cluster(NamedTuple):
+    """Where the shards are observed if not in this process: an address for Ray, and how many models at once."""
+
+    address: str
+    workers: int | None = None
+
+
+def from_stream(errors: Console, loaded: Loaded, job: Job, sources: list[str], max_tokens: int | None) -> Record:
+    """The record of texts that can be read once, as standard input: nothing is kept on the way."""
+    texts = read_texts(sources)
+    with _bar(errors, loaded.name, job, max_tokens) as progress:
+        record = observe(
+            loaded,
+            texts,
+            quantities=job.quantities,
+            max_tokens=max_tokens,
+            max_length=job.max_length,
+            batch_size=job.batch_size,
+            seed=job.seed,
+            progress=progress,
+        )
+    return replace(with_weights(record, loaded.model), meta=record.meta | {"text_hash": texts.sha256})
+
+
+@dataclass
+class Run:
+    """One call of the command on a corpus: the record of the model and those of its nulls, each in a store of its own.
+
+    loaded   the model as it is; nulls are made of it
+    cluster  None: this process
+    stores   that were opened, the model's first
+    """
+
+    errors: Console
+    loaded: Loaded
+    corpus: Corpus
+    cluster: Cluster | None
+    resume: bool
+    force: bool
+    stores: list[Store] = field(default_factory=list)
+
+    def open(self, job: Job, max_tokens: int | None, place: Path) -> Store:
+        """The store of a record: an old one if the run is resumed and there is one."""
+        given = self.corpus, job, self.loaded.fingerprint, max_tokens
+        store = Store.open(place, *given, resume=self.resume, force=self.force)
+        self.stores.append(store)
+        for note in store.notes:
+            self.errors.print(f"Note: {note}.", highlight=False, markup=False)
+        return store
+
+    def observed(self, store: Store, told: dict | None = None) -> Record:
+        """The record of a store, saved beside its shards, with what else is ``told`` of it."""
+        if store.record is not None:
+            return store.record
+        model = store.job.prepared(self.loaded)
+        with _bar(self.errors, model.name, store.job, store.max_tokens) as progress:
+            record = self._read(store, model, progress)
+        record = record if store.job.null == "shuffled" else with_weights(record, model.model)
+        record = replace(record, meta=record.meta | (told or {}))
+        record.save(store.directory)
+        return record
+
+    def _read(self, store: Store, model: Loaded, progress: Progress) -> Record:
+        given = {"max_tokens": store.max_tokens, "loaded": model, "progress": progress}
+        if self.cluster is None:
+            return observe_corpus(store.job, self.corpus, store, **given)
+        from cumulant.observatory.on_ray import observe_on_ray
+
+        return observe_on_ray(store.job, self.corpus, store, **given, **self.cluster._asdict())
+
+    def clear(self) -> None:
+        """Delete all shards, those of the model last: as long as they are there, the run can be resumed."""
+        for store in reversed(self.stores):
+            store.clear()
+
+    def close(self) -> None:
+        for store in self.stores:
+            store.close()
+
+
+def null_tokens(record: Record, max_tokens: int | None) -> int:
+    """How much a null reads: a part of what the model was to read, or has read if that was everything."""
+    whole = record.meta["tokens"] if max_tokens is None else max_tokens
+    return min(whole, max(LEAST, whole // NULL_SHARE))
+
+
+def check_stream(sources: list[str], given: dict[str, bool]) -> None:
+    """Refuse with standard input what needs texts that can be read again."""
+    for option, here in given.items():
+        if here and "-" in sources:
+            raise ValueError(sentence(option, "texts that can be read twice", "standard input", "Give a file."))
+
+
+@contextmanager
+def _bar(errors: Console, name: str, job: Job, total: int | None) -> Iterator[Progress]:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[done]}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    whole = "" if total is None else f" of {total:,}"
+    with Bar(*columns, console=errors, transient=True) as bar:
+        task = bar.add_task(f"{name}: {WORDS[job.null]}", total=total, done=f"0{whole} tokens")
+
+        def progress(tokens: int) -> None:
+            bar.update(task, advance=tokens)
+            speed, done = bar.tasks[task].speed, bar.tasks[task].completed
+            rate = f", {speed:,.0f} tokens/s" if speed else ""
+            bar.update(task, done=f"{done:,.0f}{whole} tokens{rate}")
+
+        yield progress
