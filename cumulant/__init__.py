@@ -12,6 +12,7 @@ from cumulant import (
     geometry,
     hopfield,
     link,
+    nn,
     potentials,
     regression,
     residual,
@@ -19,18 +20,20 @@ from cumulant import (
     solve,
 )
 from cumulant.attention import Attended, attend, attention
-from cumulant.kernels import Moments, fisher_product, moments
+from cumulant.kernels import Moments, Ranks, deal, fisher_product, moments, sharded_moments
 from cumulant.measures import (
     Box,
     Empirical,
     Gaussian,
     Measure,
+    Sharded,
     Sphere,
     convolve,
     from_distribution,
     independent,
     per_query,
     product,
+    shard,
 )
 from cumulant.solve import Anderson, Damped, Picard, Solution, Status, fixed_point
 
@@ -46,6 +49,8 @@ __all__ = [
     "Measure",
     "Moments",
     "Picard",
+    "Ranks",
+    "Sharded",
     "Solution",
     "Sphere",
     "Status",
@@ -54,6 +59,7 @@ __all__ = [
     "boltzmann",
     "contrastive",
     "convolve",
+    "deal",
     "duality",
     "dynamics",
     "filters",
@@ -65,11 +71,14 @@ __all__ = [
     "independent",
     "link",
     "moments",
+    "nn",
     "per_query",
     "potentials",
     "product",
     "regression",
     "residual",
     "samplers",
+    "shard",
+    "sharded_moments",
     "solve",
 ]

@@ -9,8 +9,8 @@ import torch
 
 hf = pytest.importorskip("transformers", reason="install cumulant[hf] to observe models")
 
+from cumulant.nn import closures  # noqa: E402
 from cumulant.observatory import load  # noqa: E402
-from cumulant.observatory import replacement as replacement_module  # noqa: E402
 from cumulant.observatory.ablate import ablate, heads_of  # noqa: E402
 from cumulant.observatory.interface import Call, intervene, listen  # noqa: E402
 from cumulant.observatory.models import Loaded  # noqa: E402
@@ -94,8 +94,8 @@ SUPPORTS = {
 
 @pytest.mark.parametrize("name", SUPPORTS)
 def test_gaussian_output_is_the_sum_written_out(name, monkeypatch):
-    monkeypatch.setattr(replacement_module, "CHUNK", 3)
-    monkeypatch.setattr(replacement_module, "LARGE", 120)
+    monkeypatch.setattr(closures, "CHUNK", 3)
+    monkeypatch.setattr(closures, "LARGE", 120)
     q, n, support = SUPPORTS[name]
     call = call_of(q, n, **support)
     torch.testing.assert_close(gaussian_output(call), by_hand(call), rtol=1e-11, atol=1e-11)

@@ -1,0 +1,154 @@
+"""torch.nn's two masks as edits of the measure: which keys a query sees, and with what weight.
+
+In this room ``attn_mask`` and ``key_padding_mask`` mean what they mean in torch.nn: **True is blocked**, the reverse of
+`attend` and of scaled_dot_product_attention; a floating mask is added to the scores.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from cumulant.checks import holds, sentence, shape
+
+LARGE = 1 << 25  # entries of a mask that may be made for the sake of speed
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """What queries see of n keys.
+
+    mask         (batch | 1, heads | 1, q | 1, n) True = attend; None: everything
+    log_weights  (batch | 1, heads | 1, q | 1, n) added to the scores; None: nothing
+    causal       key j is visible to query i iff j ≤ i
+    """
+
+    mask: Tensor | None = None
+    log_weights: Tensor | None = None
+    causal: bool = False
+
+    def support(self) -> dict:
+        """Arguments of `moments` that say the same; weights that are alike for all queries go with the keys."""
+        w = self.log_weights
+        if w is not None and w.shape[-2] == 1:
+            w = w[..., 0, :]
+        given = {"mask": self.mask, "log_weights": w}
+        found: dict = {name: tensor for name, tensor in given.items() if tensor is not None}
+        return found | {"causal": True, "offset": 0} if self.causal else found
+
+    def one_table(self, queries: int, heads: int) -> Seen:
+        """Causal order and mask as one mask where that is not too large: the fused kernel takes one of the two."""
+        mask = self.mask
+        if not self.causal or mask is None or mask.shape[0] * heads * queries * mask.shape[-1] > LARGE:
+            return self
+        return replace(self, mask=mask & ~after(queries, mask.shape[-1], mask.device), causal=False)
+
+    def without(self, dropped: Tensor) -> Seen:
+        """Fewer keys: ``dropped`` (batch, heads, q, n) is True for those that go."""
+        return replace(self, mask=~dropped if self.mask is None else self.mask & ~dropped)
+
+    def widened(self, queries: int, keys: int, device: torch.device) -> Seen:
+        """One more key, which every query sees."""
+        mask, w = self.mask, self.log_weights
+        if self.causal:
+            before = ~after(queries, keys, device)[None, None]
+            mask = before if mask is None else mask & before
+        mask = None if mask is None else pad(mask, (0, 1), value=True)
+        return Seen(mask, None if w is None else pad(w, (0, 1)))
+
+    def weigh(self, score: Tensor) -> Tensor:
+        """(batch, heads, q, n) scores with all this added."""
+        if self.log_weights is not None:
+            score = score + self.log_weights
+        if self.mask is not None:
+            score = score.masked_fill(~self.mask, -torch.inf)
+        late = after(score.shape[-2], score.shape[-1], score.device) if self.causal else None
+        return score if late is None else score.masked_fill(late, -torch.inf)
+
+    def logs(self, like: Tensor, queries: int) -> Tensor | None:
+        """The same as log weights alone, (…, n) where all queries have the same and (…, q, n) else."""
+        if self.mask is None and self.log_weights is None and not self.causal:
+            return None
+        rows = queries if self.causal else 1
+        w = self.weigh(like.new_zeros(1, 1, rows, like.shape[-2]))
+        return w[..., 0, :] if w.shape[-2] == 1 else w
+
+
+def after(queries: int, keys: int, device: torch.device | None = None) -> Tensor:
+    """(q, n), True where a key comes after the query."""
+    return torch.ones(queries, keys, dtype=torch.bool, device=device).triu(1)
+
+
+def seen_by(
+    where: str,
+    query: Tensor,
+    key: Tensor,
+    *,
+    heads: int,
+    attn_mask: Tensor | None = None,
+    key_padding_mask: Tensor | None = None,
+    is_causal: bool = False,
+) -> Seen:
+    """Masks in torch's convention for query (batch, q, ·) and key (batch, n, ·).
+
+    attn_mask         (q, n) or (batch · heads, q, n); True is blocked, numbers are added to the scores
+    key_padding_mask  (batch, n), likewise
+    is_causal         attn_mask is the causal mask, or stands for it where there is none. torch trusts the word; here
+                      another mask beside it is refused.
+    """
+    batch, q, n = query.shape[0], query.shape[1], key.shape[1]
+    parts = []
+    if attn_mask is not None:
+        attn_mask = _checked(f"{where}.attn_mask", attn_mask, (q, n), (batch * heads, q, n))
+        table = attn_mask.reshape((1, 1, q, n) if attn_mask.ndim == 2 else (batch, heads, q, n))
+        if is_causal:
+            _require_causal(where, table)
+        else:
+            parts.append(_visible_or_weight(table, query.dtype))
+    if key_padding_mask is not None:
+        table = _checked(f"{where}.key_padding_mask", key_padding_mask, (batch, n))[:, None, None]
+        parts.append(_visible_or_weight(table, query.dtype))
+    masks = [mask for mask, _ in parts if mask is not None]
+    weights = [w for _, w in parts if w is not None]
+    return Seen(
+        mask=None if not masks else masks[0] if len(masks) == 1 else masks[0] & masks[1],
+        log_weights=None if not weights else weights[0] if len(weights) == 1 else weights[0] + weights[1],
+        causal=is_causal,
+    )
+
+
+def _checked(where: str, mask: Tensor, *shapes: tuple[int, ...]) -> Tensor:
+    if not isinstance(mask, Tensor) or (mask.dtype != torch.bool and not mask.is_floating_point()):
+        got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
+        advice = "True means blocked; for 0/1 integers call .bool()."
+        raise TypeError(sentence(where, "a Boolean or floating mask", got, advice))
+    if tuple(mask.shape) not in shapes:
+        expected = " or ".join("(" + ", ".join(map(str, s)) + ")" for s in shapes)
+        raise ValueError(sentence(where, f"shape {expected}", shape(mask), "Keys are on the last axis."))
+    return mask
+
+
+def _visible_or_weight(table: Tensor, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
+    """(True = attend, None), or (None, log weights); a floating mask of 0 and −inf is a Boolean one for the kernels."""
+    if table.dtype == torch.bool:
+        return ~table, None
+    shut = table == -torch.inf
+    if not table.requires_grad and surely(shut | (table == 0)):
+        return ~shut, None
+    return None, table.to(dtype)
+
+
+def surely(condition: Tensor) -> bool:
+    """Whether ``condition`` is true everywhere and can be read."""
+    return holds(condition) and not holds(torch.zeros_like(condition[..., :1, :1], dtype=torch.bool))
+
+
+def _require_causal(where: str, table: Tensor) -> None:
+    late = after(table.shape[-2], table.shape[-1], table.device)
+    expected = late if table.dtype == torch.bool else torch.where(late, -torch.inf, 0.0)
+    if not holds(table == expected):
+        advice = "Leave is_causal out, or the mask."
+        raise ValueError(sentence(f"{where}.attn_mask", "the causal mask, as is_causal says", "another mask", advice))

@@ -1,0 +1,128 @@
+"""`cumulant train NAME` in the terminal."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from cumulant.checks import sentence
+from cumulant.documents import versions, write, write_parquet
+from cumulant.drawing import save
+from cumulant.training.blocks import KINDS, find_kind
+from cumulant.training.figures import draw_curves
+from cumulant.training.study import RESULTS, Study, claim, study
+from cumulant.training.tables import cells, curve_rows, headings, run_rows, summarise
+from cumulant.training.task import Task
+from cumulant.training.tasks import TASKS, find_task
+from cumulant.training.train import Step
+
+
+def train_command(
+    name: Annotated[str, typer.Argument(help=", ".join(TASKS) + ".")],
+    out: Annotated[Path | None, typer.Option(help="Where checkpoints and tables go; trained/NAME if none.")] = None,
+    block: Annotated[list[str] | None, typer.Option(help=f"{', '.join(KINDS)}; all of them if none.")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Train with seeds 0 … N − 1; several show the spread.")] = 1,
+    steps: Annotated[int | None, typer.Option(min=1, help="Updates of each training; the task's own if none.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with what --out holds.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace the trainings that --out holds.")] = False,
+) -> None:
+    """Train small models that differ in their blocks alone, at equal parameter count, and compare them.
+
+    Leaves checkpoints in safetensors, results.json, results.parquet, curves.parquet and a figure. An interrupted run
+    goes on with --resume exactly as if it had not been interrupted.
+    """
+    screen, errors = Console(), Console(stderr=True)
+    with _sentences(errors):
+        if resume and force:
+            raise ValueError(sentence("--force", "to be alone", "--resume beside it", "Leave one of them out."))
+        task, chosen = find_task(name), block or list(KINDS)
+        for kind in chosen:
+            find_kind(kind)
+        place = out or Path("trained") / name
+        with errors.status("reading data"):
+            _ = task.fingerprint  # what is missing is said before anything is claimed
+        claim(place, task.name, resume=resume, force=force)
+        found = _run(errors, task, place, chosen, seeds, steps, resume)
+        _write(place, found)
+    _tell(screen, found, place)
+
+
+def _run(errors: Console, task: Task, place: Path, blocks: list[str], seeds: int, steps: int | None, resume: bool):
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[loss]}"))
+    with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=errors) as bar:
+
+        def watch(block: str, seed: int):
+            total = steps or task.recipe.steps
+            mine = bar.add_task(f"{task.name}: {block}, seed {seed}", total=total, loss="")
+
+            def after(step: Step) -> None:
+                bar.update(mine, completed=step.step, loss=f"loss {step.loss:.3f}")
+
+            return after
+
+        return study(task, place, blocks=blocks, seeds=range(seeds), steps=steps, resume=resume, watch=watch)
+
+
+def _write(place: Path, found: Study) -> None:
+    write_parquet(run_rows(found.runs), place / "results.parquet")
+    write_parquet(curve_rows(found.runs), place / "curves.parquet")
+    drawn = draw_curves(found.task, found.runs)
+    for ending in ("svg", "png"):
+        save(drawn, place / f"curves.{ending}")
+    told = {
+        "task": found.task.name,
+        "question": found.task.question,
+        "data": found.task.fingerprint,
+        "summary": [_plain(summary) for summary in summarise(found.task, found.runs)],
+        "runs": [run._asdict() for run in found.runs],
+        "notes": found.notes,
+        "command": shlex.join(["cumulant", *sys.argv[1:]]),
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": versions("torch", "numpy", "tokenizers", "safetensors", "scikit-learn"),
+    }
+    write(place / RESULTS, json.dumps(told, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def _plain(found):
+    """Records as JSON has them: by the names of their fields."""
+    if hasattr(found, "_asdict"):
+        return {key: _plain(value) for key, value in found._asdict().items()}
+    return {key: _plain(value) for key, value in found.items()} if isinstance(found, dict) else found
+
+
+def _tell(screen: Console, found: Study, place: Path) -> None:
+    rows = summarise(found.task, found.runs)
+    reference = next((row.parameters for row in rows if row.block == "standard"), rows[0].parameters)
+    table = Table(*headings(found.task), title=found.task.question, title_justify="left")
+    for row in rows:
+        table.add_row(*cells(found.task, row, reference))
+    screen.print(table)
+    for note in found.notes:
+        screen.print(f"[yellow]Note[/]: {note}", highlight=False)
+    where = f"Checkpoints: {place}/BLOCK/seed-N/step-*   Tables: {place}/*.parquet   Figure: {place}/curves.svg"
+    screen.print(where, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def _sentences(errors: Console) -> Iterator[None]:
+    """One sentence for what a user can mend; everything else keeps its traceback."""
+    try:
+        yield
+    except (ValueError, TypeError, OSError, ModuleNotFoundError) as error:
+        errors.print(f"[red]{type(error).__name__}[/]: ", end="")
+        errors.print(str(error), markup=False, highlight=False, soft_wrap=True)
+        raise typer.Exit(2) from None
+    except KeyboardInterrupt:
+        errors.print("[yellow]Interrupted: the same command with --resume goes on from here.[/]")
+        raise typer.Exit(130) from None

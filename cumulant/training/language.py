@@ -1,0 +1,149 @@
+"""A language model on the topics of Python's own help, judged on topics that it has not seen."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from functools import cached_property
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from cumulant.checks import sentence
+from cumulant.training.language_model import IGNORED, LanguageConfig, LanguageModel
+from cumulant.training.task import Measure, Recipe, Task
+
+END = "<|end|>"  # before every topic
+HELD_OUT = 9  # every so many topics, one is held out
+
+
+class Corpus(NamedTuple):
+    """Texts to learn from and texts to be judged on."""
+
+    train: list[str]
+    held_out: list[str]
+
+
+def corpus() -> Corpus:
+    """The topics in alphabetic order, one in nine held out.
+
+    Topics quote each other: a paragraph that a held-out topic has is taken out of all others.
+
+    >>> texts = corpus()
+    >>> len(texts.held_out), any(t in "".join(texts.train) for t in texts.held_out)
+    (9, False)
+    """
+    from pydoc_data.topics import topics
+
+    names = sorted(topics)
+    held_out = [topics[name] for name in names[::HELD_OUT]]
+    known = {paragraph.strip() for text in held_out for paragraph in text.split("\n\n")} - {""}
+    rest = [topics[name] for place, name in enumerate(names) if place % HELD_OUT]
+    kept = ["\n\n".join(p for p in text.split("\n\n") if p.strip() not in known) for text in rest]
+    return Corpus(kept, held_out)
+
+
+def train_tokenizer(texts: list[str], vocabulary: int):
+    """Byte-level byte-pair encoding learned from texts; any text can be told in it, and told back."""
+    try:
+        from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    except ModuleNotFoundError:
+        advice = "install cumulant[train]"
+        raise ModuleNotFoundError(sentence("train_tokenizer", "tokenizers", "no such package", advice)) from None
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # pyright: ignore[reportAttributeAccessIssue]
+    tokenizer.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary, special_tokens=[END], initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+class LanguageTask(Task):
+    """Next tokens of `pydoc_data.topics`, in windows drawn at random; 1,024 byte-pair tokens, windows of 128.
+
+    Judged by nats per token on held-out topics, every token once, with at most 128 tokens before it; bits per byte are
+    the same nats, told per byte of the text, so that they do not depend on the tokenizer.
+    """
+
+    name = "language"
+    question = "How well does a small language model with these blocks predict Python's help?"
+    measures = (Measure("nats", "nats/token", ".3f"), Measure("bits", "bits/byte", ".3f"))
+    recipe = Recipe(steps=300, rate=3e-3, batch=16)
+    rates: ClassVar = {"standard": 3e-3, "energy": 3e-3, "convex": 3e-3, "equilibrium": 3e-3}
+
+    @property
+    def standard(self) -> LanguageConfig:
+        return LanguageConfig()
+
+    def build(self, config: Any) -> LanguageModel:
+        return LanguageModel(config)
+
+    @cached_property
+    def corpus(self) -> Corpus:
+        return corpus()
+
+    @cached_property
+    def tokenizer(self):
+        """Learned from the training part, the same at every run."""
+        return train_tokenizer(self.corpus.train, self.standard.vocabulary)
+
+    @cached_property
+    def stream(self) -> Tensor:
+        """All tokens of the training part, one topic after the other."""
+        return self._tokens(self.corpus.train)
+
+    @cached_property
+    def held_out(self) -> Tensor:
+        return self._tokens(self.corpus.held_out)
+
+    def _tokens(self, texts: list[str]) -> Tensor:
+        end = self.tokenizer.token_to_id(END)
+        return torch.tensor([t for found in self.tokenizer.encode_batch(texts) for t in (end, *found.ids)])
+
+    @property
+    def fingerprint(self) -> str:
+        text = json.dumps([self.corpus, self.tokenizer.to_str()])
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def files(self) -> dict[str, str]:
+        """The tokenizer, as transformers reads it."""
+        about = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "model_max_length": self.standard.context,
+            "eos_token": END,
+            "pad_token": END,
+        }
+        return {"tokenizer.json": self.tokenizer.to_str(), "tokenizer_config.json": json.dumps(about, indent=1)}
+
+    def loss(self, model: LanguageModel, batch: int, generator: torch.Generator) -> Tensor:
+        width = model.config.context + 1
+        starts = torch.randint(len(self.stream) - width + 1, (batch, 1), generator=generator)
+        windows = self.stream[starts + torch.arange(width)]  # (batch, context + 1)
+        return model.loss(windows[:, :-1], windows[:, 1:])
+
+    @torch.no_grad()
+    def evaluate(self, model: LanguageModel) -> dict[str, float]:
+        inputs, targets = windows_of(self.held_out, model.config.context)
+        parts = zip(inputs.split(32), targets.split(32), strict=True)
+        nats = sum(float(model.loss(x, y, reduction="sum")) for x, y in parts)
+        size = sum(len(text.encode()) for text in self.corpus.held_out)
+        return {"nats": nats / (len(self.held_out) - 1), "bits": nats / math.log(2) / size}
+
+
+def windows_of(stream: Tensor, context: int) -> tuple[Tensor, Tensor]:
+    """A stream cut so that each token but the first is asked for once: inputs and targets, (windows, context).
+
+    >>> inputs, targets = windows_of(torch.arange(6), 3)
+    >>> inputs.tolist(), targets.tolist()
+    ([[0, 1, 2], [3, 4, 0]], [[1, 2, 3], [4, 5, -100]])
+    """
+    asked = len(stream) - 1
+    rows = -(-asked // context)
+    inputs, targets = stream.new_zeros(rows * context), stream.new_full((rows * context,), IGNORED)
+    inputs[:asked], targets[:asked] = stream[:-1], stream[1:]
+    return inputs.view(rows, context), targets.view(rows, context)

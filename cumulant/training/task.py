@@ -1,0 +1,101 @@
+"""What a reference training is: data, a model for each kind of block, a loss, and what is measured in the end."""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from cumulant.training.blocks import find_kind
+from cumulant.training.trunk import Stack, count_built, matched
+
+EVALUATED = 1 << 62  # a seed that no step of a training has
+
+
+class Recipe(NamedTuple):
+    """How a model is trained, with AdamW.
+
+    steps   updates
+    rate    the highest learning rate: reached after ``warmup`` updates, then down a half cosine to a tenth of it
+    batch   examples in an update
+    warmup  updates
+    decay   of weights with two axes or more
+    clip    bound on the norm of the whole gradient
+    """
+
+    steps: int
+    rate: float
+    batch: int
+    warmup: int = 20
+    decay: float = 0.05
+    clip: float = 1.0
+
+
+class Measure(NamedTuple):
+    """A number of the table: the key it has in a result, its heading, how it is written, which way is good."""
+
+    key: str
+    heading: str
+    form: str
+    less_is_better: bool = True
+
+
+class Task(ABC):
+    """A training with a name.
+
+    name      as the command line knows it
+    question  one line
+    measures  what `evaluate` returns, the one that judges first
+    recipe    for the standard block
+    rates     learning rates of the blocks, each from a short search
+    """
+
+    name: ClassVar[str]
+    question: ClassVar[str]
+    measures: ClassVar[tuple[Measure, ...]]
+    recipe: ClassVar[Recipe]
+    rates: ClassVar[Mapping[str, float]]
+
+    @property
+    @abstractmethod
+    def standard(self) -> Stack:
+        """What the standard model is made from; the others have as many parameters."""
+
+    @abstractmethod
+    def build(self, config: Any) -> nn.Module:
+        """The model that a configuration describes."""
+
+    @abstractmethod
+    def loss(self, model: Any, batch: int, generator: torch.Generator) -> Tensor:
+        """The loss on a batch that the generator draws."""
+
+    @abstractmethod
+    def evaluate(self, model: Any) -> dict[str, float]:
+        """The measures on data that no training sees."""
+
+    @property
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """sha256 of the data."""
+
+    def files(self) -> dict[str, str]:
+        """Texts that belong beside the weights, by file name."""
+        return {}
+
+    def configure(self, block: str) -> Stack:
+        """The configuration of a block with as many parameters as the standard model, to 1 %."""
+        if block == "standard":
+            return self.standard
+        standard = self.standard
+        layers = find_kind(block).layers or standard.layers
+        changed = dataclasses.replace(standard, block=block, layers=layers)
+        return matched(changed, count_built(standard, self.build), self.build)
+
+    def recipe_for(self, block: str) -> Recipe:
+        """The recipe with the learning rate of a block."""
+        find_kind(block)
+        return self.recipe._replace(rate=self.rates[block])
