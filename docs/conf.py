@@ -44,6 +44,10 @@ READING_ORDER = [
     "attention_as_a_filter",
     "switching_counts",
     "gibbs_and_mean_iteration",
+    "hopfield_digits",
+    "energy_block",
+    "convex_inverse",
+    "entropy_collapse",
 ]
 SCRATCH = TemporaryDirectory(prefix="cumulant-gallery-")
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.special import logsumexp
+from torch import nn
 
 from cumulant import Empirical
 from cumulant.nn.convex import ConvexBlock, Heads
@@ -267,3 +268,25 @@ def test_refused_tokens():
         made.inverse(x / 0, context=x)
     with pytest.raises(ValueError, match=r"ConvexBlock\.key_padding_mask: expected one flag per token"):
         made(x, torch.ones(2, 5, dtype=torch.bool), context=x[:, :3])
+
+
+def test_a_block_stands_in_for_a_layer_of_torchs_encoder():
+    from cumulant.nn import EnergyBlock, EquilibriumBlock
+
+    x, padding = torch.randn(2, 5, 16), torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
+    order = nn.Transformer.generate_square_subsequent_mask(5)
+    for kind in (ConvexBlock, EnergyBlock, EquilibriumBlock):
+        layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, dropout=0.0)
+        model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
+        block = model.layers[1] = kind(16, 2)
+        first = model.layers[0](x, src_key_padding_mask=padding)
+        torch.testing.assert_close(model(x, src_key_padding_mask=padding), block(first, padding))
+        with pytest.raises(
+            ValueError, match=r"src_mask: expected no mask of pairs, got the causal one\. .*causal=True"
+        ):
+            model(x, mask=order)
+        model.layers[1] = kind(16, 2, causal=True)
+        first = model.layers[0](x, src_mask=order)
+        torch.testing.assert_close(model(x, mask=order, is_causal=True), model.layers[1](first))
+        with pytest.raises(ValueError, match="got another"):
+            model.layers[1](x, src_mask=torch.zeros(5, 5).bool())

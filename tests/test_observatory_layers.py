@@ -273,6 +273,33 @@ def test_sample_does_not_depend_on_batches():
     )
 
 
+def test_sequences_that_are_chosen_by_name_do_not_depend_on_batches():
+    model, batch = make("bert"), inputs("bert", batch=6)
+    length = batch["input_ids"].shape[1]
+    batch["attention_mask"] = (torch.arange(length) < torch.tensor([7, 3, 6, 5, 4, 2])[:, None]).long()
+    names, some = torch.arange(6) * 7, torch.tensor([1, 0, 1, 1, 0, 0]).bool()
+    moved = torch.tensor([0, 1, 0, 1, 1, 0]).bool()
+    kept = []
+    for groups in ([[0, 1, 2, 3, 4, 5]], [[4], [1, 3, 0], [2, 5]]):
+        with torch.no_grad(), watch(model, seed=2) as layers:
+            for group in groups:
+                widest = int(batch["attention_mask"][group].sum(1).max())
+                layers.expect(texts=names[group], some=some[group], moved=moved[group])
+                model(**{k: v[group, :widest] for k, v in batch.items()})
+        kept.append(layers.state())
+    whole, parts = kept
+    assert whole.keys() == parts.keys()
+    assert int(whole["encoder.layer.1/out/cosine:tally.count"]) == 7 + 6 + 5
+    assert int(whole["encoder.layer.1/out/growth:tally.count"]) == 3 + 5 + 4
+    for name, tensor in whole.items():
+        if name.endswith("count"):
+            assert torch.equal(tensor, parts[name]), name
+        elif name.endswith("tally.mean"):
+            torch.testing.assert_close(tensor, parts[name], rtol=1e-3, atol=1e-3)
+    with pytest.raises(ValueError, match=r"expect\.moved: expected shape \(b,\)"):
+        layers.expect(moved=moved[None])
+
+
 def test_rows_hold_every_quantity():
     layers = run(make("bert"), inputs("bert", batch=40))
     rows = layer_rows(layers.state(), layers.names())

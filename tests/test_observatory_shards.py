@@ -146,7 +146,7 @@ def stop_after(passes: int, how=Stop):
 # ---------------------------------------------------------------------- one shard
 
 
-@pytest.mark.parametrize("budget", [None, 3, 17, 200])
+@pytest.mark.parametrize("budget", [None, 3, 17])
 def test_counting_says_what_observing_counts(corpus, job, loaded, budget):
     for shard in corpus.shards[:3]:
         found = observe_shard(loaded, job, shard, None, budget)
@@ -199,6 +199,8 @@ def test_the_record_does_not_depend_on_shards(tmp_path, runs, job, loaded, max_t
             torch.testing.assert_close(tally.mean, found.tallies[name].mean, rtol=1e-4, atol=1e-4)
         for name, value in whole.sums.items():
             torch.testing.assert_close(value, found.sums[name], rtol=1e-3, atol=1e-3)
+        for name in (k for k in found.hidden if k.endswith("count")):
+            assert torch.equal(found.hidden[name], RECORDS["all" if max_tokens is None else "some"].hidden[name]), name
         sizes = [k for k in found.hidden if k.endswith("size:tally.count")]
         assert sizes
         assert all(int(found.hidden[k]) == whole.meta["tokens"] for k in sizes)
@@ -629,14 +631,14 @@ def test_a_run_that_is_killed_between_two_operations_on_files_ends_alike(tmp_pat
     assert invoke(*told_to(job, tmp_path / "whole", "--null", "shuffled"))[0].exit_code == 0
     arguments = told_to(job, tmp_path / "parts", "--null", "shuffled", "--resume")
     found = subprocess.run(
-        [sys.executable, "-c", FORKS, json.dumps([arguments, 3, 5])],
+        [sys.executable, "-c", FORKS, json.dumps([arguments, 2, 5])],
         capture_output=True,
         text=True,
         timeout=240,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
     assert found.returncode == 0, found.stderr
-    assert found.stdout.split() == ["9", "9", "9", "0"]
+    assert found.stdout.split() == ["9", "9", "0"]
     for part in ("", "null-shuffled"):
         assert same(Record.load(tmp_path / "whole" / part), Record.load(tmp_path / "parts" / part)), part
     assert {p.name for p in (tmp_path / "parts").iterdir()} == {p.name for p in (tmp_path / "whole").iterdir()}

@@ -22,6 +22,9 @@ class SequenceBlock(nn.Module, ABC):
     dim, heads  the width of the stream and the number of heads
     head_dim    the width of a head, dim / heads if None
     causal      token i depends on tokens j ≤ i only
+
+    Called as torch.nn.TransformerEncoder calls its layers (src_mask, is_causal, src_key_padding_mask) it does the same;
+    a mask of pairs must be the causal one, and the block causal.
     """
 
     def __init__(self, dim: int, heads: int, head_dim: int | None, causal: bool):
@@ -32,6 +35,7 @@ class SequenceBlock(nn.Module, ABC):
             raise ValueError(sentence(self._at("heads"), expected, heads, advice))
         self.head_dim = dim // heads if head_dim is None else self._count("head_dim", head_dim)
         self.causal = bool(causal)
+        self.register_forward_pre_hook(_from_torch, with_kwargs=True)
 
     @property
     @abstractmethod
@@ -88,6 +92,24 @@ class SequenceBlock(nn.Module, ABC):
             expected = f"one flag per token, {tuple(x.shape[:-1])}"
             raise ValueError(sentence(where, expected, shape(mask), "True marks padding, as in torch."))
         return mask.reshape(mask.shape[:-1].numel(), mask.shape[-1])
+
+
+def _from_torch(block: SequenceBlock, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
+    """The arguments of torch's encoder layers as ours."""
+    if not kwargs.keys() & {"src_mask", "is_causal", "src_key_padding_mask"}:
+        return None
+    known = {name: kwargs.pop(name, None) for name in ("src_mask", "is_causal", "src_key_padding_mask")}
+    mask, padding = known["src_mask"], known["src_key_padding_mask"]
+    if mask is not None or known["is_causal"]:
+        blocked = None if mask is None else (mask if mask.dtype == torch.bool else mask < 0)
+        usual = blocked is None or torch.equal(blocked, torch.ones_like(blocked).triu(1))
+        if not (block.causal and usual):
+            advice = "Construct the block with causal=True; no other order of tokens is known to it."
+            got = "the causal one" if usual else "another"
+            raise ValueError(sentence(f"{type(block).__name__}.src_mask", "no mask of pairs", got, advice))
+    if padding is not None:
+        kwargs["key_padding_mask"] = padding if padding.dtype == torch.bool else padding < 0
+    return args, kwargs
 
 
 def split(x: Tensor, weight: Tensor) -> Tensor:

@@ -54,6 +54,7 @@ class Pass:
     number: int
     masks: dict[str, Tensor]
     texts: Tensor | None
+    chosen: dict[str, Tensor] = field(default_factory=dict)  # sequences that were named by `expect`
     tokens: dict[tuple[str, int, int], Tokens] = field(default_factory=dict)
 
 
@@ -94,7 +95,8 @@ class LayerWatch:
     and under `block/norm path/quantity`: inverse (1/σ, the operator norm of the Jacobian without gain: it contracts iff
     below 1), contraction (log |δ output| / |δ input|, with gain), and spread of the normed states without gain for the
     norm in front of attention. Size and sample see every token; cosine, pairwise, spread and inverse see whole
-    sequences, chosen at random, up to 2048 tokens of a pass. Padding is left out; without tokens nothing changes.
+    sequences, chosen by who runs the model (`expect`) or else at random, up to 2048 tokens of a pass. Padding is left
+    out; without tokens nothing changes.
     """
 
     def __init__(self, model: nn.Module, seed: int = 0, *, covariance: bool = True, perturb: bool = True):
@@ -116,17 +118,25 @@ class LayerWatch:
             self.notes["model"] = "no attention inside a list of blocks was found: hidden states are not looked at"
 
     def expect(
-        self, *, texts: Tensor | None = None, rows: Tensor | None = None, decoder_rows: Tensor | None = None
+        self,
+        *,
+        texts: Tensor | None = None,
+        rows: Tensor | None = None,
+        decoder_rows: Tensor | None = None,
+        some: Tensor | None = None,
+        moved: Tensor | None = None,
     ) -> None:
         """Say what the next pass is about, in place of what its arguments say.
 
         texts (b,) numbers of the texts, by default counted up; rows (b, L) True where there is a token, by default the
-        attention mask of the call.
+        attention mask of the call. some, moved (b,) True for the sequences from which directions, covariances and norms
+        are taken, and for those that are perturbed: who chooses them by what they are has the same statistics however
+        sequences are put into passes.
         """
-        given = {"texts": texts, "rows": rows, "decoder_rows": decoder_rows}
+        given = {"texts": texts, "rows": rows, "decoder_rows": decoder_rows, "some": some, "moved": moved}
         for name, tensor in given.items():
-            if tensor is not None and tensor.ndim != (1 if name == "texts" else 2):
-                expected = "shape (b,)" if name == "texts" else "shape (b, L)"
+            if tensor is not None and tensor.ndim != (2 if name.endswith("rows") else 1):
+                expected = "shape (b, L)" if name.endswith("rows") else "shape (b,)"
                 raise ValueError(
                     sentence(f"LayerWatch.expect.{name}", expected, shape(tensor), "One entry per sequence.")
                 )
@@ -168,8 +178,9 @@ class LayerWatch:
         masks = {"rows": bound.get("attention_mask"), "decoder_rows": bound.get("decoder_attention_mask")}
         masks = {k: v.bool() for k, v in masks.items() if isinstance(v, Tensor) and v.ndim == 2}
         texts = self.expected.get("texts")
-        masks |= {k: v.bool() for k, v in self.expected.items() if k != "texts"}
-        self.running, self.expected, self.latest = Pass(self.passes, masks, texts), {}, None
+        masks |= {k: v.bool() for k, v in self.expected.items() if k.endswith("rows")}
+        chosen = {k: v.nonzero()[:, 0] for k, v in self.expected.items() if k in ("some", "moved")}
+        self.running, self.expected, self.latest = Pass(self.passes, masks, texts, chosen), {}, None
 
     def end(self, model: nn.Module, args: tuple, kwargs: dict, output: object) -> None:
         """Hook: the model has returned."""
@@ -205,8 +216,10 @@ class LayerWatch:
             if stage != "in" or block.cell == f"{block.name}/in":
                 self._cloud(f"{block.name}/{stage}", value.detach(), tokens, ends=stage in ("in", "out"))
         self._norms(block, trace, tokens)
-        if self.perturb and self.running.number % EVERY == 0 and not block.module.training:
-            self._perturb(block, args, kwargs, key, values, trace, tokens)
+        moved = self.running.chosen.get("moved", tokens.some if self.running.number % EVERY == 0 else tokens.some[:0])
+        if self.perturb and len(moved) and not block.module.training:
+            some = Tokens(tokens.rows[moved], tokens.position[moved], tokens.priority[moved], moved)
+            self._perturb(block, args, kwargs, key, values, trace, some)
         self.latest = (out, f"{block.name}/out")
 
     def _learn(self, block: Block, x: Tensor, out: Tensor, trace: Trace) -> Plan:
@@ -252,7 +265,7 @@ class LayerWatch:
             rows=rows,
             position=position,
             priority=priorities(self.seed, running.texts[:, None], position),
-            some=order[before < SOME].sort().values,
+            some=running.chosen.get("some", order[before < SOME].sort().values),
         )
         running.tokens[side, b, length] = tokens
         return tokens
@@ -313,10 +326,9 @@ class LayerWatch:
         if call is None:
             return  # the cache held more than this pass has put in, so the call cannot be repeated
         # tokens of some sequences only: the second call then costs a part of the first
-        rows, at = tokens.rows[tokens.some], tokens.position[tokens.some]
         args, kwargs = sequences_of(*call, len(x), tokens.some)
         x = x[tokens.some.to(x.device)]
-        moved = x + perturbation(x, rows, self.seed + self.passes)
+        moved = x + perturbation(x, tokens.rows, self._seeds(tokens))
         args, kwargs = ((moved, *args[1:]), kwargs) if key is None else (args, {**kwargs, key: moved})
         block.twin, other = block.twin or twin(block.module), Trace()
         handles = trace_norms(block.twin, other, x)
@@ -329,8 +341,13 @@ class LayerWatch:
             for handle in handles:
                 handle.remove()
         if out is not None:
-            some = Tokens(rows, at, tokens.priority[tokens.some], tokens.some)
-            self._motion(block, values, trace, stage_values(block.plan, moved, out, other), other, some)
+            self._motion(block, values, trace, stage_values(block.plan, moved, out, other), other, tokens)
+
+    def _seeds(self, tokens: Tokens) -> int | list[int]:
+        """Of a perturbation: by what the sequences are if they were chosen so, else by the number of the pass."""
+        if self.running is None or self.running.texts is None or "moved" not in self.running.chosen:
+            return self.seed + self.passes
+        return priorities(self.seed, self.running.texts[tokens.some]).tolist()
 
     def _motion(self, block, values, trace, moved, moved_trace, tokens) -> None:
         """Tally how far stages and norms of some sequences have moved; ``moved`` has them after a perturbation."""
@@ -390,9 +407,19 @@ def merge_layers(one: dict[str, Tensor], other: dict[str, Tensor]) -> dict[str, 
     return flatten(merge_places(unflatten(one), unflatten(other)))
 
 
-def perturbation(x: Tensor, rows: Tensor, seed: int) -> Tensor:
-    """A random direction for each token of x (b, L, D), as long as a thousandth of it; 0 where rows (b, L) is False."""
-    v = torch.randn(x.shape, generator=torch.Generator().manual_seed(seed), dtype=x.dtype).to(x.device)
+def perturbation(x: Tensor, rows: Tensor, seed: int | list[int]) -> Tensor:
+    """A random direction for each token of x (b, L, D), as long as a thousandth of it; 0 where rows (b, L) is False.
+
+    seed  one for all, or one for each sequence, whose directions then do not depend on how it is padded
+    """
+    if isinstance(seed, int):
+        v = torch.randn(x.shape, generator=torch.Generator().manual_seed(seed), dtype=x.dtype)
+    else:
+        v = torch.ones(x.shape, dtype=x.dtype)
+        for i, own in enumerate(seed):
+            tokens, generator = int(rows[i].sum()), torch.Generator().manual_seed(own)
+            v[i, rows[i]] = torch.randn(tokens, x.shape[-1], generator=generator, dtype=x.dtype)
+    v = v.to(x.device)
     size = STEP * torch.linalg.vector_norm(x, dim=-1) / torch.linalg.vector_norm(v, dim=-1)
     return torch.where(rows.to(x.device), size, 0)[..., None] * v
 

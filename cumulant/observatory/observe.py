@@ -12,6 +12,7 @@ from torch import nn
 
 from cumulant.checks import sentence
 from cumulant.documents import versions
+from cumulant.observatory.chance import uniform
 from cumulant.observatory.interface import Call
 from cumulant.observatory.models import Loaded
 from cumulant.observatory.pieces import pieces
@@ -21,6 +22,8 @@ from cumulant.observatory.texts import Batch, Spoiled, Text, batches
 
 LONGEST = 192  # tokens of a passage that are kept for the page
 FEW = 1000  # below this a record says so
+SOME = 2048  # tokens of a full batch whose directions and covariances are looked at
+MOVED = 1 / 16  # share of the windows that are perturbed
 Progress = Callable[[int], None]
 
 
@@ -66,7 +69,7 @@ def observe(
     with attach(network, quantities, seed=seed, hidden_states=hidden_states, alter=alter) as recorder:
         try:
             for batch in stream:
-                _place(recorder, batch)
+                _place(recorder, batch, SOME / (batch_size * max_length))
                 with torch.inference_mode():
                     network(**batch.inputs(device), **_decoder(network, batch, device))
                 passages |= _passages(recorder, batch, tokenizer)
@@ -105,15 +108,21 @@ def small(tokens: int) -> list[str]:
     return [f"only {tokens} tokens were read: take no verdict from them, they need some thousands"]
 
 
-def _place(recorder: Recorder, batch: Batch) -> None:
-    """Tell the recorder what it listens to: the sample depends on it, and the first passages are kept."""
+def _place(recorder: Recorder, batch: Batch, share: float) -> None:
+    """Tell the recorder what it listens to: samples depend on it and on nothing else, and the first passages are kept.
+
+    share  of the windows from which directions and covariances of hidden states are taken
+    """
     recorder.texts, recorder.offsets = batch.text_index, batch.offset
     first = (batch.text_number < TEXTS) & (batch.offset == 0)
     recorder.keep = tuple(first.nonzero()[:, 0].tolist())
     recorder.shown = {}
     if recorder.watch is not None:
         # windows of one text are different sequences
-        recorder.watch.expect(texts=batch.text_index * 1_000_003 + batch.offset)
+        names = batch.text_index * 1_000_003 + batch.offset
+        first = (batch.text_index == 0) & (batch.offset == 0)
+        some, moved = (uniform(recorder.seed, names, torch.tensor(which)) for which in (-1, -2))
+        recorder.watch.expect(texts=names, some=(some < share) | first, moved=(moved < MOVED) | first)
 
 
 def _decoder(network: nn.Module, batch: Batch, device: torch.device) -> dict:

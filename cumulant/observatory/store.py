@@ -25,7 +25,7 @@ from cumulant.observatory.record import Record, claim_directory
 from cumulant.observatory.shards import Job, Observed, key_of
 from cumulant.observatory.texts import Spoiled
 
-LOOSE = 16  # shards in a row that are merged into one place
+LOOSE = 4  # shards in a row that are merged into one place; the record of a large model has hundreds of megabytes
 LISTED = 100  # spoiled documents that are listed; all are counted
 
 
