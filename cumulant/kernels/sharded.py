@@ -23,6 +23,7 @@ from cumulant.kernels.operator import add_sink, moments
 from cumulant.kernels.sharded_sums import Block, Fields, all_reduced, round_the_ring
 
 Span = tuple[int, int]  # first position and length
+AS_ATOMS = {"mean": "atom_mean", "value_trace": "atom_trace"}  # the same where the values are the atoms
 
 
 def sharded_moments(
@@ -177,23 +178,22 @@ class _Work:
                     statistics=self.statistics,
                 )
                 record = found if record is None else record.merge(found)
-            done.append(_own_fields(record, self.values is None))
+            done.append(self._own_fields(record))
         return {k: torch.cat([d[k] for d in done], -2 if k in ("mean", "atom_mean") else -1) for k in done[0]}
 
+    def _own_fields(self, record: Moments | None) -> Fields:
+        """What goes over the wire: of atoms that are their own values one copy, of weights that are all 1 nothing."""
+        known = AS_ATOMS if self.values is None else {}
+        known = known if self.log_weights is not None else {**known, "mean_log_weight": ""}
+        found = {f.name: getattr(record, f.name) for f in fields(Moments)}
+        return {name: value for name, value in found.items() if value is not None and name not in known}
+
     def record(self, found: Fields) -> Moments:
-        if self.values is None:  # the values are the atoms
+        if self.values is None:
             found = found | {k: found[a] for k, a in AS_ATOMS.items() if a in found}
+        if self.log_weights is None:
+            found = found | {"mean_log_weight": torch.zeros_like(found["log_normalizer"])}
         return Moments(**found)
-
-
-AS_ATOMS = {"mean": "atom_mean", "value_trace": "atom_trace"}
-
-
-def _own_fields(record: Moments | None, atoms_as_values: bool) -> Fields:
-    """What there is; of atoms that are their own values only one copy, for the wire."""
-    twice = AS_ATOMS if atoms_as_values else ()
-    found = {f.name: getattr(record, f.name) for f in fields(Moments)}
-    return {name: value for name, value in found.items() if value is not None and name not in twice}
 
 
 def _named(name: str, tensor: Tensor, free: int | None) -> str:
