@@ -35,6 +35,7 @@ ROOMS = [
     "nn",
     "documents",
     "drawing",
+    "terminal",
     "observatory",
     "training",
     "experiments",
@@ -71,7 +72,8 @@ def test_imports_go_downward(path: Path):
 def test_core_needs_only_torch_numpy_and_jaxtyping():
     allowed = {"torch", "numpy", "jaxtyping", "cumulant"} | set(sys.stdlib_module_names)
     # these say which extra to install, and are not imported by the core
-    extras = ("benchmarks", "claims", "drawing.py", "experiments", "observatory", "tracking", "training", "cli.py")
+    extras = ("benchmarks", "claims", "cli.py", "drawing.py", "experiments", "observatory")
+    extras += ("terminal.py", "tracking", "training")
     # imported where they are needed, with a sentence where they are missing
     inside = {"integrate.py": {"torchdiffeq", "scipy"}, "documents.py": {"polars"}}
     for path in FILES:

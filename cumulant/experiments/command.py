@@ -19,6 +19,7 @@ from cumulant.checks import sentence
 from cumulant.documents import versions, write, write_parquet
 from cumulant.drawing import save
 from cumulant.experiments import EXPERIMENTS, Experiment, Result, Setting, find
+from cumulant.terminal import sentences
 
 MARK = "experiment.json"  # what a finished run leaves
 BEGUN = "begun.json"  # what a run that has not finished leaves: it can be resumed
@@ -44,7 +45,7 @@ def experiment_command(
     if show or name is None:
         screen.print(_listing())
         return
-    try:
+    with sentences(errors, "the same command goes on from here"):
         chosen = find(name)
         place = out or Path("experiments") / name
         if full:
@@ -53,13 +54,6 @@ def experiment_command(
         setting = Setting(seed=seed, full=full, cells=place / CELLS)
         result = _run(errors, chosen, setting)
         _write(place, chosen, result, setting)
-    except (ValueError, TypeError, OSError, ModuleNotFoundError) as error:
-        errors.print(f"[red]{type(error).__name__}[/]: ", end="")
-        errors.print(str(error), markup=False, highlight=False, soft_wrap=True)
-        raise typer.Exit(2) from None
-    except KeyboardInterrupt:
-        errors.print("[yellow]Interrupted: the same command goes on from here.[/]")
-        raise typer.Exit(130) from None
     _tell(screen, chosen, result, place)
     if not result.holds:
         raise typer.Exit(1)

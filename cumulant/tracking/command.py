@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -17,6 +15,7 @@ from rich.table import Table
 
 from cumulant.checks import sentence
 from cumulant.documents import versions
+from cumulant.terminal import sentences
 from cumulant.tracking.directory import MARK, claim, write_directory
 from cumulant.tracking.estimates import summary_of
 from cumulant.tracking.example import write_example
@@ -45,7 +44,7 @@ def track_command(
     summary.json and a figure for each track.
     """
     screen, errors = Console(), Console(stderr=True)
-    with _sentences(errors):
+    with sentences(errors):
         if example is not None:
             _write_example(screen, example, force)
             return
@@ -104,17 +103,3 @@ def _tell(screen: Console, model: TrackModel, told: list[dict], place: Path, dra
     where = escape(str(place))
     figures = f"   Figures: {where}/figures ({len(drawn)})" if drawn else ""
     screen.print(f"Table: [bold]{where}/estimates.csv[/] and .parquet{figures}", highlight=False)
-
-
-@contextmanager
-def _sentences(errors: Console) -> Iterator[None]:
-    """One sentence for what a user can mend; everything else keeps its traceback."""
-    try:
-        yield
-    except (ValueError, TypeError, OSError, ModuleNotFoundError) as error:
-        errors.print(f"[red]{type(error).__name__}[/]: ", end="")
-        errors.print(str(error), markup=False, highlight=False, soft_wrap=True)
-        raise typer.Exit(2) from None
-    except KeyboardInterrupt:
-        errors.print("[yellow]Interrupted: nothing was written.[/]")
-        raise typer.Exit(130) from None
