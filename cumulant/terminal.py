@@ -13,7 +13,7 @@ MENDABLE = (ValueError, TypeError, OSError, ModuleNotFoundError)
 
 @contextmanager
 def sentences(errors: Console | None = None, interrupted: str = "nothing was written") -> Iterator[None]:
-    """Exit 2 with the sentence of an error that input can mend; exit 130 after Ctrl-C, with what is left of the work."""
+    """Exit 2 with the sentence of an error that input can mend; exit 130 after Ctrl-C, with what is left of it all."""
     errors = errors if errors is not None else Console(stderr=True)
     try:
         yield

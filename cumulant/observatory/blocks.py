@@ -11,6 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from cumulant.observatory.own_layers import telling_modules
+
 # norms of queries and keys, as attention modules have them
 OWN_NORM = {
     **dict.fromkeys(("q_norm", "q_layernorm", "query_layernorm"), "query"),
@@ -36,8 +38,13 @@ class Norm(NamedTuple):
 
 
 def attention_modules(model: nn.Module) -> list[str]:
-    """Paths of the innermost modules that call themselves attention."""
-    named = [name for name, m in model.named_modules() if any(s in type(m).__name__ for s in ("Attention", "Attn"))]
+    """Paths of the innermost modules that call themselves attention, or are layers of `cumulant.nn` that attend."""
+    told = telling_modules(model)
+    named = [
+        name
+        for name, m in model.named_modules()
+        if name in told or any(s in type(m).__name__ for s in ("Attention", "Attn"))
+    ]
     return [name for name in named if not any(other.startswith(f"{name}.") for other in named)]
 
 

@@ -6,8 +6,7 @@ import json
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -24,11 +23,15 @@ from cumulant.observatory.corpus import plan
 from cumulant.observatory.directory import page_data, render, write_tables
 from cumulant.observatory.models import KNOWN, Loaded, load
 from cumulant.observatory.nulls import chosen_nulls
+from cumulant.observatory.over_training import TOKENS, dimension
 from cumulant.observatory.reading import Cluster, Run, check_stream, from_stream, null_tokens
 from cumulant.observatory.record import Record, claim_directory
+from cumulant.observatory.series_command import Place, observe_checkpoints, rewrite_series
 from cumulant.observatory.shards import Job
+from cumulant.terminal import sentences
 
 FEWEST = 16  # tokens that are worth reading
+MOST = 20_000  # that are read unless others are asked for
 HELP = "pydoc_data.topics, Python's own help"
 
 
@@ -46,7 +49,14 @@ def observe_command(
         str | None, typer.Option(help="The column of JSONL or Parquet that holds the text; found if none.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Where to put tables and page; observed/MODEL if none.")] = None,
-    max_tokens: Annotated[int, typer.Option(min=0, help="Stop after so many tokens; 0 reads everything.")] = 20_000,
+    checkpoints: Annotated[
+        Path | None,
+        typer.Option(help="A directory of step-N or checkpoint-N: observe a model over its training, step by step."),
+    ] = None,
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(min=0, help=f"Stop after so many tokens; 0: all; {MOST:,}, or {TOKENS:,} a step, if none."),
+    ] = None,
     max_length: Annotated[int, typer.Option(min=8, help="Tokens of a window; longer texts are cut.")] = 256,
     batch_size: Annotated[int, typer.Option(min=1, help="Windows that run together.")] = 16,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps, …")] = "cpu",
@@ -81,12 +91,22 @@ def observe_command(
 
     Writes heads.parquet, layers.parquet, tokens.parquet, moments.safetensors, record.json and report.html, a page to
     look at. Numbers stand beside those of the same architecture at random initialisation and with shuffled keys.
+    With --checkpoints it writes series.parquet, the records of all steps in series/, and a page with a slider of steps.
     """
     screen, errors = Console(), Console(stderr=True)
     sources, place = text or [], out or Path("observed") / Path(model).name
-    with _sentences(), ExitStack() as stack:
+    chosen = None if not quantities else tuple(quantities)
+    job = Job(model, device, dtype, allow_pickle, chosen, max_length, batch_size, seed)
+    with sentences(errors, "finished shards are kept, and --resume goes on from them"), ExitStack() as stack:
         names = chosen_nulls(null)
+        max_tokens = (MOST if checkpoints is None else TOKENS) if max_tokens is None else max_tokens
         _check(ablation, max_tokens, resume, force, ray, workers)
+        if checkpoints is not None:
+            alone = {"MODEL": model != "minilm", "--null": bool(names and null), "--ablate": bool(ablation)}
+            alone |= {"--ray": bool(ray), "--shard-bytes": bool(shard_bytes)}
+            where = Place(out, resume, force)
+            observe_checkpoints(checkpoints, sources, job, column, max_tokens, where, alone, ", ".join(sources) or HELP)
+            return
         given = {
             "--ablate": ablation,
             "--resume": resume,
@@ -100,13 +120,11 @@ def observe_command(
             claim_directory(place, force)
         with errors.status(f"loading {model}"):
             loaded = load(model, device=device, dtype=dtype, allow_pickle=allow_pickle)
-        chosen = None if not quantities else tuple(quantities)
-        job = Job(model, device, dtype, allow_pickle, chosen, max_length, batch_size, seed)
         most = max_tokens or None
         told = {
             "text": ", ".join(sources) or HELP,
             "command": shlex.join(["cumulant", *sys.argv[1:]]),
-            "dimension": int(getattr(loaded.model.config, "hidden_size", 0)) or None,
+            "dimension": dimension(loaded.model),
         }
         found: dict[str, Record] = {}
         run = None
@@ -133,7 +151,7 @@ def observe_command(
             run.clear()
     _summarise(screen, record, found, place, going_on=corpus is not None and not complete)
     if ablation is not None and corpus is not None and complete:
-        with _sentences():
+        with sentences():
             _ablate(screen, errors, loaded, corpus.texts([]), ablation, seed, place)
             render(record, place / "report.html", found, _ablation_of(place))
 
@@ -142,7 +160,9 @@ def report_command(
     directory: Annotated[Path, typer.Argument(help="What `cumulant observe --out` wrote.")],
 ) -> None:
     """Write the tables and the page of a record again, from what its directory holds."""
-    with _sentences():
+    with sentences():
+        if (directory / "series").is_dir():
+            return rewrite_series(directory)
         record = Record.load(directory)
         found = _nulls_of(directory)
         write_tables(record, directory, found)
@@ -155,7 +175,7 @@ def compare_command(
 ) -> None:
     """Put observations side by side: other models, other texts, other checkpoints."""
     screen = Console()
-    with _sentences():
+    with sentences():
         if len(directories) < 2:
             raise ValueError("compare: expected at least two directories, got one. Name another.")
         records = {str(d): Record.load(d) for d in directories}
@@ -309,14 +329,3 @@ def _summarise(
         table.add_row(answer["question"], f"[bold]{answer['answer']}[/]", answer["words"])
     screen.print(table)
     screen.print(f"Page: [bold]{place / 'report.html'}[/]   Tables: {place}/*.parquet", highlight=False)
-
-
-@contextmanager
-def _sentences() -> Iterator[None]:
-    """One sentence for what a user can mend; everything else keeps its traceback."""
-    try:
-        yield
-    except (ValueError, TypeError, OSError, ModuleNotFoundError) as error:
-        Console(stderr=True).print(f"[red]{type(error).__name__}[/]: ", end="")
-        Console(stderr=True).print(str(error), markup=False, highlight=False, soft_wrap=True)
-        raise typer.Exit(2) from None

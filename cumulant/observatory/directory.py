@@ -83,9 +83,11 @@ def render(
     render_page(page_data(record, nulls or {}, ablation), Path(path))
 
 
-def page_data(record: Record, nulls: dict[str, Record], ablation: dict | None = None) -> dict:
-    """Everything the page shows, as plain data."""
-    depth = layer_rows(record.hidden, record.meta.get("places", []))
+def page_data(
+    record: Record, nulls: dict[str, Record], ablation: dict | None = None, depth: list[Row] | None = None
+) -> dict:
+    """Everything the page shows, as plain data; ``depth`` is the table of layers, if it is at hand."""
+    depth = layer_rows(record.hidden, record.meta.get("places", [])) if depth is None else depth
     heads = head_rows(record)
     damage = {(row["layer"], row["head"]): row["damage"] for row in (ablation or {}).get("rows", [])}
     for row in heads:

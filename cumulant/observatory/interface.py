@@ -2,7 +2,8 @@
 
 transformers dispatches attention through a table of functions. `listen` puts in a function that lets the model's own
 one compute the output, unchanged, and hands what went in and came out to a listener; `intervene` may put another output
-in its place. On leaving, whatever happened, the model is as it was.
+in its place. On leaving, whatever happened, the model is as it was. The layers of `cumulant.nn`, wherever they stand,
+say themselves what they attended to, and the same listener hears them.
 """
 
 from __future__ import annotations
@@ -10,13 +11,15 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
 from cumulant.checks import sentence
+from cumulant.nn.hearing import Heard, hearing
+from cumulant.observatory.own_layers import support_of, telling_modules, visible_rows
 
 # arguments that models pass along and that do not change what attention computes from q, k, v and the mask
 HARMLESS = {
@@ -93,29 +96,65 @@ def intervene(model: nn.Module, change: Change) -> Iterator[Ear]:
 
     Everyone hears the model's own output; of several changes of one call the innermost is the one that counts.
     """
-    from transformers import PreTrainedModel
-
-    if not isinstance(model, PreTrainedModel):
+    foreign, own = is_transformers(model), bool(telling_modules(model))
+    if not foreign and not own:
         got, advice = type(model).__name__, "Load it with AutoModel.from_pretrained(...)."
-        raise TypeError(sentence("attach.model", "a transformers model", got, advice))
+        expected = "a transformers model, or one with layers of cumulant.nn"
+        raise TypeError(sentence("attach.model", expected, got, advice))
+    names: dict[nn.Module, str] = {module: name for name, module in model.named_modules()}
+    ear = Ear(change, names, bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False)))
+    with ExitStack() as stack:
+        if foreign:
+            stack.enter_context(_in_the_table(model, ear))
+        if own:
+            stack.enter_context(hearing(_told(ear)))
+        stack.callback(model.register_forward_pre_hook(_remember_masks(ear), with_kwargs=True).remove)
+        yield ear
+
+
+def is_transformers(model: nn.Module) -> bool:
+    """Whether a model is one of the library transformers; without that library none is."""
+    kind = getattr(sys.modules.get("transformers"), "PreTrainedModel", None)
+    return kind is not None and isinstance(model, kind)
+
+
+@contextmanager
+def _in_the_table(model, ear: Ear) -> Iterator[None]:
+    """Our functions in the place of the model's own in transformers' table while inside."""
     if not model._can_set_attn_implementation():
         raise ValueError(bypass(model))
-    names: dict[nn.Module, str] = {module: name for name, module in model.named_modules()}
-    ear = Ear(change, names, bool(getattr(model.config, "is_encoder_decoder", False)))
     before = _implementations(model)
-    hook = model.register_forward_pre_hook(_remember_masks(ear), with_kwargs=True)
     EARS.append(ear)
     try:
         _register()
         for config, name in before.values():
             plain = name in (None, "eager", "cumulant_eager")
             config._attn_implementation_internal = "cumulant_eager" if plain else "cumulant_sdpa"
-        yield ear
+        yield
     finally:
         EARS.remove(ear)
-        hook.remove()
         for config, name in before.values():
             config._attn_implementation_internal = name
+
+
+def _told(ear: Ear) -> Callable[[Heard], None]:
+    """A listener to layers of `cumulant.nn` that hands those of the model on."""
+
+    def hear(heard: Heard) -> None:
+        name = ear.names.get(heard.module)
+        if name is None:
+            return
+        ear.calls += 1
+        support, seeing = support_of(heard)
+        eta, key, value = heard.eta.float(), heard.key.float(), heard.value.float()
+        known = heard.rows if heard.rows is not None else _rows(ear, name, len(eta), eta.shape[2])
+        rows = visible_rows(known, seeing)
+        call = Call(name, heard.module, eta, key, value, support, heard.output, rows, False, heard.scale)
+        if ear.listener(call) is not None:
+            where, advice = f"intervene.change({name})", "A layer of cumulant.nn is heard; it cannot be changed."
+            raise ValueError(sentence(where, "None", "another output", advice))
+
+    return hear
 
 
 def bypass(model: nn.Module) -> str:

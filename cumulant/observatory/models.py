@@ -23,6 +23,7 @@ from torch import nn
 
 from cumulant.checks import sentence
 from cumulant.observatory.converted import converted
+from cumulant.observatory.trained import is_trained, read_trained
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
@@ -75,7 +76,8 @@ def load(
 ) -> Loaded:
     """The model called ``name``, in eval mode and without gradients, with its tokenizer.
 
-    name          a key of `KNOWN`, a directory with config.json, a GGUF file, or owner/name on the hub
+    name          a key of `KNOWN`, a directory with config.json as save_pretrained or `cumulant train` left it, a GGUF
+                  file, or owner/name on the hub
     dtype         torch.float32 or "float32" and so on; None: as stored
     allow_pickle  read pytorch_model.bin if there are no safetensors
 
@@ -99,13 +101,23 @@ def load(
     else:
         weights, pickled = _weights(path, allow_pickle)
         fingerprint = _fingerprint([path / "config.json", *weights])
+        if is_trained(path):
+            model, step, seed = read_trained(path)
+            model, remarks = model.to(kind), (f"step {step} of a training with seed {seed}",)
+        else:
+            with _quiet(), _one_sentence(str(name)):
+                model, remarks = _read(path, kind, pickled)
         with _quiet(), _one_sentence(str(name)):
-            model, remarks = _read(path, kind, pickled)
-            tokenizer = _tokenizer(path)
+            tokenizer = read_tokenizer(path)
     if tokenizer is None:
         remarks = (*remarks, "there is no tokenizer beside the model: give it token ids")
     model = model.to(place).eval().requires_grad_(False)
     return Loaded(model, tokenizer, str(name), source, fingerprint, (*notes, *remarks))
+
+
+def fingerprint_of(directory: Path, *, allow_pickle: bool = False) -> str:
+    """What `load` would call the fingerprint of a directory, without loading it."""
+    return _fingerprint([directory / "config.json", *_weights(directory, allow_pickle)[0]])
 
 
 def random_twin(loaded: Loaded | nn.Module, seed: int) -> nn.Module:
@@ -259,7 +271,8 @@ def _auto_class(config) -> Any:
     return AutoModelForCausalLM if (decodes or unnamed) and kind in AutoModelForCausalLM._model_mapping else AutoModel
 
 
-def _tokenizer(path: Path):
+def read_tokenizer(path: Path):
+    """The tokenizer in a directory, or None if there is none."""
     from transformers import AutoTokenizer
 
     if not any(any(path.glob(pattern)) for pattern in TOKENIZER_FILES):

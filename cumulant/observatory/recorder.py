@@ -33,8 +33,9 @@ def attach(
     hidden_states: bool = True,
     alter: Callable[[Call], Call] | None = None,
 ) -> Iterator[Recorder]:
-    """Observe every attention head of a transformers model while inside; the model computes what it always does.
+    """Observe every attention head of a model while inside; the model computes what it always does.
 
+    model          of transformers, or any with layers of `cumulant.nn` in it
     quantities     names or groups of `cumulant.observatory.quantities`; all if None
     seed           of the sample of queries on which costly quantities are computed
     hidden_states  also keep the law of the hidden states before and after every sublayer
@@ -127,8 +128,8 @@ class Recorder:
         """W_Q W_O of every head, (heads, d, e)."""
         if call.name not in self.products:
             found = head_weights(self.model, call.name)
-            known = isinstance(found, HeadWeights)
-            self.products[call.name] = (found.query.double() @ found.output.double()) if known else None
+            known = found.query.double() @ found.output.double() if isinstance(found, HeadWeights) else None
+            self.products[call.name] = None if getattr(found, "hidden", False) else known
         return self.products[call.name]
 
     def _tally(self, part: Part, name: str, values: Tensor, positions: Tensor | None) -> None:

@@ -28,7 +28,9 @@ def with_weights(record: Record, model: nn.Module) -> Record:
         numbers[f"{layer.name}/gradientness"] = tied
         block = block_of(model, layer.name)
         covariance = None if block is None else read_covariance(record.hidden, record.meta.get("places", []), block)
-        if covariance is not None and covariance.shape[0] == found.query.shape[-1]:
+        if covariance is not None and covariance.shape[0] == found.query.shape[-1] and not found.hidden:
+            if found.passed is not None:  # covariances behind a norm are kept without its gain
+                covariance = found.passed[:, None] * covariance * found.passed
             numbers[f"{layer.name}/ascent_index"] = ascent_index(found, covariance, layer.scale)
     meta = record.meta | {"weights_unknown": reasons}
     return replace(record, weights=numbers, meta=meta)

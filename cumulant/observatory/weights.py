@@ -15,7 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from cumulant.checks import require_float, sentence, shape
-from cumulant.observatory.blocks import OWN_NORM, Unknown, block_of, norm_of, norms_of, twin
+from cumulant.nn.convex import ConvexBlock
+from cumulant.nn.energy import EnergyBlock
+from cumulant.nn.equilibrium import EquilibriumBlock
+from cumulant.observatory.blocks import OWN_NORM, Norm, Unknown, block_of, norm_of, norms_of, twin
+from cumulant.observatory.own_layers import TELLING
+from cumulant.observatory.own_weights import own_front, own_projections
 from cumulant.residual import gradientness
 
 # names of the four projections, as modules have them
@@ -36,6 +41,8 @@ class HeadWeights(NamedTuple):
     gain      (D,) of the norm in front, already in query (and in key and value if they read the same state); or None
     crossed   keys and values read another stream (an encoder's): W_Qᵀ W_K then joins two spaces
     normed    queries and keys are divided by their own length afterwards, which no weight contains; gains are folded in
+    passed    (D,) gain of a norm that the stream itself passes: the weights read and write states with it; or None
+    hidden    they read a state that is neither the block's nor a norm's: its covariance is not kept
     """
 
     query: Tensor
@@ -45,6 +52,8 @@ class HeadWeights(NamedTuple):
     gain: Tensor | None
     crossed: bool
     normed: bool
+    passed: Tensor | None = None
+    hidden: bool = False
 
 
 class Front(NamedTuple):
@@ -65,6 +74,8 @@ def head_weights(model: nn.Module, name: str) -> HeadWeights | Unknown:
     give `Unknown(reason)`.
     """
     module = _module(model, name)
+    if isinstance(module, TELLING):
+        return _own(model, name, module)
     found = _projections(module)
     if isinstance(found, Unknown):
         return found
@@ -82,13 +93,35 @@ def head_weights(model: nn.Module, name: str) -> HeadWeights | Unknown:
     return front if isinstance(front, Unknown) else _fold(model, name, split, front)
 
 
+def _own(model: nn.Module, name: str, module: nn.Module) -> HeadWeights | Unknown:
+    """Weights of a layer of `cumulant.nn`.
+
+    Attention stands beside the stream, so that the gain of the norm in front is folded in. What a convex block reads is
+    the stream: its gain is passed on. Energy and equilibrium blocks read a state that they make themselves.
+    """
+    found = own_projections(module)
+    if isinstance(found, Unknown):
+        return found
+    bare = HeadWeights(found["query"], found["key"], found["value"], found["output"], None, False, False)
+    if isinstance(module, EnergyBlock | EquilibriumBlock):
+        return bare._replace(hidden=True)
+    front = own_front(model, name)
+    if isinstance(module, ConvexBlock):
+        return bare._replace(passed=front.gain if isinstance(front, Norm) else None, hidden=isinstance(front, Unknown))
+    if front is None or isinstance(front, Unknown):
+        return bare if front is None else front
+    g = front.gain
+    return bare._replace(query=bare.query * g, key=bare.key * g, value=bare.value * g, gain=g)
+
+
 def ascent_index(weights: HeadWeights, covariance: Tensor, scale: float = 1.0) -> Tensor:
     """How far a head climbs its own log-normalizer in coordinates where the states are white (S1-F2).
 
         B = s S^½ W_Qᵀ W_K S^½,   V = S^{−½} W_O W_V S^½,        tr(V Bᵀ) / (|V| |B|)
 
     Below 0 a layer makes its tokens more Gaussian, above 0 it clusters them. covariance (D, D) of the states that the
-    folded weights read; directions without variance are left out. Returns (heads,) float64, 0 where a product vanishes.
+    folded weights read; directions without variance, as the one that a LayerNorm takes away, are left out. Returns
+    (heads,) float64, 0 where a product vanishes.
 
     >>> import torch
     >>> w = torch.eye(2, 4, dtype=torch.float64)[None]
@@ -103,7 +136,7 @@ def ascent_index(weights: HeadWeights, covariance: Tensor, scale: float = 1.0) -
         raise ValueError(sentence("ascent_index.weights", "self-attention", got, "Leave cross-attention out."))
     s = covariance.double().cpu()
     value, basis = torch.linalg.eigh((s + s.mT) / 2)
-    kept = value > dim * torch.finfo(torch.float64).eps * value.amax()
+    kept = value > 8 * torch.finfo(torch.float32).eps * value.amax()  # sums over states are in single precision
     up = torch.where(kept, value, 0).sqrt()
     down = torch.where(kept, 1 / torch.where(kept, up, 1), 0)
     root, inverse = (basis * up) @ basis.mT, (basis * down) @ basis.mT

@@ -10,7 +10,7 @@ import base64
 import gzip
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cumulant.checks import sentence
 
@@ -59,7 +59,20 @@ def condensed(data: dict, detail: Detail) -> dict:
     parts = {key: data.get(key) or [] for key in ("quantities", "layers", "depth", "spectra")}
     parts |= {"heads": heads, "texts": _texts(data.get("texts") or [], detail.tokens)}
     parts["model"] = (data.get("meta") or {}).get("model")
+    if data.get("series"):
+        parts["series"] = _series(data["series"], detail)
     return plain(parts)  # type: ignore[return-value]
+
+
+def _series(series: dict, detail: Detail) -> dict:
+    """The steps of a training; all of them together have as many tokens of text as a page without steps."""
+    each = replace(detail, tokens=detail.tokens // max(len(series["steps"]), 1))
+    wholes = [condensed(part, each) for part in series["parts"]]
+    kept = [{key: whole[key] for key in part} for whole, part in zip(wholes, series["parts"], strict=True)]
+    for part in kept if detail.bins == 0 else ():  # where nothing else fits, steps have means alone
+        for head in part["heads"]:
+            head["values"] = {name: {"mean": cell.get("mean")} for name, cell in head["values"].items()}
+    return {"steps": series["steps"], "log": series["log"], "parts": kept}
 
 
 def plain(value: object) -> object:

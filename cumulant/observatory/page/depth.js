@@ -79,8 +79,8 @@ function drawCourse(course, width) {
   const points = course.lines.map(([key]) => rows.filter(({ row }) => known(row[key])));
   if (!points.some((list) => list.length)) return "Not recorded.";
   const extra = [course.against, ...(course.band ?? [])].filter(Boolean);
-  const values = rows
-    .flatMap(({ row }) => [...course.lines.map(([key]) => row[key]), ...extra.map((key) => row[key])])
+  const values = everyRow() // one scale for all steps
+    .flatMap((row) => [...course.lines.map(([key]) => row[key]), ...extra.map((key) => row[key])])
     .filter(known);
   const neutral = course.neutral ? neutralOf(course, values) : null;
   const log = Math.min(...values) > 0 && Math.max(...values) / Math.min(...values) > 60;
@@ -172,7 +172,7 @@ function startDepth() {
   find("depth-figures").append(
     ...drawable.map((course) =>
       figure({
-        title: course.title,
+        title: () => course.title + atStep(),
         name: `depth-${course.name}`,
         draw: (width) => drawCourse(course, width),
       }),

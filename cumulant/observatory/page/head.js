@@ -95,7 +95,7 @@ function describeHead(panel) {
     html(
       "div",
       { class: "headline" },
-      html("h3", {}, headName(head)),
+      html("h3", {}, headName(head) + atStep()),
       badge,
       html("small", { class: "code" }, [name, kind].filter(Boolean).join(" · ")),
     ),
@@ -167,12 +167,14 @@ function startPlace() {
     note: () =>
       classKey().some(Boolean) ? "Marks are Hopfield classes: what share of the keys holds 90 % of the attention." : "",
   });
+  const keys = html("div", { class: "keys" }, classKey());
+  watch(["step"], () => keys.replaceChildren(...classKey().filter(Boolean)));
   const controls = html(
     "div",
     { class: "controls" },
     selector("Across", "across", options, state.across, (across) => set({ across })),
     selector("Up", "up", options, state.up, (up) => set({ up })),
-    html("div", { class: "keys" }, classKey()),
+    keys,
   );
   card.append(controls);
   find("place").append(card);

@@ -18,7 +18,7 @@ function drawMap(width) {
   const side = clamp(Math.floor((width - left - 2) / columns), 12, 46);
   const tall = clamp(Math.floor(620 / rows.length), 14, Math.min(side, 36));
   const values = DATA.heads.map((head) => valueOf(head));
-  const range = extent(values);
+  const range = extent(everyHead().map((head) => valueOf(head))); // one scale for all steps
   const parts = Boolean(VIEWS[state.view].parts);
   const most = range ? Math.max(Math.abs(range.low), Math.abs(range.high)) || 1 : 1;
   const ends = !range ? null : parts ? { low: -most, high: most, below: range.below, above: range.above } : range;
@@ -155,7 +155,7 @@ function startMap() {
   }
   find("map").append(
     figure({
-      title: () => (state.quantity ? `${capital(labelOf(state.quantity))}, head by head` : "Head by head"),
+      title: () => (state.quantity ? `${capital(labelOf(state.quantity))}, head by head${atStep()}` : "Head by head"),
       name: "heads",
       on: ["quantity", "view"],
       draw: drawMap,

@@ -131,7 +131,7 @@ function figure({ title, note, name, on = [], draw }) {
     if (typeof made !== "string") made.setAttribute("aria-label", `${heading.textContent}. ${remark.textContent}`);
     canvas.replaceChildren(typeof made === "string" ? nothing(made) : made);
   };
-  watch([...on, "theme"], redraw);
+  watch([...on, "theme", "step"], redraw);
   let before = 0;
   new ResizeObserver(() => {
     if (canvas.clientWidth !== before) {

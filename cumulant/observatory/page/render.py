@@ -13,7 +13,7 @@ from cumulant.documents import write
 from cumulant.observatory.page.condense import LADDER, pack, plain
 
 HERE = Path(__file__).parent
-DRAWN = ("map", "distribution", "head", "texts", "depth", "spectra", "table")
+DRAWN = ("steps", "map", "distribution", "head", "texts", "depth", "spectra", "table")
 SCRIPTS = ("dom", "colour", "plot", "state", *DRAWN, "start")  # in this order
 LARGEST = 4_900_000  # bytes of a page
 PARTS = {"verdicts", "quantities", "layers", "heads", "depth", "spectra", "texts", "definitions"}
@@ -27,7 +27,9 @@ def render_page(data: dict, path: Path) -> None:
     every script but its own. Strings of models and texts are shown, never read as HTML. Where a record is large,
     distributions, curves and texts are coarser so that the page stays below 5 MB; the page says so.
 
-    data   meta, verdicts, quantities, layers, heads, depth, spectra, texts; any may be missing, numbers may be None
+    data   meta, verdicts, quantities, layers, heads, depth, spectra, texts; any may be missing, numbers may be None.
+           series: steps, log (whether their axis is), and parts, the heads, depth, spectra and texts of all steps but
+           the last, which is the page itself
     """
     _check(data)
     Path(path).parent.mkdir(parents=True, exist_ok=True)
@@ -42,6 +44,7 @@ def page(data: dict) -> str:
     parts = {
         **{key: data.get(key) or [] for key in PARTS},
         "meta": data.get("meta") or {},
+        "series": data.get("series"),
         "program": program,
         "policy": base64.b64encode(hashlib.sha256(program.encode()).digest()).decode(),
         "style": (HERE / "page.css").read_text("utf-8"),

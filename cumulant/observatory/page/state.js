@@ -64,6 +64,7 @@ function prepare(data) {
     ...named.filter((name) => measured.has(name)),
     ...[...measured].filter((name) => !named.includes(name)),
   ];
+  prepareSteps();
   DATA.rows = [...new Set([...DATA.layers.map((layer) => layer.index), ...DATA.heads.map((head) => head.layer)])];
   Object.assign(state, {
     quantity: DATA.measured.includes("entropy") ? "entropy" : DATA.measured[0],
@@ -73,5 +74,6 @@ function prepare(data) {
     statistic: "mean",
     spectrum: "share",
     block: null,
+    step: (DATA.series?.steps.length ?? 1) - 1,
   });
 }

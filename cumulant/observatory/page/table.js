@@ -43,7 +43,7 @@ function sheet({
       body.append(html("tr", {}, html("td", { colspan: header.length, class: "empty" }, "Nothing was recorded.")));
   };
   redraw();
-  watch(on, redraw);
+  watch([...on, "step"], redraw);
   return card;
 }
 
