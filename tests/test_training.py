@@ -16,20 +16,21 @@ from typer.testing import CliRunner
 
 from cumulant.cli import application
 from cumulant.nn.hearing import hearing
+from cumulant.nn.kinds import KINDS, StandardBlock, make_block
+from cumulant.nn.language_model import LanguageConfig, LanguageModel
+from cumulant.nn.trunk import Stack, Trunk, count_built, count_parameters, matched
 from cumulant.training import train as loop
-from cumulant.training.blocks import KINDS, StandardBlock, make_block
 from cumulant.training.checkpoints import checkpoint_steps, load_checkpoint
 from cumulant.training.digits import Digits, DigitsConfig, DigitsTask, load_digits, view
 from cumulant.training.language import END, LanguageTask, corpus, train_tokenizer, windows_of
-from cumulant.training.language_model import LanguageConfig, LanguageModel
 from cumulant.training.recall import RecallConfig, RecallTask, draw_pairs
 from cumulant.training.study import claim, study
 from cumulant.training.tables import cells, curve_rows, headings, run_rows, spread, summarise
 from cumulant.training.task import Recipe
 from cumulant.training.tasks import TASKS, find_task
 from cumulant.training.train import Run, rate_at, train
-from cumulant.training.trunk import Stack, Trunk, count_built, count_parameters, matched
 
+KINDS_LIST = list(KINDS)
 TINY = {"dim": 8, "heads": 2, "layers": 1, "hidden": 16}
 
 
@@ -501,6 +502,8 @@ def test_command_trains_all_blocks_and_leaves_tables_and_a_figure(tmp_path, tiny
     assert polars.read_parquet(place / "results.parquet").height == 8
     assert polars.read_parquet(place / "curves.parquet").height == 24
     assert (place / "curves.svg").stat().st_size > 1000
+    assert told["guarantees"]["convex"].startswith("behind a norm, given its context a token takes one ascent step")
+    assert all("settled" in row for row in told["runs"][KINDS_LIST.index("equilibrium")]["curve"])
     assert "±" in found.output
     assert sorted(p.name for p in (place / "energy" / "seed-1").glob("step-*")) == [f"step-00000{k}" for k in (0, 1, 2)]
     again = call("recall", "--out", place, "--steps", 2)
@@ -536,6 +539,14 @@ def test_interruption_says_how_to_go_on(tmp_path, tiny, monkeypatch):
     assert found.exit_code == 130
     assert "--resume goes on from here" in found.output
     assert call("recall", "--out", tmp_path / "out", "--steps", 1, "--block", "standard", "--resume").exit_code == 0
+
+
+def test_command_asks_for_what_it_needs_in_the_end_at_the_start(tmp_path, tiny, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "polars" else object())
+    found = call("recall", "--out", tmp_path / "out")
+    assert found.exit_code == 2
+    assert "train: expected polars, got no such package. install cumulant[train]" in " ".join(found.output.split())
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(

@@ -110,11 +110,11 @@ def _energy(dim: int, heads: int, hidden: int, causal: bool) -> nn.Module:
 
 
 def _convex(dim: int, heads: int, hidden: int, causal: bool) -> nn.Module:
-    return Normed(ConvexBlock(dim, heads, hidden=hidden, causal=causal), dim)
+    return Normed(ConvexBlock(dim, heads, hidden=hidden, causal=causal, units="relu"), dim)
 
 
 def _equilibrium(dim: int, heads: int, hidden: int, causal: bool) -> nn.Module:
-    block = EquilibriumBlock(dim, heads, hidden=hidden, causal=causal, max_steps=24, tol=1e-3)
+    block = EquilibriumBlock(dim, heads, hidden=hidden, causal=causal, max_steps=12, tol=3e-3)
     return Amplified(block, dim, 3.0)
 
 

@@ -47,7 +47,7 @@ class LanguageModel(nn.Module):
         self.position = nn.Parameter(torch.empty(config.context, config.dim))
         self.trunk = Trunk(config)
         self.readout = nn.Linear(config.dim, config.dim, bias=False)
-        nn.init.normal_(self.embedding.weight, std=0.02)  # small, for the same rows are read as logits
+        nn.init.normal_(self.embedding.weight, std=0.1)  # small as logits, and yet more than the positions
         nn.init.normal_(self.position, std=0.02)
 
     def hidden(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:

@@ -23,7 +23,7 @@ from cumulant.observatory.store import Store
 from cumulant.observatory.texts import read_texts
 
 NULL_SHARE = 4  # nulls read a quarter of the tokens
-LEAST = 4096  # but not fewer than this
+LEAST = 5120  # but not fewer than this: a link fit of heads of width 64 needs more than 128 queries of one in 32
 WORDS = {None: "reading", "random": "null, random weights", "shuffled": "null, shuffled keys"}
 
 

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from cumulant.checks import sentence
+from cumulant.nn.trunk import Stack
 from cumulant.training.task import Task
 from cumulant.training.tasks import TASKS
-from cumulant.training.trunk import Stack
 
 CONFIG, WEIGHTS, STATE = "config.json", "model.safetensors", "state.safetensors"
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")  # what AdamW keeps of each parameter

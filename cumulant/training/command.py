@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import shlex
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -19,7 +18,8 @@ from rich.table import Table
 from cumulant.checks import sentence
 from cumulant.documents import versions, write, write_parquet
 from cumulant.drawing import save
-from cumulant.training.blocks import KINDS, find_kind
+from cumulant.nn.kinds import KINDS, find_kind, make_block
+from cumulant.terminal import sentences
 from cumulant.training.figures import draw_curves
 from cumulant.training.study import RESULTS, Study, claim, study
 from cumulant.training.tables import cells, curve_rows, headings, run_rows, summarise
@@ -43,19 +43,27 @@ def train_command(
     goes on with --resume exactly as if it had not been interrupted.
     """
     screen, errors = Console(), Console(stderr=True)
-    with _sentences(errors):
+    with sentences(errors, "the same command with --resume goes on from here"):
         if resume and force:
             raise ValueError(sentence("--force", "to be alone", "--resume beside it", "Leave one of them out."))
+        _require("safetensors", "polars", "matplotlib")
         task, chosen = find_task(name), block or list(KINDS)
         for kind in chosen:
             find_kind(kind)
         place = out or Path("trained") / name
         with errors.status("reading data"):
-            _ = task.fingerprint  # what is missing is said before anything is claimed
+            _ = task.fingerprint  # data that is missing is told before anything is claimed
         claim(place, task.name, resume=resume, force=force)
         found = _run(errors, task, place, chosen, seeds, steps, resume)
         _write(place, found)
     _tell(screen, found, place)
+
+
+def _require(*packages: str) -> None:
+    """Tables and figures are written in the end: what they need is asked for at the start."""
+    missing = [name for name in packages if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ModuleNotFoundError(sentence("train", ", ".join(missing), "no such package", "install cumulant[train]"))
 
 
 def _run(errors: Console, task: Task, place: Path, blocks: list[str], seeds: int, steps: int | None, resume: bool):
@@ -87,11 +95,17 @@ def _write(place: Path, found: Study) -> None:
         "summary": [_plain(summary) for summary in summarise(found.task, found.runs)],
         "runs": [run._asdict() for run in found.runs],
         "notes": found.notes,
+        "guarantees": {block: _guaranteed(found.task, block) for block in dict.fromkeys(r.block for r in found.runs)},
         "command": shlex.join(["cumulant", *sys.argv[1:]]),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": versions("torch", "numpy", "tokenizers", "safetensors", "scikit-learn"),
     }
     write(place / RESULTS, json.dumps(told, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def _guaranteed(task: Task, block: str) -> str:
+    stack = task.configure(block)
+    return str(make_block(block, stack.dim, stack.heads, stack.hidden, causal=stack.causal).guarantees)
 
 
 def _plain(found):
@@ -112,17 +126,3 @@ def _tell(screen: Console, found: Study, place: Path) -> None:
         screen.print(f"[yellow]Note[/]: {note}", highlight=False)
     where = f"Checkpoints: {place}/BLOCK/seed-N/step-*   Tables: {place}/*.parquet   Figure: {place}/curves.svg"
     screen.print(where, highlight=False, soft_wrap=True)
-
-
-@contextmanager
-def _sentences(errors: Console) -> Iterator[None]:
-    """One sentence for what a user can mend; everything else keeps its traceback."""
-    try:
-        yield
-    except (ValueError, TypeError, OSError, ModuleNotFoundError) as error:
-        errors.print(f"[red]{type(error).__name__}[/]: ", end="")
-        errors.print(str(error), markup=False, highlight=False, soft_wrap=True)
-        raise typer.Exit(2) from None
-    except KeyboardInterrupt:
-        errors.print("[yellow]Interrupted: the same command with --resume goes on from here.[/]")
-        raise typer.Exit(130) from None

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from cumulant.drawing import COLOURS, figure
-from cumulant.training.blocks import KINDS
+from cumulant.nn.kinds import KINDS
 from cumulant.training.tables import spread
 from cumulant.training.task import Task
 from cumulant.training.train import Run

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from cumulant.checks import sentence
-from cumulant.training.language_model import IGNORED, LanguageConfig, LanguageModel
+from cumulant.nn.language_model import IGNORED, LanguageConfig, LanguageModel
 from cumulant.training.task import Measure, Recipe, Task
 
 END = "<|end|>"  # before every topic
@@ -73,8 +73,9 @@ class LanguageTask(Task):
     name = "language"
     question = "How well does a small language model with these blocks predict Python's help?"
     measures = (Measure("nats", "nats/token", ".3f"), Measure("bits", "bits/byte", ".3f"))
-    recipe = Recipe(steps=300, rate=3e-3, batch=16)
-    rates: ClassVar = {"standard": 3e-3, "energy": 3e-3, "convex": 3e-3, "equilibrium": 3e-3}
+    recipe = Recipe(steps=200, rate=1e-2, batch=16)
+    # by held-out nats after 80 steps, seed 100: of 6e-3 and 1e-2 (standard), 3e-3 to 1e-2 (convex); one for others
+    rates: ClassVar = {"standard": 1e-2, "energy": 6e-3, "convex": 1e-2, "equilibrium": 4e-3}
 
     @property
     def standard(self) -> LanguageConfig:

@@ -35,8 +35,12 @@ def listening(
         stack.enter_context(hearing(listen_to))
         for foreign in transformers_models(model):
             from cumulant.observatory.interface import _remember_masks, listen
+            from cumulant.observatory.own_layers import TELLING
 
-            ear = stack.enter_context(listen(foreign, listen_to))
+            # layers of cumulant.nn inside it have been heard above
+            ear = stack.enter_context(
+                listen(foreign, lambda call: None if isinstance(call.module, TELLING) else listen_to(call))
+            )
             if begun is not None:  # hooks that are put on during a call come too late for it
                 _remember_masks(ear)(*begun)
         for path, module in blocks.items():

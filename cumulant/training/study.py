@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from cumulant.checks import sentence
 from cumulant.documents import write
-from cumulant.training.blocks import KINDS, find_kind
+from cumulant.nn.kinds import KINDS, find_kind
 from cumulant.training.task import Task
 from cumulant.training.train import Run, Step, train
 

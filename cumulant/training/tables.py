@@ -93,6 +93,7 @@ def run_rows(runs: Sequence[Run]) -> list[Row]:
             "steps": run.steps,
             "seconds": run.seconds,
             "diverged": run.diverged,
+            "settled": run.curve[-1].get("settled") if run.curve else None,
             **run.measures,
         }
         for run in runs

@@ -10,8 +10,8 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from cumulant.training.blocks import find_kind
-from cumulant.training.trunk import Stack, count_built, matched
+from cumulant.nn.kinds import find_kind
+from cumulant.nn.trunk import Stack, count_built, matched
 
 EVALUATED = 1 << 62  # a seed that no step of a training has
 

@@ -15,6 +15,8 @@ from torch import nn
 
 from cumulant.checks import sentence
 from cumulant.documents import write
+from cumulant.nn.equilibrium import EquilibriumBlock
+from cumulant.nn.trunk import Stack, count_parameters
 from cumulant.training.checkpoints import (
     STATE,
     Progress,
@@ -24,7 +26,6 @@ from cumulant.training.checkpoints import (
     save_state,
 )
 from cumulant.training.task import Recipe, Task
-from cumulant.training.trunk import Stack, count_parameters
 
 SETTINGS, RESULT = "settings.json", "result.json"
 SAVED_EVERY = 25  # steps: at most so many are done again after an interruption
@@ -42,7 +43,8 @@ class Run(NamedTuple):
     """A finished training.
 
     measures  on data that was held out, by the keys of the task
-    curve     rows of step and measures, at the steps of the checkpoints
+    curve     rows of step and measures, at the steps of the checkpoints; for fixed points also ``settled``, the share
+              of samples that reached theirs in the last pass of the evaluation
     seconds   of training, evaluation included
     diverged  the step after which the loss was no number, where the training ended; None if it was one throughout
     """
@@ -106,7 +108,7 @@ def rate_at(recipe: Recipe, step: int) -> float:
 
     >>> recipe = Recipe(steps=100, rate=1.0, batch=1, warmup=10)
     >>> [round(rate_at(recipe, step), 3) for step in (0, 9, 50, 100)]
-    [0.1, 0.978, 0.55, 0.1]
+    [0.1, 0.982, 0.55, 0.1]
     """
     rise = min(1.0, (step + 1) / recipe.warmup) if recipe.warmup else 1.0
     return recipe.rate * rise * (0.55 + 0.45 * math.cos(math.pi * step / recipe.steps))
@@ -148,7 +150,7 @@ class _Loop:
         model.eval()
         found = self.task.evaluate(model)
         model.train()
-        return {"step": step, **found}
+        return {"step": step, **found, **_settled(model)}
 
     def _update(self, model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> float:
         generator = torch.Generator().manual_seed((self.seed << 32) + step)
@@ -162,6 +164,12 @@ class _Loop:
                 group["lr"] = rate_at(self.recipe, step)
             optimizer.step()
         return value
+
+
+def _settled(model: nn.Module) -> dict[str, float]:
+    """Where there are fixed points: the share of samples that reached theirs in the last pass."""
+    found = [m.last.converged.double().mean() for m in model.modules() if isinstance(m, EquilibriumBlock) and m.last]
+    return {"settled": float(torch.stack(found).mean())} if found else {}
 
 
 def _initial(task: Task, config: Stack, seed: int) -> nn.Module:
