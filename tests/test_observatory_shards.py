@@ -475,7 +475,7 @@ def test_nulls_read_a_quarter():
     def tokens(read, most):
         return null_tokens(Record((), {}, {}, {}, {}, (), {"tokens": read}), most)
 
-    assert (tokens(99, 20_000), tokens(99, 600), tokens(10**6, None)) == (5000, 600, 250_000)
+    assert (tokens(99, 40_000), tokens(99, 600), tokens(10**6, None)) == (10_000, 600, 250_000)
     assert tokens(LEAST * 2, None) == LEAST
 
 
