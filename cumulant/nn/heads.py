@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import final
 
 from torch import Tensor
@@ -12,11 +13,12 @@ from cumulant.nn.hearing import tell
 from cumulant.nn.projected import Heads, Projected
 
 
-class _Approximate(Projected):
+class _Approximate(Projected, ABC):
     """`MultiheadAttention` with something simpler in the place of the keys. Abstract; its kinds are final."""
 
+    @abstractmethod
     def _approximate(self, h: Heads, **options) -> Tensor:
-        raise NotImplementedError
+        """(batch, heads, q, e) from the projected heads."""
 
     def _forward(self, query: Tensor, key: Tensor, value: Tensor, need_weights: bool, masks: dict, **options):
         where = type(self).__name__
