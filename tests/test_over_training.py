@@ -20,6 +20,7 @@ from typer.testing import CliRunner  # noqa: E402
 
 from cumulant.cli import application  # noqa: E402
 from cumulant.nn import ConvexBlock, EnergyBlock, MultiheadAttention  # noqa: E402
+from cumulant.nn.kinds import FORMAT  # noqa: E402
 from cumulant.nn.language_model import LanguageConfig, LanguageModel  # noqa: E402
 from cumulant.observatory.blocks import attention_modules  # noqa: E402
 from cumulant.observatory.interface import intervene, listen  # noqa: E402
@@ -67,7 +68,7 @@ def save_step(run, number: int, model: LanguageModel, /, **about) -> None:
     place = run / f"step-{number:06d}"
     place.mkdir(parents=True)
     config = {"block": model.config.block, **SMALL, "causal": True}
-    told = {"task": "language", "step": number, "seed": 0, "model": config} | about
+    told = {"format": FORMAT, "task": "language", "step": number, "seed": 0, "model": config} | about
     (place / "config.json").write_text(json.dumps(told))
     (place / "tokenizer.json").write_text(tokenizer_json())
     plain = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": SMALL["context"], "pad_token": "<|end|>"}
@@ -318,6 +319,9 @@ def test_directories_that_are_no_checkpoint_of_a_language_model(tmp_path):
     save_file({"a": torch.zeros(1)}, tmp_path / "step-000004" / "model.safetensors")
     with pytest.raises(ValueError, match=r"weights that do not fit config\.json"):
         load(tmp_path / "step-000004")
+    save_step(tmp_path, 5, model, format=1)
+    with pytest.raises(ValueError, match=rf"got format 1 instead of {FORMAT} in .*step-000005. Train it again"):
+        load(tmp_path / "step-000005")
 
 
 # ------------------------------------------------------------------ series

@@ -1,6 +1,7 @@
 """Reference trainings: equal parameter counts, what is drawn, checkpoints, resuming, tables, and the command."""
 
 import dataclasses
+import itertools
 import json
 import math
 import statistics
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import polars
 import pytest
+import sklearn.datasets
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -16,17 +18,18 @@ from typer.testing import CliRunner
 
 from cumulant.cli import application
 from cumulant.nn.hearing import hearing
-from cumulant.nn.kinds import KINDS, StandardBlock, make_block
+from cumulant.nn.kinds import FORMAT, KINDS, StandardBlock, make_block
 from cumulant.nn.language_model import LanguageConfig, LanguageModel
 from cumulant.nn.trunk import Stack, Trunk, count_built, count_parameters, matched
 from cumulant.training import train as loop
 from cumulant.training.checkpoints import checkpoint_steps, load_checkpoint
 from cumulant.training.digits import Digits, DigitsConfig, DigitsTask, load_digits, view
-from cumulant.training.language import END, LanguageTask, corpus, train_tokenizer, windows_of
-from cumulant.training.recall import RecallConfig, RecallTask, draw_pairs
+from cumulant.training.language import END, Corpus, LanguageTask, corpus, train_tokenizer, windows_of
+from cumulant.training.recall import RecallConfig, RecallTask, best_answer, draw_pairs
+from cumulant.training.search import SEED, best_rate, search
 from cumulant.training.study import claim, study
 from cumulant.training.tables import cells, curve_rows, headings, run_rows, spread, summarise
-from cumulant.training.task import Recipe
+from cumulant.training.task import PARTS, Recipe
 from cumulant.training.tasks import TASKS, find_task
 from cumulant.training.train import Run, rate_at, train
 
@@ -40,7 +43,7 @@ class TinyRecall(RecallTask):
 
     @property
     def standard(self):
-        return RecallConfig(**TINY, keys=6, values=5, pairs=3, asked=2)
+        return RecallConfig(**TINY, features=4, values=5, pairs=3, asked=2)
 
 
 class TinyLanguage(LanguageTask):
@@ -54,7 +57,7 @@ class TinyLanguage(LanguageTask):
     @cached_property
     def corpus(self):
         texts = corpus()
-        return texts._replace(train=texts.train[:3], held_out=[t[:400] for t in texts.held_out[:2]])
+        return Corpus(texts.train[:3], *([t[:400] for t in part[:2]] for part in (texts.validation, texts.test)))
 
 
 class TinyDigits(DigitsTask):
@@ -67,11 +70,11 @@ class TinyDigits(DigitsTask):
 
     @cached_property
     def train_digits(self):
-        return Digits(*(part[:32] for part in load_digits(held_out=False)))
+        return Digits(*(part[:32] for part in load_digits("train")))
 
     @cached_property
     def held_out(self):
-        return Digits(*(part[:16] for part in load_digits(held_out=True)))
+        return {name: Digits(*(part[:16] for part in load_digits(name))) for name in PARTS}
 
 
 TINY_TASKS = [TinyRecall, TinyLanguage, TinyDigits]
@@ -187,11 +190,11 @@ def test_bad_sizes_and_names():
 
 
 def test_held_out_topics_share_no_paragraph_with_the_others():
-    texts = corpus()
-    held = {p.strip() for t in texts.held_out for p in t.split("\n\n")} - {""}
-    seen = {p.strip() for t in texts.train for p in t.split("\n\n")}
-    assert held
-    assert not held & seen
+    parts = [{p.strip() for t in texts for p in t.split("\n\n")} - {""} for texts in corpus()]
+    for first, second in itertools.combinations(parts, 2):
+        assert first
+        assert second
+        assert not first & second
 
 
 def test_tokenizer_tells_any_text_back():
@@ -215,20 +218,59 @@ def test_nats_and_bits_of_a_model_that_knows_nothing():
     task = TinyLanguage()
     model = task.build(task.standard)
     nn.init.zeros_(model.embedding.weight)
-    found = task.evaluate(model)
-    size = sum(len(t.encode()) for t in task.corpus.held_out)
-    assert found["nats"] == pytest.approx(math.log(300), rel=1e-6)
-    assert found["bits"] == pytest.approx(math.log2(300) * (len(task.held_out) - 1) / size, rel=1e-6)
+    for part in PARTS:
+        found = task.evaluate(model, part)
+        size = sum(len(t.encode()) for t in getattr(task.corpus, part))
+        assert found["nats"] == pytest.approx(math.log(300), rel=1e-6)
+        assert found["bits"] == pytest.approx(math.log2(300) * (len(task.held_out[part]) - 1) / size, rel=1e-6)
 
 
-def test_pairs_have_different_keys_and_right_answers():
-    config = RecallConfig(keys=6, values=5, pairs=4, asked=3)
-    keys, values, answers = draw_pairs(config, 50, torch.Generator().manual_seed(0))
-    for k, v, a in zip(keys.tolist(), values.tolist(), answers.tolist(), strict=True):
-        shown = dict(zip(k[:4], v[:4], strict=True))
-        assert len(shown) == 4
-        assert v[4:] == [5] * 3
-        assert [shown[key] for key in k[4:]] == a
+def test_cues_are_corrupted_keys_and_answers_their_values():
+    config = RecallConfig(features=6, values=500, pairs=4, asked=3, noise=1e-4)
+    keys, values, cues, answers = draw_pairs(config, 50, torch.Generator().manual_seed(0))
+    assert torch.allclose(keys.norm(dim=-1), torch.ones(50, 4), atol=1e-6)
+    nearest = torch.cdist(cues, keys).argmin(-1)
+    assert torch.equal(values.gather(1, nearest), answers)
+    assert all(len(set(row)) == 3 for row in nearest.tolist())
+    loud = draw_pairs(dataclasses.replace(config, noise=2.0), 4000, torch.Generator().manual_seed(1))
+    near = loud.cues.square().sum(-1).mean()  # |k|² + σ² d
+    assert near.item() == pytest.approx(1 + 4 * 6, rel=0.03)
+
+
+def test_rates_are_tried_on_validation_and_the_best_is_found(monkeypatch):
+    found = search(TinyRecall(), "convex", (1e-3, 1e-2), steps=4)
+    expected = {
+        r: train(TinyRecall(), "convex", seed=SEED, recipe=TinyRecall.recipe._replace(steps=4, rate=r)) for r in found
+    }
+    assert list(found) == [1e-3, 1e-2]
+    assert all(found[r].measures != expected[r].measures for r in found)  # those are of the test part
+    assert best_rate(TinyRecall(), found) == min(found, key=lambda r: found[r].measures["excess"])
+    lost = {r: run._replace(diverged=2) for r, run in found.items()}
+    assert best_rate(TinyRecall(), lost) is None
+    assert best_rate(TinyRecall(), {1e-3: lost[1e-3], 1e-2: found[1e-2]}) == 1e-2
+    with pytest.raises(ValueError, match=r"train.part: expected one of validation, test, got 'train'"):
+        train(TinyRecall(), part="train")
+
+
+def test_the_best_answer_is_the_posterior():
+    """By Bayes' rule with normal densities, written out."""
+    config = RecallConfig(features=3, values=4, pairs=6, asked=2, noise=0.7)
+    shown = draw_pairs(config, 20, torch.Generator().manual_seed(0))
+    shown = shown._replace(keys=nn.functional.normalize(shown.keys.double(), dim=-1), cues=shown.cues.double())
+    density = torch.distributions.Normal(shown.keys[:, None], 0.7).log_prob(shown.cues[:, :, None]).sum(-1).exp()
+    posterior = density / density.sum(-1, keepdim=True)
+    expected = torch.stack([(posterior * (shown.values == v)[:, None]).sum(-1) for v in range(4)], -1)
+    assert (best_answer(config, shown) - expected).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("block", KINDS_LIST)
+def test_no_model_is_better_than_the_best_answer(block):
+    task = RecallTask()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        found = task.evaluate(task.build(task.configure(block)))
+    assert found["excess"] > 0
+    assert found["nats"] > found["excess"]
 
 
 def test_views_move_an_image_by_one_pixel_at_most():
@@ -240,9 +282,11 @@ def test_views_move_an_image_by_one_pixel_at_most():
 
 
 def test_digits_are_split_without_loss():
-    kept, held = load_digits(held_out=False), load_digits(held_out=True)
-    assert (len(kept.labels), len(held.labels)) == (1437, 360)
-    assert float(kept.images.max()) == 1.0
+    parts = [load_digits(name) for name in ("train", *PARTS)]
+    assert [len(part.labels) for part in parts] == [1077, 360, 360]
+    assert float(parts[0].images.max()) == 1.0
+    whole = sklearn.datasets.load_digits().images.sum()
+    assert float(sum(part.images.double().sum() for part in parts)) * 16 == whole
 
 
 # one training
@@ -359,6 +403,11 @@ def test_damaged_files_are_refused_in_one_sentence(tmp_path, tiny):
     (tmp_path / "step-000001" / "config.json").write_text('{"task": "chess"}')
     with pytest.raises(ValueError, match=r"load_checkpoint: expected .*, got another config.json"):
         load_checkpoint(tmp_path / "step-000001")
+    (tmp_path / "step-000002" / "config.json").write_text(
+        (tmp_path / "step-000002" / "config.json").read_text().replace(f'"format": {FORMAT}', '"format": 1')
+    )
+    with pytest.raises(ValueError, match=rf"got format 1 instead of {FORMAT} in .*step-000002"):
+        load_checkpoint(tmp_path / "step-000002")
     with pytest.raises(FileNotFoundError, match=r"load_checkpoint: expected .*, got no config.json in"):
         load_checkpoint(tmp_path / "nowhere")
 
@@ -422,19 +471,19 @@ def test_tokenizer_beside_a_checkpoint_is_one_that_transformers_reads(tmp_path):
 def made(block, seed, nats, diverged=None):
     measures = {} if diverged is not None else {"nats": nats, "accuracy": 0.5}
     curve = ({"step": 0, "nats": nats + 1, "accuracy": 0.1}, {"step": 6, "nats": nats, "accuracy": 0.5})
-    return Run("recall", block, seed, 1000, 6, measures, curve, 2.0, diverged)
+    return Run("contrastive", block, seed, 1000, 6, measures, curve, 2.0, diverged)
 
 
 def test_summary_has_means_spreads_and_distances_seed_by_seed():
     runs = [made("standard", 0, 1.0), made("standard", 1, 2.0), made("convex", 0, 1.5), made("convex", 1, 2.25)]
-    standard, convex = summarise(TinyRecall(), runs)
+    standard, convex = summarise(TinyDigits(), runs)
     assert standard.measures["nats"].deviation == pytest.approx(statistics.stdev([1.0, 2.0]), rel=1e-12)
     assert standard.from_standard is None
     assert convex.from_standard.mean == pytest.approx(0.375, rel=1e-12)
     assert convex.from_standard.deviation == pytest.approx(statistics.stdev([0.5, 0.25]), rel=1e-12)
-    row = cells(TinyRecall(), convex, 990)
+    row = cells(TinyDigits(), convex, 990)
     assert row == ["convex", "1,000 (+1.01%)", "1.875 ± 0.530", "50.0% ± 0.0%", "+0.375 ± 0.177", "2 s"]
-    assert len(row) == len(headings(TinyRecall()))
+    assert len(row) == len(headings(TinyDigits()))
     assert [r["seed"] for r in run_rows(runs)] == [0, 1, 0, 1]
     assert len(curve_rows(runs)) == 8
 
@@ -442,7 +491,7 @@ def test_summary_has_means_spreads_and_distances_seed_by_seed():
 def test_one_seed_has_no_spread_and_none_has_no_mean():
     assert spread([2.0]) == (2.0, None, 1)
     assert spread([]) is None
-    (row,) = summarise(TinyRecall(), [made("energy", 0, 1.0)])
+    (row,) = summarise(TinyDigits(), [made("energy", 0, 1.0)])
     assert row.from_standard is None
 
 
@@ -450,9 +499,9 @@ def test_study_trains_each_block_with_each_seed_and_notes_warnings(tmp_path, mon
     import warnings
 
     class Warned(TinyRecall):
-        def evaluate(self, model):
+        def evaluate(self, model, part="test"):
             warnings.warn("no fixed point", RuntimeWarning, stacklevel=1)
-            return super().evaluate(model)
+            return super().evaluate(model, part)
 
     claim(tmp_path / "out", "recall")
     found = study(Warned(), tmp_path / "out", blocks=["standard", "standard", "convex"], seeds=range(2), steps=1)
@@ -553,7 +602,7 @@ def test_command_asks_for_what_it_needs_in_the_end_at_the_start(tmp_path, tiny, 
     ("module", "act"),
     [
         ("tokenizers", lambda: train_tokenizer(["a"], 300)),
-        ("sklearn.datasets", lambda: load_digits(held_out=True)),
+        ("sklearn.datasets", lambda: load_digits("test")),
         ("safetensors", lambda: load_checkpoint("nowhere")),
     ],
 )

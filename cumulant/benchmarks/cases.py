@@ -17,6 +17,7 @@ from cumulant.benchmarks.inputs import (
     Reading,
     Sequences,
     Tracks,
+    Updates,
     Vocabulary,
     sharpness,
 )
@@ -25,7 +26,7 @@ SDPA, NAIVE, KEOPS, FLEX, FLEX_MEAN = "SDPA", "naive torch", "KeOps", "FlexAtten
 THRIFTY = "naive torch, entropy as G − mean score"
 TWICE, PLAIN, METRIC = "double backward", "plain cross-entropy", "pytorch-metric-learning"
 FILTERPY = "filterpy's IMM"
-LAYER = "torch's layer"
+LAYER, ALONE = "torch's layer", "no monitor"
 PASS, WEIGHTS, NNSIGHT, LENS = "plain pass", "eager attention weights", "nnsight", "TransformerLens"
 DEFAULT_CHUNK, BEST_CHUNK = "torch's, default chunk", "torch's, best chunk"
 
@@ -34,6 +35,7 @@ def catalogue(quick: bool = False) -> dict[str, Case]:
     """Every case by name; ``quick`` shrinks the inputs until all of them together take a few minutes."""
     k = 8 if quick else 1
     found = [case for spread in (ORDINARY, SHARP) for case in _cases(k, spread)]
+    found += [_monitored(k)]
     found += _observations(k)
     found += _filters(k)
     order = list(dict.fromkeys(case.table for case in found))
@@ -152,6 +154,13 @@ def _layers(k: int, spread: float) -> list[Case]:
         Case(*_title("layer-short", "layers", "multi-head attention, forward", short), forward, (first,)),
         Case(*_title("layer-short-training", "layers", both, short), trained, (within(LAYER, 1.15),)),
     ]
+
+
+def _monitored(k: int) -> Case:
+    """What it costs to watch a training."""
+    inputs = Updates(50, 16 // k)
+    sides = {OURS: layers.updated(every=50), ALONE: layers.updated()}
+    return Case("monitor", "layers", f"training with a monitor: {inputs}", inputs, sides, (within(ALONE, 1.03),))
 
 
 def _memory(inputs: Attention) -> Case:

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
+from cumulant.nn.language_model import LanguageConfig, LanguageModel
+
 ORDINARY, SHARP = 1.0, 4.0
 
 
@@ -89,6 +91,36 @@ class Sequences:
 
     def small(self) -> Sequences:
         return replace(self, batch=min(self.batch, 2), tokens=min(self.tokens, 128))
+
+
+class Trained(NamedTuple):
+    """A language model, what it reads and is to say, and how many updates it gets."""
+
+    model: LanguageModel
+    windows: Tensor  # (batch, context + 1)
+    steps: int
+
+
+@dataclass(frozen=True)
+class Updates:
+    """Updates of the reference language model on random tokens."""
+
+    steps: int
+    batch: int
+
+    def __str__(self) -> str:
+        return f"{self.steps} updates, {self.batch} windows of {LanguageConfig().context} tokens"
+
+    def __call__(self) -> Trained:
+        config, seed = LanguageConfig(), torch.Generator().manual_seed(0)
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(0)
+            model = LanguageModel(config)
+        windows = torch.randint(config.vocabulary, (self.batch, config.context + 1), generator=seed)
+        return Trained(model, windows, self.steps)
+
+    def small(self) -> Updates:
+        return Updates(2, min(self.batch, 2))
 
 
 class Classes(NamedTuple):

@@ -1,12 +1,14 @@
-"""Multi-head attention as a layer: ours and torch's on the same parameters."""
+"""Multi-head attention as a layer, ours and torch's on the same parameters; and training with a monitor and without."""
 
 from __future__ import annotations
+
+from copy import deepcopy
 
 import torch
 from torch import nn
 
 from cumulant.benchmarks.case import Prepare, Run, ours
-from cumulant.benchmarks.inputs import Layered
+from cumulant.benchmarks.inputs import Layered, Trained
 
 
 def attended(x: Layered) -> Run:
@@ -54,3 +56,25 @@ def _backward(layer: nn.Module, x: Layered, causal: bool) -> Run:
         return {"output": out.detach(), "gradient": found[0]}
 
     return run
+
+
+def updated(every: int | None = None) -> Prepare:
+    """Updates from the same start; ``every`` so many a `Monitor` looks at the attention, none if None."""
+
+    def prepare(x: Trained) -> Run:
+        def run():
+            model = deepcopy(x.model)
+            optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+            monitor = None if every is None else ours("cumulant.training", "Monitor")(model, every=every)
+            for _ in range(x.steps):
+                optimizer.zero_grad(set_to_none=True)
+                loss = model.loss(x.windows[:, :-1], x.windows[:, 1:])
+                loss.backward()
+                optimizer.step()
+                if monitor is not None:
+                    monitor.step()
+            return {"loss": loss.detach()}
+
+        return run
+
+    return prepare

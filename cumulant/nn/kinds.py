@@ -23,6 +23,7 @@ from cumulant.nn.convex import ConvexBlock
 from cumulant.nn.energy import EnergyBlock
 from cumulant.nn.equilibrium import EquilibriumBlock
 
+FORMAT = 2  # what the names below stand for in a checkpoint: one more whenever a block or a model of a name changes
 Make = Callable[[int, int, int, bool], nn.Module]  # dim, heads, hidden, causal
 
 
@@ -114,7 +115,7 @@ def _convex(dim: int, heads: int, hidden: int, causal: bool) -> nn.Module:
 
 
 def _equilibrium(dim: int, heads: int, hidden: int, causal: bool) -> nn.Module:
-    block = EquilibriumBlock(dim, heads, hidden=hidden, causal=causal, max_steps=12, tol=3e-3)
+    block = EquilibriumBlock(dim, heads, hidden=hidden, causal=causal, max_steps=20, tol=3e-3)
     return Amplified(block, dim, 3.0)
 
 

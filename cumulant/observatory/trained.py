@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 
 from cumulant.checks import sentence
+from cumulant.nn.kinds import FORMAT
 from cumulant.nn.language_model import LanguageConfig, LanguageModel
 
 TOLD = {"task", "step", "seed", "model"}  # what config.json of a training says
@@ -40,6 +41,8 @@ def read_trained(directory: Path) -> Trained:
     if about["task"] != "language":
         got, advice = f"one of {about['task']!r} in {directory}", "What is observed reads texts; name another."
         raise ValueError(sentence("load.name", "a checkpoint of `cumulant train language`", got, advice))
+    if about.get("format") != FORMAT:
+        raise ValueError(_broken(directory, f"format {about.get('format')} instead of {FORMAT}"))
     try:
         config, step, seed = LanguageConfig(**about["model"]), int(about["step"]), int(about["seed"])
     except (TypeError, ValueError) as error:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from cumulant.checks import sentence
+from cumulant.nn.kinds import FORMAT
 from cumulant.nn.trunk import Stack
 from cumulant.training.task import Task
 from cumulant.training.tasks import TASKS
@@ -70,7 +71,7 @@ def save_checkpoint(run: Path, task: Task, model: nn.Module, config: Stack, *, s
     room = Path(tempfile.mkdtemp(dir=run, prefix=f".{place.name}."))
     try:
         room.chmod(0o755)
-        about = {"task": task.name, "step": step, "seed": seed, "model": asdict(config)}
+        about = {"format": FORMAT, "task": task.name, "step": step, "seed": seed, "model": asdict(config)}
         texts = {CONFIG: json.dumps(about, indent=1) + "\n", **task.files()}
         for name, text in texts.items():
             (room / name).write_text(text, encoding="utf-8")
@@ -106,11 +107,13 @@ def _described(place: Path) -> tuple[dict, Stack]:
         kind = type(TASKS[about["task"]]().standard)
         if not (isinstance(about["step"], int) and isinstance(about["seed"], int)):
             raise TypeError
-        return about, kind(**about["model"])
+        if about.get("format") == FORMAT:
+            return about, kind(**about["model"])
     except FileNotFoundError:
         raise FileNotFoundError(_foreign(place, f"no {CONFIG}")) from None
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(_foreign(place, f"another {CONFIG}")) from error
+    raise ValueError(_foreign(place, f"format {about.get('format')} instead of {FORMAT}"))
 
 
 def _foreign(place: Path, got: str) -> str:

@@ -21,6 +21,8 @@ from cumulant.drawing import save
 from cumulant.nn.kinds import KINDS, find_kind, make_block
 from cumulant.terminal import sentences
 from cumulant.training.figures import draw_curves
+from cumulant.training.search import RATES, SEED, best_rate
+from cumulant.training.search import search as search_rates
 from cumulant.training.study import RESULTS, Study, claim, study
 from cumulant.training.tables import cells, curve_rows, headings, run_rows, summarise
 from cumulant.training.task import Task
@@ -36,11 +38,17 @@ def train_command(
     steps: Annotated[int | None, typer.Option(min=1, help="Updates of each training; the task's own if none.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with what --out holds.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace the trainings that --out holds.")] = False,
+    search: Annotated[
+        bool, typer.Option("--search", help="Try learning rates on the validation part instead.")
+    ] = False,
 ) -> None:
     """Train small models that differ in their blocks alone, at equal parameter count, and compare them.
 
     Leaves checkpoints in safetensors, results.json, results.parquet, curves.parquet and a figure. An interrupted run
     goes on with --resume exactly as if it had not been interrupted.
+
+    Each block has the learning rate that was best on a validation part; the table is of a test part that chose nothing.
+    --search tries the rates again and writes nothing.
     """
     screen, errors = Console(), Console(stderr=True)
     with sentences(errors, "the same command with --resume goes on from here"):
@@ -50,6 +58,9 @@ def train_command(
         task, chosen = find_task(name), block or list(KINDS)
         for kind in chosen:
             find_kind(kind)
+        if search:
+            _search(screen, errors, task, chosen, steps)
+            return
         place = out or Path("trained") / name
         with errors.status("reading data"):
             _ = task.fingerprint  # data that is missing is told before anything is claimed
@@ -66,20 +77,49 @@ def _require(*packages: str) -> None:
         raise ModuleNotFoundError(sentence("train", ", ".join(missing), "no such package", "install cumulant[train]"))
 
 
-def _run(errors: Console, task: Task, place: Path, blocks: list[str], seeds: int, steps: int | None, resume: bool):
+def _progress(errors: Console) -> Progress:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[loss]}"))
-    with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=errors) as bar:
+    return Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=errors)
+
+
+def _watch(bar: Progress, what: str, total: int):
+    """A line of its own for a training."""
+    mine = bar.add_task(what, total=total, loss="")
+
+    def after(step: Step) -> None:
+        bar.update(mine, completed=step.step, loss=f"loss {step.loss:.3f}")
+
+    return after
+
+
+def _run(errors: Console, task: Task, place: Path, blocks: list[str], seeds: int, steps: int | None, resume: bool):
+    with _progress(errors) as bar:
 
         def watch(block: str, seed: int):
-            total = steps or task.recipe.steps
-            mine = bar.add_task(f"{task.name}: {block}, seed {seed}", total=total, loss="")
-
-            def after(step: Step) -> None:
-                bar.update(mine, completed=step.step, loss=f"loss {step.loss:.3f}")
-
-            return after
+            return _watch(bar, f"{task.name}: {block}, seed {seed}", steps or task.recipe.steps)
 
         return study(task, place, blocks=blocks, seeds=range(seeds), steps=steps, resume=resume, watch=watch)
+
+
+def _search(screen: Console, errors: Console, task: Task, blocks: list[str], steps: int | None) -> None:
+    """A table of blocks and rates, by the measure that judges, on the validation part."""
+    judge, found = task.measures[0], {}
+    with _progress(errors) as bar:
+        for block in blocks:
+
+            def watch(rate: float, block: str = block):
+                return _watch(bar, f"{task.name}: {block}, rate {rate:g}", steps or task.recipe.steps)
+
+            found[block] = search_rates(task, block, steps=steps, watch=watch)
+    table = Table("block", *[f"{rate:g}" for rate in RATES], "best", "in use")
+    table.title, table.title_justify = f"{judge.heading} on the validation part, seed {SEED}, by learning rate", "left"
+    for block, runs in found.items():
+        numbers = [
+            "diverged" if r.diverged is not None else f"{r.measures[judge.key]:{judge.form}}" for r in runs.values()
+        ]
+        best = best_rate(task, runs)
+        table.add_row(block, *numbers, "–" if best is None else f"{best:g}", f"{task.rates[block]:g}")
+    screen.print(table)
 
 
 def _write(place: Path, found: Study) -> None:

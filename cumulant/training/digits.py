@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from cumulant.checks import sentence
 from cumulant.contrastive import info_nce
 from cumulant.nn.trunk import Stack, Trunk
-from cumulant.training.task import EVALUATED, Measure, Recipe, Task
+from cumulant.training.task import DRAWN, PARTS, Measure, Recipe, Task
 
 SIDE = 8  # pixels
 PATCH = 2
+ROUND, PLACES = 5, {"test": 0, "validation": 1}  # which of every five digits are held out, and for what
 
 
 @dataclass(frozen=True)
@@ -34,16 +35,20 @@ class Digits(NamedTuple):
     labels: Tensor
 
 
-def load_digits(held_out: bool) -> Digits:
-    """scikit-learn's digits: 1,437 to learn from, 360 (every fifth) held out."""
+def load_digits(part: str) -> Digits:
+    """scikit-learn's digits: 1,077 to "train", and of every five one for "test" and one for "validation", 360 each.
+
+    >>> [len(load_digits(part).labels) for part in ("train", "validation", "test")]
+    [1077, 360, 360]
+    """
     try:
         from sklearn.datasets import load_digits as load
     except ModuleNotFoundError:
         advice = "install cumulant[train]"
         raise ModuleNotFoundError(sentence("load_digits", "scikit-learn", "no such package", advice)) from None
     found: Any = load()
-    fifth = torch.arange(len(found.target)) % 5 == 0
-    mine = fifth if held_out else ~fifth
+    place = torch.arange(len(found.target)) % ROUND
+    mine = (place == PLACES[part]) if part in PLACES else (place >= len(PLACES))
     return Digits(torch.from_numpy(found.images)[mine].float() / 16, torch.from_numpy(found.target)[mine])
 
 
@@ -111,15 +116,15 @@ class DigitsTask(Task):
 
     @cached_property
     def train_digits(self) -> Digits:
-        return load_digits(held_out=False)
+        return load_digits("train")
 
     @cached_property
-    def held_out(self) -> Digits:
-        return load_digits(held_out=True)
+    def held_out(self) -> dict[str, Digits]:
+        return {part: load_digits(part) for part in PARTS}
 
     @property
     def fingerprint(self) -> str:
-        parts = [*self.train_digits, *self.held_out]
+        parts = [*self.train_digits, *(tensor for part in PARTS for tensor in self.held_out[part])]
         return hashlib.sha256(b"".join(part.numpy().tobytes() for part in parts)).hexdigest()
 
     def loss(self, model: DigitsEncoder, batch: int, generator: torch.Generator) -> Tensor:
@@ -130,9 +135,9 @@ class DigitsTask(Task):
         return info_nce(first, second, temperature=model.config.temperature, symmetric=True)
 
     @torch.no_grad()
-    def evaluate(self, model: DigitsEncoder) -> dict[str, float]:
-        generator = torch.Generator().manual_seed(EVALUATED)
-        images, labels = self.held_out
+    def evaluate(self, model: DigitsEncoder, part: str = "test") -> dict[str, float]:
+        generator = torch.Generator().manual_seed(DRAWN[part])
+        images, labels = self.held_out[part]
         first, second = (model(view(images, generator)) for _ in range(2))
         nats = info_nce(first, second, temperature=model.config.temperature, symmetric=True)
         known = model(self.train_digits.images)

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from cumulant.nn.kinds import find_kind
 from cumulant.nn.trunk import Stack, count_built, matched
 
-EVALUATED = 1 << 62  # a seed that no step of a training has
+PARTS = ("validation", "test")  # what is held out: the one chooses rates, the other judges
+DRAWN = {"validation": 1 << 62, "test": (1 << 62) + 1}  # seeds that no step of a training has
 
 
 class Recipe(NamedTuple):
@@ -51,7 +52,7 @@ class Task(ABC):
     question  one line
     measures  what `evaluate` returns, the one that judges first
     recipe    for the standard block
-    rates     learning rates of the blocks, each from a short search
+    rates     learning rates of the blocks, each the best of a few on the validation part (see `search`)
     """
 
     name: ClassVar[str]
@@ -74,8 +75,8 @@ class Task(ABC):
         """The loss on a batch that the generator draws."""
 
     @abstractmethod
-    def evaluate(self, model: Any) -> dict[str, float]:
-        """The measures on data that no training sees."""
+    def evaluate(self, model: Any, part: str = "test") -> dict[str, float]:
+        """The measures on one of `PARTS`, which no training sees; "test" chose nothing."""
 
     @property
     @abstractmethod

@@ -13,7 +13,7 @@ TASKS: dict[str, type[Task]] = {task.name: task for task in (LanguageTask, Digit
 
 def find_task(name: str) -> Task:
     """
-    >>> find_task("recall").measures[1].heading
+    >>> find_task("recall").measures[2].heading
     'right'
     """
     if name not in TASKS:

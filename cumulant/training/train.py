@@ -16,6 +16,7 @@ from torch import nn
 from cumulant.checks import sentence
 from cumulant.documents import write
 from cumulant.nn.equilibrium import EquilibriumBlock
+from cumulant.nn.kinds import FORMAT
 from cumulant.nn.trunk import Stack, count_parameters
 from cumulant.training.checkpoints import (
     STATE,
@@ -25,7 +26,7 @@ from cumulant.training.checkpoints import (
     save_checkpoint,
     save_state,
 )
-from cumulant.training.task import Recipe, Task
+from cumulant.training.task import PARTS, Recipe, Task
 
 SETTINGS, RESULT = "settings.json", "result.json"
 SAVED_EVERY = 25  # steps: at most so many are done again after an interruption
@@ -42,7 +43,7 @@ class Step(NamedTuple):
 class Run(NamedTuple):
     """A finished training.
 
-    measures  on data that was held out, by the keys of the task
+    measures  on the test part, by the keys of the task
     curve     rows of step and measures, at the steps of the checkpoints; for fixed points also ``settled``, the share
               of samples that reached theirs in the last pass of the evaluation
     seconds   of training, evaluation included
@@ -66,6 +67,7 @@ def train(
     *,
     seed: int = 0,
     recipe: Recipe | None = None,
+    part: str = "test",
     place: Path | None = None,
     resume: bool = False,
     after: Callable[[Step], object] = lambda step: None,
@@ -73,6 +75,7 @@ def train(
     """Train a model with blocks of one kind, and measure it.
 
     recipe  the task's own for this block if None
+    part    what the measures are of: "validation" where they choose something
     place   where checkpoints go, and the state every 25 steps; None keeps nothing
     resume  go on from what ``place`` holds: to the bit as if there had been no interruption, on the same machine
     after   told after every update
@@ -81,19 +84,21 @@ def train(
     >>> recipe = RecallTask.recipe._replace(steps=2, batch=4)
     >>> run = train(RecallTask(), recipe=recipe)
     >>> [row["step"] for row in run.curve], sorted(run.measures)
-    ([0, 1, 2], ['accuracy', 'nats'])
+    ([0, 1, 2], ['accuracy', 'excess', 'nats'])
     """
     recipe = _checked(recipe or task.recipe_for(block))
+    if part not in PARTS:
+        raise ValueError(sentence("train.part", f"one of {', '.join(PARTS)}", repr(part), "Pick one."))
     config = task.configure(block)
     if place is not None:
         place.mkdir(parents=True, exist_ok=True)
-        done = _claim(place, _settings(task, config, recipe, seed), resume)
+        done = _claim(place, _settings(task, config, recipe, seed, part), resume)
         if done is not None:
             return done
     model = _initial(task, config, seed)
     optimizer = _optimizer(model, recipe)
     progress = (load_state(place, model, optimizer) if place is not None else None) or Progress()
-    progress, diverged = _Loop(task, config, recipe, seed, place, after).run(model, optimizer, progress)
+    progress, diverged = _Loop(task, config, recipe, seed, part, place, after).run(model, optimizer, progress)
     measures = {m.key: progress.curve[-1][m.key] for m in task.measures} if diverged is None else {}
     counted = count_parameters(model)
     run = Run(task.name, block, seed, counted, recipe.steps, measures, progress.curve, progress.seconds, diverged)
@@ -120,6 +125,7 @@ class _Loop:
     config: Stack
     recipe: Recipe
     seed: int
+    part: str
     place: Path | None
     after: Callable[[Step], object]
 
@@ -148,7 +154,7 @@ class _Loop:
         if self.place is not None:
             save_checkpoint(self.place, self.task, model, self.config, step=step, seed=self.seed)
         model.eval()
-        found = self.task.evaluate(model)
+        found = self.task.evaluate(model, self.part)
         model.train()
         return {"step": step, **found, **_settled(model)}
 
@@ -192,10 +198,10 @@ def _checked(recipe: Recipe) -> Recipe:
     return recipe
 
 
-def _settings(task: Task, config: Stack, recipe: Recipe, seed: int) -> dict:
+def _settings(task: Task, config: Stack, recipe: Recipe, seed: int, part: str) -> dict:
     """All that decides what a training does, flat, so that a difference has a name."""
-    sizes = dataclasses.asdict(config)
-    return {"task": task.name, "seed": seed, **recipe._asdict(), **sizes, "data": task.fingerprint}
+    about = {"format": FORMAT, "task": task.name, "seed": seed, "part": part, "data": task.fingerprint}
+    return {**about, **recipe._asdict(), **dataclasses.asdict(config)}
 
 
 def _claim(place: Path, settings: dict, resume: bool) -> Run | None:

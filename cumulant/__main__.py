@@ -1,0 +1,5 @@
+"""`python -m cumulant` is `cumulant`."""
+
+from cumulant.cli import main
+
+main()
