@@ -241,7 +241,7 @@ def test_damage_to_an_embedding_is_that_of_whole_passes(kind, how, letters):
 
 
 def whole_passes(model, tokenizer, heads: set, approximate) -> float:
-    from cumulant.observatory.texts import batches
+    from cumulant.observatory.windows import batches
 
     def change(call: Call) -> torch.Tensor:
         new, out = approximate(call), call.output.clone()
@@ -263,7 +263,7 @@ def whole_passes(model, tokenizer, heads: set, approximate) -> float:
 
 
 def test_damage_to_a_language_model(letters):
-    from cumulant.observatory.texts import batches
+    from cumulant.observatory.windows import batches
 
     model = language_model()
     found = ablate(loaded(model, letters), TEXTS, threshold=0.05, **SIZES)

@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from cumulant.observatory import corpus as module
 from cumulant.observatory import formats, places
 from cumulant.observatory.corpus import Corpus, Piece, Shard, Spoiled, hash_of, plan, texts_of
-from cumulant.observatory.texts import Text, batches, read_texts
+from cumulant.observatory.texts import Text, read_texts
+from cumulant.observatory.windows import batches
 
 SIZES = (1, 2, 7, 63, 64, 65, 100, 1000, 1 << 20, None)
 MARK = b"\xef\xbb\xbf"

@@ -17,8 +17,9 @@ from tokenizers import Tokenizer, decoders, pre_tokenizers, processors  # noqa: 
 from tokenizers.models import BPE, WordLevel  # noqa: E402
 
 from cumulant.observatory import texts as module  # noqa: E402
-from cumulant.observatory.pieces import CONTINUED  # noqa: E402
-from cumulant.observatory.texts import NoTokens, Text, batches, pieces, read_texts, text_hash  # noqa: E402
+from cumulant.observatory.pieces import CONTINUED, pieces  # noqa: E402
+from cumulant.observatory.texts import Text, read_texts, text_hash  # noqa: E402
+from cumulant.observatory.windows import NoTokens, batches  # noqa: E402
 
 HOSTILE = '<script>alert("x")</script> & café 🙂👩‍👩‍👧 שלום\u202e عربي\r\n\ttab\x07 &lt;'
 

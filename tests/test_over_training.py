@@ -1,6 +1,5 @@
 """Our own layers under the observatory, and models over their training: checkpoints, series, page."""
 
-import importlib.util
 import json
 import re
 import shutil
@@ -541,42 +540,6 @@ def test_step_zero_is_the_null_and_one_step_is_a_series_too(observed):
 
 
 # ------------------------------------------------------------------ the page
-
-
-@pytest.fixture(scope="module")
-def browser():
-    found = next((p for n in ("chromium", "chromium-browser", "google-chrome") if (p := shutil.which(n))), None)
-    if found is None or importlib.util.find_spec("playwright") is None:
-        pytest.skip("install chromium and playwright to run")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as driver:
-        flags = ["--headless=new", "--no-sandbox", "--disable-gpu"]
-        launched = driver.chromium.launch(executable_path=found, args=flags)
-        yield launched
-        launched.close()
-
-
-@pytest.fixture
-def visit(browser):
-    heard, asked = [], []
-
-    def open_page(path, width: int = 1280):
-        page = browser.new_context(viewport={"width": width, "height": 800}).new_page()
-        page.on("console", lambda message: heard.append(message.text))
-        page.on("pageerror", lambda error: heard.append(str(error)))
-        page.on("request", lambda request: asked.append(request.url))
-        page.goto(path.as_uri())
-        page.wait_for_selector("html[data-ready]")
-        page.wait_for_selector("#steps .canvas svg")
-        return page
-
-    yield open_page
-    for context in browser.contexts:
-        assert all(page.is_hidden("#trouble") for page in context.pages)
-        context.close()
-    assert heard == []
-    assert all(url.startswith("file:///") for url in asked)
 
 
 def slide(page, index: int) -> None:

@@ -43,6 +43,7 @@ ROOMS = [
     "claims",
     "benchmarks",
     "cli",
+    "__main__",
 ]
 
 
@@ -101,3 +102,8 @@ def test_annotated_shapes_hold_at_run_time():
     run = subprocess.run([*command, "-k", chosen], cwd=ROOT, env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout[-3000:]
     assert " passed" in run.stdout
+
+
+def test_the_package_is_the_command():
+    run = subprocess.run([sys.executable, "-m", "cumulant", "--help"], capture_output=True, text=True, check=True)
+    assert all(name in run.stdout for name in ("observe", "train", "track", "bench"))

@@ -17,7 +17,8 @@ from cumulant.observatory.blocks import block_of
 from cumulant.observatory.interface import Call, bypass, intervene, listen
 from cumulant.observatory.models import CAUSAL, Loaded
 from cumulant.observatory.replacement import gaussian_output, mixture_output
-from cumulant.observatory.texts import Batch, Text, batches
+from cumulant.observatory.texts import Text
+from cumulant.observatory.windows import Batch, batches
 
 THRESHOLDS = {"cosine": 0.001, "perplexity": 0.01}
 TOKENS = {"cosine": 1024, "perplexity": 256}  # a decoder with 270 heads is through in minutes

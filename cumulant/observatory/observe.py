@@ -18,7 +18,8 @@ from cumulant.observatory.models import Loaded
 from cumulant.observatory.pieces import pieces
 from cumulant.observatory.record import TEXTS, Passage, Record
 from cumulant.observatory.recorder import Recorder, attach
-from cumulant.observatory.texts import Batch, Spoiled, Text, batches
+from cumulant.observatory.texts import Spoiled, Text
+from cumulant.observatory.windows import Batch, batches
 
 LONGEST = 192  # tokens of a passage that are kept for the page
 FEW = 1000  # below this a record says so

@@ -17,7 +17,8 @@ from cumulant.observatory.models import Loaded, load, random_twin
 from cumulant.observatory.nulls import shuffled
 from cumulant.observatory.observe import Progress, observe
 from cumulant.observatory.record import Record
-from cumulant.observatory.texts import NoTokens, Spoiled, batches, special_tokens
+from cumulant.observatory.texts import Spoiled
+from cumulant.observatory.windows import NoTokens, batches, special_tokens
 
 if TYPE_CHECKING:
     from cumulant.observatory.store import Store

@@ -25,7 +25,7 @@ def _observed() -> dict[str, Any]:
     try:
         from cumulant.observatory import load, observe, read_texts
         from cumulant.observatory.interface import listen
-        from cumulant.observatory.texts import batches
+        from cumulant.observatory.windows import batches
 
         loaded = load("minilm")
     except ModuleNotFoundError as missing:
