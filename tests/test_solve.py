@@ -305,6 +305,17 @@ def test_gradients_do_not_see_mates_that_fail(adjoint: str):
     torch.testing.assert_close(slope, torch.tensor(2.0, dtype=torch.float64), rtol=1e-8, atol=0)  # ½ / (1 − ½)²
 
 
+@pytest.mark.parametrize("adjoint", ["anderson", "cg", "cholesky"])
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_a_gradient_that_is_not_found_is_told(adjoint: str):
+    theta = torch.ones((), dtype=torch.float64, requires_grad=True)
+    rate = torch.tensor([[0.5], [1.0]], dtype=torch.float64)  # the second has I − J = 0 and no fixed point
+    found = fixed_point(lambda x: theta * rate * x + 1, torch.zeros(2, 1).double(), adjoint=adjoint)
+    found.value[0].sum().backward(retain_graph=True)
+    with pytest.raises(RuntimeWarning, match=r"fixed_point.backward: .* got none for 1 of 2 samples. Their gradient"):
+        found.value.sum().backward()
+
+
 def test_backward_can_run_twice():
     k, beta = hopfield_leaves()
     value = fixed_point(lambda x: hopfield(x, k, beta), PROBE, tol=1e-12).value.sum()

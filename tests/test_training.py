@@ -541,6 +541,16 @@ def call(*arguments):
     return CliRunner().invoke(application(), ["train", *map(str, arguments)])
 
 
+def test_command_tries_rates_and_writes_nothing(tmp_path, tiny, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found = call("recall", "--search", "--block", "convex", "--steps", 2)
+    assert found.exit_code == 0, found.output
+    shown = " ".join(found.output.split())
+    assert "nats above the best answer on the validation part" in shown
+    assert f"{TinyRecall.rates['convex']:g}" in shown
+    assert not list(tmp_path.iterdir())
+
+
 def test_command_trains_all_blocks_and_leaves_tables_and_a_figure(tmp_path, tiny):
     place = tmp_path / "out"
     found = call("recall", "--out", place, "--seeds", 2, "--steps", 2)

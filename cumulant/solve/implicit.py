@@ -4,11 +4,13 @@ At x = f(x, θ):  dx = J dx + ∂_θ f dθ,  so for an incoming gradient v the c
 gᵀ∂_θ f on to θ. J is only touched through vector-Jacobian products, one sample at a time by construction of f.
 """
 
+import warnings
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+from cumulant.checks import sentence
 from cumulant.solve.anderson import Anderson
 from cumulant.solve.driver import iterate
 
@@ -66,7 +68,18 @@ def _solve(transposed: Callable[[Tensor], Tensor], v: Tensor, count: int, adjoin
         tol=tol,
         event_ndim=1,
     )
+    # rounding may keep a residual just above the tolerance: told is what is wrong, not what could be better
+    _tell(found.residual > tol**0.5 * (1 + torch.linalg.vector_norm(found.value, dim=1)))
     return found.value.reshape(v.shape)
+
+
+def _tell(lost: Tensor) -> None:
+    """A gradient that was not found is not passed on in silence."""
+    if bool(lost.any()):
+        got = f"none for {int(lost.sum())} of {len(lost)} samples"
+        advice = "Their gradient is wrong: check that they converged, and that the map contracts there."
+        words = sentence("fixed_point.backward", "a solution of (I − Jᵀ) g = v", got, advice)
+        warnings.warn(words, RuntimeWarning, stacklevel=2)
 
 
 def _conjugate_gradient(transposed: Callable[[Tensor], Tensor], v: Tensor, count: int, tol: float) -> Tensor:
@@ -88,6 +101,7 @@ def _conjugate_gradient(transposed: Callable[[Tensor], Tensor], v: Tensor, count
         fresh = residual.square().sum(1, keepdim=True)
         direction = residual + torch.where(active, fresh / power, 0) * direction
         power = torch.where(active, fresh, power)
+    _tell((power > tol * target.square().sum(1, keepdim=True))[:, 0])
     return g.reshape(v.shape)
 
 
@@ -100,4 +114,5 @@ def _cholesky(transposed: Callable[[Tensor], Tensor], v: Tensor, count: int) -> 
     matrix = eye - torch.stack(columns, dim=-1)
     factor, failed = torch.linalg.cholesky_ex((matrix + matrix.mT) / 2)
     g = torch.cholesky_solve(target[..., None], factor)[..., 0]
+    _tell((failed != 0) & target.any(1))
     return torch.where(failed[:, None] == 0, g, 0).reshape(v.shape)  # 0 where I − J is not positive definite

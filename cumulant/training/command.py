@@ -6,6 +6,7 @@ import importlib.util
 import json
 import shlex
 import sys
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -23,7 +24,7 @@ from cumulant.terminal import sentences
 from cumulant.training.figures import draw_curves
 from cumulant.training.search import RATES, SEED, best_rate
 from cumulant.training.search import search as search_rates
-from cumulant.training.study import RESULTS, Study, claim, study
+from cumulant.training.study import RESULTS, Study, claim, noted, study
 from cumulant.training.tables import cells, curve_rows, headings, run_rows, summarise
 from cumulant.training.task import Task
 from cumulant.training.tasks import TASKS, find_task
@@ -103,14 +104,15 @@ def _run(errors: Console, task: Task, place: Path, blocks: list[str], seeds: int
 
 def _search(screen: Console, errors: Console, task: Task, blocks: list[str], steps: int | None) -> None:
     """A table of blocks and rates, by the measure that judges, on the validation part."""
-    judge, found = task.measures[0], {}
+    judge, found, notes = task.measures[0], {}, []
     with _progress(errors) as bar:
         for block in blocks:
 
             def watch(rate: float, block: str = block):
                 return _watch(bar, f"{task.name}: {block}, rate {rate:g}", steps or task.recipe.steps)
 
-            found[block] = search_rates(task, block, steps=steps, watch=watch)
+            with noted(block, notes):
+                found[block] = search_rates(task, block, steps=steps, watch=watch)
     table = Table("block", *[f"{rate:g}" for rate in RATES], "best", "in use")
     table.title, table.title_justify = f"{judge.heading} on the validation part, seed {SEED}, by learning rate", "left"
     for block, runs in found.items():
@@ -120,6 +122,7 @@ def _search(screen: Console, errors: Console, task: Task, blocks: list[str], ste
         best = best_rate(task, runs)
         table.add_row(block, *numbers, "–" if best is None else f"{best:g}", f"{task.rates[block]:g}")
     screen.print(table)
+    _say(screen, notes)
 
 
 def _write(place: Path, found: Study) -> None:
@@ -162,7 +165,11 @@ def _tell(screen: Console, found: Study, place: Path) -> None:
     for row in rows:
         table.add_row(*cells(found.task, row, reference))
     screen.print(table)
-    for note in found.notes:
-        screen.print(f"[yellow]Note[/]: {note}", highlight=False)
+    _say(screen, found.notes)
     where = f"Checkpoints: {place}/BLOCK/seed-N/step-*   Tables: {place}/*.parquet   Figure: {place}/curves.svg"
     screen.print(where, highlight=False, soft_wrap=True)
+
+
+def _say(screen: Console, notes: Iterable[str]) -> None:
+    for note in notes:
+        screen.print(f"[yellow]Note[/]: {note}", highlight=False)

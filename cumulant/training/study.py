@@ -91,14 +91,14 @@ def study(
         for block in dict.fromkeys(blocks):
             recipe = task.recipe_for(block)
             recipe = recipe if steps is None else recipe._replace(steps=steps)
-            with _noted(f"{block}, seed {seed}", notes):
+            with noted(f"{block}, seed {seed}", notes):
                 after, home = watch(block, seed), place / block / f"seed-{seed}"
                 runs.append(train(task, block, seed=seed, recipe=recipe, place=home, resume=resume, after=after))
     return Study(task, tuple(runs), tuple(notes))
 
 
 @contextmanager
-def _noted(what: str, notes: list[str]) -> Iterator[None]:
+def noted(what: str, notes: list[str]) -> Iterator[None]:
     """Warnings of a training become notes beside its numbers, each once."""
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always", RuntimeWarning)
