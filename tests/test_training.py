@@ -231,7 +231,6 @@ def test_cues_are_corrupted_keys_and_answers_their_values():
     assert torch.allclose(keys.norm(dim=-1), torch.ones(50, 4), atol=1e-6)
     nearest = torch.cdist(cues, keys).argmin(-1)
     assert torch.equal(values.gather(1, nearest), answers)
-    assert all(len(set(row)) == 3 for row in nearest.tolist())
     loud = draw_pairs(dataclasses.replace(config, noise=2.0), 4000, torch.Generator().manual_seed(1))
     near = loud.cues.square().sum(-1).mean()  # |k|² + σ² d
     assert near.item() == pytest.approx(1 + 4 * 6, rel=0.03)

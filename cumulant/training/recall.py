@@ -4,7 +4,8 @@
     P(J = j | c) = softmax_j ⟨k_j, c⟩ / σ²,                  P(v | c) = Σ_j P(J = j | c) [v_j = v]
 
 The posterior is attention at β = σ⁻²: keys of one norm, the cue as the query, values as values. No answer is better on
-average, so that nats above it are nats above what can be known.
+average, so that nats above it are nats above what can be known. Keys are drawn anew for every cue, so that cues say
+nothing about each other. A head of `ConvexBlock` matches and recalls in one space: its width is to exceed d.
 """
 
 from __future__ import annotations
@@ -36,9 +37,10 @@ class RecallConfig(Stack):
     noise     σ
     """
 
-    features: int = 16
-    values: int = 32
-    pairs: int = 24
+    heads: int = 2
+    features: int = 8
+    values: int = 16
+    pairs: int = 12
     asked: int = 8
     noise: float = 0.3
 
@@ -61,7 +63,7 @@ def draw_pairs(config: RecallConfig, batch: int, generator: torch.Generator) -> 
     """
     keys = normalize(torch.randn(batch, config.pairs, config.features, generator=generator), dim=-1)
     values = torch.randint(config.values, (batch, config.pairs), generator=generator)
-    chosen = torch.rand(batch, config.pairs, generator=generator).argsort(-1)[:, : config.asked]
+    chosen = torch.randint(config.pairs, (batch, config.asked), generator=generator)  # independent: no cue tells another
     true = keys.gather(1, chosen[..., None].expand(-1, -1, config.features))
     cues = true + config.noise * torch.randn(true.shape, generator=generator)
     return Example(keys, values, cues, values.gather(1, chosen))
@@ -112,7 +114,7 @@ class RecallModel(nn.Module):
 
 
 class RecallTask(Task):
-    """24 pairs of keys in 16 dimensions and 32 values, then 8 cues with noise of 0.3; fresh ones at every step."""
+    """12 pairs of keys in 8 dimensions and 16 values, then 8 cues with noise of 0.3; fresh ones at every step."""
 
     name = "recall"
     question = "How near do these blocks come to the best possible recall from corrupted cues?"
