@@ -161,6 +161,31 @@ def test_causal_to_the_tolerance():
     assert (made(x) - made(other))[:, 4:].abs().max() > 1e-2
 
 
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("solver", [None, Picard(), Damped(0.5)], ids=["anderson", "picard", "damped"])
+@pytest.mark.parametrize("fallback", ["last", "unrolled"])
+def test_a_causal_block_that_does_not_converge_does_not_look_ahead(solver, fallback):
+    made, x = block(causal=True, solver=solver, fallback=fallback, max_steps=6), 0.1 * tokens(2, 7, 8)
+    with torch.no_grad():
+        made.output *= 10
+        made.down *= 10
+    other = torch.cat([x[:, :4], 0.1 * tokens(2, 3, 8, seed=9)], 1)
+    first, second = made(x), made(other)
+    assert made.last is not None
+    assert not made.last.converged.any()
+    assert (made.layer(first, x) - first).norm() > 1e-2
+    assert (first - second)[:, :4].abs().max() < 1e-12
+    assert (first - second)[:, 4:].abs().max() > 1e-2
+
+
+def test_the_residual_of_a_causal_sample_is_that_of_its_answer():
+    made, x = block(causal=True, max_steps=3), tokens(2, 5, 8)
+    with pytest.warns(RuntimeWarning, match="Their last iterate is used"), torch.no_grad():
+        z = made(x)
+    assert made.last is not None
+    assert torch.allclose((made.layer(z, x) - z).flatten(1).norm(dim=1), made.last.residual, rtol=1e-9)
+
+
 @pytest.mark.parametrize("causal", [False, True])
 def test_padding_is_as_if_absent(causal):
     made, x = block(causal=causal), tokens(2, 6, 8)

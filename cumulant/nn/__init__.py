@@ -14,6 +14,7 @@ from cumulant.nn.hearing import Heard, hearing, tell
 from cumulant.nn.hopfield import Hopfield, Recall
 from cumulant.nn.memories import HopfieldLayer, HopfieldPooling
 from cumulant.nn.regularisers import entropy_floor, z_loss
+from cumulant.nn.swap import swap
 
 __all__ = [
     "ConvexBlock",
@@ -32,6 +33,7 @@ __all__ = [
     "approximate_by_mixture",
     "entropy_floor",
     "hearing",
+    "swap",
     "tell",
     "z_loss",
 ]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import NamedTuple, final
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor, nn
@@ -53,13 +53,16 @@ class EquilibriumBlock(SequenceBlock):
 
     dim, heads  as in `SequenceBlock`; head_dim is dim / heads if None
     hidden      number of units of f, 4 dim if None; 0 leaves attention alone
-    causal      attention looks back only, itself included; the answer is causal to the tolerance of the solver
+    causal      attention looks back only, itself included, and the solver treats each token by itself. Later tokens
+                then only say when a sample is done: a token depends on them within the tolerance, and where the
+                solver does not converge, not at all
     solver      `Anderson()` if None, or `Picard()`, `Damped(gate)`
     max_steps   of the solver
     tol         a sample is done when |N(x + f(z)) − z| ≤ tol (1 + |z|)
     fallback    what a sample that does not converge gets:
                 "raise"     an ArithmeticError
-                "last"      its best iterate, with the gradient of one application of the layer there; a warning
+                "last"      its best iterate (causal: its last, which needs no look at later tokens), with the gradient
+                            of one application of the layer there; a warning
                 "unrolled"  max_steps damped steps from N(x), differentiated through each of them; a warning
     gate        of those damped steps
 
@@ -207,7 +210,7 @@ class EquilibriumBlock(SequenceBlock):
         if not x.numel():
             return x
         start = layer_norm(tokens, (self.dim,), self.gain, self.shift, self.eps).detach()
-        found = self._solve(lambda z: self._layer(z, tokens, padding), start, self.solver)
+        found = self._found(lambda z: self._layer(z, tokens, padding), start)
         self.last, self.backward_last = _settled(found, x.shape[:-2]), None
         z = self._attach(found, tokens, padding, x.shape[:-2])
         if not bool(found.converged.all()):
@@ -215,6 +218,19 @@ class EquilibriumBlock(SequenceBlock):
         if LISTENERS:
             self._tell(z, padding)
         return z.reshape(x.shape)
+
+    def _found(self, fn: Callable[[Tensor], Tensor], start: Tensor) -> Solution:
+        if not self.causal:
+            return self._solve(fn, start, self.solver)
+        each = _EachToken(self.solver, self.dim)
+        found = self._solve(fn, start, each)
+        if each.latest is None or bool(found.converged.all()):
+            return found
+        latest = each.latest.reshape(start.shape)
+        kept = found.converged | ~latest.flatten(1).isfinite().all(1)
+        value = torch.where(kept[:, None, None], found.value, latest)
+        residual = torch.where(kept, found.residual, found.trace[-1])
+        return Solution(value, found.status, found.steps, residual, found.trace)
 
     def _solve(self, fn: Callable[[Tensor], Tensor], start: Tensor, solver: Method) -> Solution:
         options = {"max_steps": self.max_steps, "tol": self.tol, "event_ndim": 2, "adjoint": "none"}
@@ -264,7 +280,7 @@ class EquilibriumBlock(SequenceBlock):
             advice = 'Raise max_steps or tol, shrink the weights, or choose fallback="last" or "unrolled".'
             raise ArithmeticError(self._lost(found, "forward", advice))
         if self.fallback == "last":
-            self._say(found, "forward", "Their best iterate is used")
+            self._say(found, "forward", f"Their {'last' if self.causal else 'best'} iterate is used")
             return z
         self._say(found, "forward", f"{self.max_steps} damped steps are used")
         lost = (~found.converged).nonzero()[:, 0]
@@ -280,6 +296,22 @@ class EquilibriumBlock(SequenceBlock):
         rows = None if padding is None else ~padding
         scale = self.head_dim**-0.5
         tell(self, *self._attend(z, padding), scale=scale, rows=rows, **self._support(padding))
+
+
+class _EachToken:
+    """A method for tokens one by one: where it takes a token depends on the iterates of no other."""
+
+    def __init__(self, method: Method, dim: int):
+        self.method, self.dim = method, dim
+        self.latest: Tensor | None = None  # its last proposal
+
+    def init(self, x: Tensor) -> Any:
+        return self.method.init(x.reshape(-1, self.dim))
+
+    def step(self, state: Any, x: Tensor, fx: Tensor) -> tuple[Tensor, Any]:
+        found, state = self.method.step(state, x.reshape(-1, self.dim), fx.reshape(-1, self.dim))
+        self.latest = found.reshape(x.shape)
+        return self.latest, state
 
 
 def _settled(found: Solution, lead: torch.Size, last: int = 5) -> Settled:

@@ -22,13 +22,13 @@ from cumulant.drawing import save
 from cumulant.nn.kinds import KINDS, find_kind, make_block
 from cumulant.terminal import sentences
 from cumulant.training.figures import draw_curves
-from cumulant.training.search import RATES, SEED, best_rate
+from cumulant.training.search import RATES, SEED, SLACK, chosen_rate, counts
 from cumulant.training.search import search as search_rates
 from cumulant.training.study import RESULTS, Study, claim, noted, study
 from cumulant.training.tables import cells, curve_rows, headings, run_rows, summarise
-from cumulant.training.task import Task
+from cumulant.training.task import Measure, Task
 from cumulant.training.tasks import TASKS, find_task
-from cumulant.training.train import Step
+from cumulant.training.train import Run, Step
 
 
 def train_command(
@@ -113,16 +113,23 @@ def _search(screen: Console, errors: Console, task: Task, blocks: list[str], ste
 
             with noted(block, notes):
                 found[block] = search_rates(task, block, steps=steps, watch=watch)
-    table = Table("block", *[f"{rate:g}" for rate in RATES], "best", "in use")
+    table = Table("block", *[f"{rate:g}" for rate in RATES], "chosen", "in use")
     table.title, table.title_justify = f"{judge.heading} on the validation part, seed {SEED}, by learning rate", "left"
     for block, runs in found.items():
-        numbers = [
-            "diverged" if r.diverged is not None else f"{r.measures[judge.key]:{judge.form}}" for r in runs.values()
-        ]
-        best = best_rate(task, runs)
-        table.add_row(block, *numbers, "–" if best is None else f"{best:g}", f"{task.rates[block]:g}")
+        chosen = chosen_rate(task, runs)
+        numbers = [_tried(judge, run) for run in runs.values()]
+        table.add_row(block, *numbers, "–" if chosen is None else f"{chosen:g}", f"{task.rates[block]:g}")
     screen.print(table)
+    screen.print(f"Chosen: the smallest rate within {SLACK:g} of the best; (…) has fixed points that were not found.")
     _say(screen, notes)
+
+
+def _tried(judge: Measure, run: Run) -> str:
+    """A measure of a search, or why there is none."""
+    if run.diverged is not None:
+        return "diverged"
+    told = f"{run.measures[judge.key]:{judge.form}}"
+    return told if counts(run) else f"({told})"
 
 
 def _write(place: Path, found: Study) -> None:

@@ -63,7 +63,9 @@ def draw_pairs(config: RecallConfig, batch: int, generator: torch.Generator) -> 
     """
     keys = normalize(torch.randn(batch, config.pairs, config.features, generator=generator), dim=-1)
     values = torch.randint(config.values, (batch, config.pairs), generator=generator)
-    chosen = torch.randint(config.pairs, (batch, config.asked), generator=generator)  # independent: no cue tells another
+    chosen = torch.randint(
+        config.pairs, (batch, config.asked), generator=generator
+    )  # independent: no cue tells another
     true = keys.gather(1, chosen[..., None].expand(-1, -1, config.features))
     cues = true + config.noise * torch.randn(true.shape, generator=generator)
     return Example(keys, values, cues, values.gather(1, chosen))
