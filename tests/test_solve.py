@@ -316,6 +316,37 @@ def test_a_gradient_that_is_not_found_is_told(adjoint: str):
         found.value.sum().backward()
 
 
+def test_causal_coefficients_see_no_later_token_and_solve_as_fast():
+    torch.manual_seed(0)
+    n, d = 6, 3
+    blocks = torch.tril(torch.ones(n, n)).double()[:, None, :, None] * torch.randn(n, d, n, d).double()
+    matrix = blocks.reshape(n * d, n * d)
+    matrix = matrix * (1.3 / torch.linalg.eigvals(matrix).abs().max())  # Picard diverges
+    first, second = random(2, n * d), random(2, n * d, seed=5)
+    second = torch.cat([first[:, : 4 * d], second[:, 4 * d :]], 1)
+    solver = Anderson(memory=12, width=d)
+    for steps in range(1, 12):
+        one, two = (
+            solve_steps(lambda x, b=b: x @ matrix.T + b, torch.zeros(2, n * d).double(), solver, steps)
+            for b in (first, second)
+        )
+        assert (one - two)[:, : 4 * d].abs().max() < 1e-9 * (1 + one.abs().max())
+    whole, causal = (
+        fixed_point(lambda x: x @ matrix.T + first, torch.zeros_like(first), solver=s, tol=1e-8, max_steps=60)
+        for s in (Anderson(memory=12), solver)
+    )
+    assert whole.converged.all()
+    assert causal.converged.all()
+    assert causal.steps.max() <= 2 * whole.steps.max()
+
+
+def solve_steps(fn, x, solver, steps):
+    state = solver.init(x)
+    for _ in range(steps):
+        x, state = solver.step(state, x, fn(x))
+    return x
+
+
 def test_backward_can_run_twice():
     k, beta = hopfield_leaves()
     value = fixed_point(lambda x: hopfield(x, k, beta), PROBE, tol=1e-12).value.sum()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple, final
 
 import torch
@@ -53,8 +54,8 @@ class EquilibriumBlock(SequenceBlock):
 
     dim, heads  as in `SequenceBlock`; head_dim is dim / heads if None
     hidden      number of units of f, 4 dim if None; 0 leaves attention alone
-    causal      attention looks back only, itself included, and the solver treats each token by itself. Later tokens
-                then only say when a sample is done: a token depends on them within the tolerance, and where the
+    causal      attention looks back only, itself included, and so do the coefficients of Anderson's method. Later
+                tokens only say when a sample is done: a token depends on them within the tolerance, and where the
                 solver does not converge, not at all
     solver      `Anderson()` if None, or `Picard()`, `Damped(gate)`
     max_steps   of the solver
@@ -222,11 +223,12 @@ class EquilibriumBlock(SequenceBlock):
     def _found(self, fn: Callable[[Tensor], Tensor], start: Tensor) -> Solution:
         if not self.causal:
             return self._solve(fn, start, self.solver)
-        each = _EachToken(self.solver, self.dim)
-        found = self._solve(fn, start, each)
-        if each.latest is None or bool(found.converged.all()):
+        ordered = replace(self.solver, width=self.dim) if isinstance(self.solver, Anderson) else self.solver
+        remembered = _Remembered(ordered)
+        found = self._solve(fn, start, remembered)
+        if remembered.latest is None or bool(found.converged.all()):
             return found
-        latest = each.latest.reshape(start.shape)
+        latest = remembered.latest.reshape(start.shape)
         kept = found.converged | ~latest.flatten(1).isfinite().all(1)
         value = torch.where(kept[:, None, None], found.value, latest)
         residual = torch.where(kept, found.residual, found.trace[-1])
@@ -298,19 +300,18 @@ class EquilibriumBlock(SequenceBlock):
         tell(self, *self._attend(z, padding), scale=scale, rows=rows, **self._support(padding))
 
 
-class _EachToken:
-    """A method for tokens one by one: where it takes a token depends on the iterates of no other."""
+class _Remembered:
+    """A method that keeps its last proposal."""
 
-    def __init__(self, method: Method, dim: int):
-        self.method, self.dim = method, dim
-        self.latest: Tensor | None = None  # its last proposal
+    def __init__(self, method: Method):
+        self.method = method
+        self.latest: Tensor | None = None
 
     def init(self, x: Tensor) -> Any:
-        return self.method.init(x.reshape(-1, self.dim))
+        return self.method.init(x)
 
     def step(self, state: Any, x: Tensor, fx: Tensor) -> tuple[Tensor, Any]:
-        found, state = self.method.step(state, x.reshape(-1, self.dim), fx.reshape(-1, self.dim))
-        self.latest = found.reshape(x.shape)
+        self.latest, state = self.method.step(state, x, fx)
         return self.latest, state
 
 
