@@ -22,7 +22,7 @@ from cumulant.drawing import save
 from cumulant.nn.kinds import KINDS, find_kind, make_block
 from cumulant.terminal import sentences
 from cumulant.training.figures import draw_curves
-from cumulant.training.search import RATES, SEED, SLACK, chosen_rate, counts
+from cumulant.training.search import RATES, SEED, best_rate, counts
 from cumulant.training.search import search as search_rates
 from cumulant.training.study import RESULTS, Study, claim, noted, study
 from cumulant.training.tables import cells, curve_rows, headings, run_rows, summarise
@@ -113,14 +113,15 @@ def _search(screen: Console, errors: Console, task: Task, blocks: list[str], ste
 
             with noted(block, notes):
                 found[block] = search_rates(task, block, steps=steps, watch=watch)
-    table = Table("block", *[f"{rate:g}" for rate in RATES], "chosen", "in use")
+    table = Table("block", *[f"{rate:g}" for rate in RATES], "best", "in use")
     table.title, table.title_justify = f"{judge.heading} on the validation part, seed {SEED}, by learning rate", "left"
     for block, runs in found.items():
-        chosen = chosen_rate(task, runs)
+        best = best_rate(task, runs)
         numbers = [_tried(judge, run) for run in runs.values()]
-        table.add_row(block, *numbers, "–" if chosen is None else f"{chosen:g}", f"{task.rates[block]:g}")
+        table.add_row(block, *numbers, "–" if best is None else f"{best:g}", f"{task.rates[block]:g}")
     screen.print(table)
-    screen.print(f"Chosen: the smallest rate within {SLACK:g} of the best; (…) has fixed points that were not found.")
+    if any(run.diverged is None and not counts(run) for runs in found.values() for run in runs.values()):
+        screen.print("(…) has fixed points that were not found and does not count.")
     _say(screen, notes)
 
 

@@ -125,8 +125,8 @@ class RecallTask(Task):
         Measure("nats", "nats/answer", ".3f"),
         Measure("accuracy", "right", ".1%", less_is_better=False),
     )
-    recipe = Recipe(steps=300, rate=3e-3, batch=64)
-    rates: ClassVar = {"standard": 3e-3, "energy": 6e-3, "convex": 6e-3, "equilibrium": 4e-3}
+    recipe = Recipe(steps=300, rate=1e-2, batch=64)
+    rates: ClassVar = {"standard": 1e-2, "energy": 1e-2, "convex": 2e-3, "equilibrium": 1e-2}
 
     @property
     def standard(self) -> RecallConfig:

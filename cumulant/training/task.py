@@ -52,7 +52,7 @@ class Task(ABC):
     question  one line
     measures  what `evaluate` returns, the one that judges first
     recipe    for the standard block
-    rates     learning rates of the blocks, each the best of a few on the validation part (see `search`)
+    rates     learning rates of the blocks, from a search on the validation part (see `search`)
     """
 
     name: ClassVar[str]
