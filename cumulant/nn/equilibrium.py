@@ -34,7 +34,7 @@ class Settled(NamedTuple):
 
     status    codes of `Status`
     steps     steps taken
-    residual  |N(x + f(z)) − z| at the answer, or |v + Jᵀg − g| on the way back
+    residual  |N(x + f(z)) − z| at the answer, or |v + Jᵀg − g| / |v| on the way back
     rate      geometric mean of the last few ratios of residuals: below 1 the iteration approached the answer
     """
 
@@ -253,14 +253,18 @@ class EquilibriumBlock(SequenceBlock):
         settled = found.converged[:, None, None]
 
         def backward(v: Tensor) -> Tensor:
-            def onward(g: Tensor) -> Tensor:
-                return v + torch.autograd.grad(image, anchor, g * settled, retain_graph=True)[0]
+            # the equation is linear: solved for unit vectors, its tolerance does not depend on the scale of the loss
+            size = v.flatten(1).norm(dim=1)[:, None, None].clamp_min(torch.finfo(v.dtype).tiny)
+            unit = v / size
 
-            solution = self._solve(onward, v, Anderson())
+            def onward(g: Tensor) -> Tensor:
+                return unit + torch.autograd.grad(image, anchor, g * settled, retain_graph=True)[0]
+
+            solution = self._solve(onward, unit, Anderson())
             self.backward_last = _settled(solution, lead)
             if not bool(solution.converged.all()):
                 self._say(solution, "backward", "Their best iterate is used")
-            return solution.value
+            return size * solution.value
 
         attached.register_hook(backward)
         return found.value + attached - attached.detach()

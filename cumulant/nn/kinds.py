@@ -116,7 +116,7 @@ def _convex(dim: int, heads: int, hidden: int, causal: bool) -> nn.Module:
 
 def _equilibrium(dim: int, heads: int, hidden: int, causal: bool) -> nn.Module:
     block = EquilibriumBlock(dim, heads, hidden=hidden, causal=causal, max_steps=20, tol=3e-3)
-    return Amplified(block, dim, 3.0)
+    return Amplified(block, dim, 6.0)
 
 
 KINDS = {

@@ -81,7 +81,7 @@ class LanguageTask(Task):
     name = "language"
     question = "How well does a small language model with these blocks predict Python's help?"
     measures = (Measure("nats", "nats/token", ".3f"), Measure("bits", "bits/byte", ".3f"))
-    recipe = Recipe(steps=300, rate=1e-2, batch=16, warmup=100)
+    recipe = Recipe(steps=200, rate=1e-2, batch=16, warmup=100)
     rates: ClassVar = dict.fromkeys(("standard", "energy", "convex", "equilibrium"), 1e-2)
 
     @property

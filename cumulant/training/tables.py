@@ -47,6 +47,7 @@ class Summary(NamedTuple):
     from_standard  the first measure minus that of the standard block, seed by seed; None without it
     seconds     of a training
     diverged    how many trainings ended in a loss that is no number; they are in no mean
+    settled     the share of fixed points that were found in the end, over all seeds; None where there are none to find
     """
 
     block: str
@@ -55,6 +56,7 @@ class Summary(NamedTuple):
     from_standard: Spread | None
     seconds: Spread
     diverged: int
+    settled: float | None = None
 
 
 def summarise(task: Task, runs: Sequence[Run]) -> list[Summary]:
@@ -67,6 +69,7 @@ def summarise(task: Task, runs: Sequence[Run]) -> list[Summary]:
         good = [run for run in mine if run.diverged is None]
         spreads = {m.key: spread(run.measures[m.key] for run in good) for m in task.measures}
         apart = [run.measures[main] - standard[run.seed] for run in good if run.seed in standard]
+        settled = spread(run.curve[-1]["settled"] for run in good if "settled" in run.curve[-1])
         seconds = spread(run.seconds for run in mine)
         assert seconds is not None
         found.append(
@@ -77,6 +80,7 @@ def summarise(task: Task, runs: Sequence[Run]) -> list[Summary]:
                 None if block == "standard" else spread(apart),
                 seconds,
                 len(mine) - len(good),
+                None if settled is None else settled.mean,
             )
         )
     return found
@@ -112,7 +116,16 @@ def cells(task: Task, summary: Summary, reference: int) -> list[str]:
     numbers = [_number(summary, measure) for measure in task.measures]
     apart = "" if summary.from_standard is None else summary.from_standard.written(task.measures[0].form, "+")
     ended = f", {summary.diverged} diverged" if summary.diverged else ""
-    return [summary.block, counted, *numbers, apart, f"{summary.seconds.mean:.0f} s{ended}"]
+    found = "" if summary.settled is None else f", {_share(summary.settled)} of fixed points found"
+    return [summary.block, counted, *numbers, apart, f"{summary.seconds.mean:.0f} s{ended}{found}"]
+
+
+def _share(part: float) -> str:
+    """
+    >>> _share(1.0), _share(0.99996), _share(0.5)
+    ('all', '99.9%', '50.0%')
+    """
+    return "all" if part == 1 else f"{min(part, 0.999):.1%}"
 
 
 def _number(summary: Summary, measure: Measure) -> str:

@@ -6,12 +6,13 @@ import dataclasses
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from cumulant.checks import sentence
 from cumulant.documents import write
@@ -45,7 +46,7 @@ class Run(NamedTuple):
 
     measures  on the test part, by the keys of the task
     curve     rows of step and measures, at the steps of the checkpoints; for fixed points also ``settled``, the share
-              of samples that reached theirs in the last pass of the evaluation
+              that was found in the evaluation
     seconds   of training, evaluation included
     diverged  the step after which the loss was no number, where the training ended; None if it was one throughout
     """
@@ -154,9 +155,10 @@ class _Loop:
         if self.place is not None:
             save_checkpoint(self.place, self.task, model, self.config, step=step, seed=self.seed)
         model.eval()
-        found = self.task.evaluate(model, self.part)
+        with _settling(model) as settled:
+            found = self.task.evaluate(model, self.part)
         model.train()
-        return {"step": step, **found, **_settled(model)}
+        return {"step": step, **found, **({"settled": float(torch.cat(settled).double().mean())} if settled else {})}
 
     def _update(self, model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> float:
         generator = torch.Generator().manual_seed((self.seed << 32) + step)
@@ -172,10 +174,22 @@ class _Loop:
         return value
 
 
-def _settled(model: nn.Module) -> dict[str, float]:
-    """Where there are fixed points: the share of samples that reached theirs in the last pass."""
-    found = [m.last.converged.double().mean() for m in model.modules() if isinstance(m, EquilibriumBlock) and m.last]
-    return {"settled": float(torch.stack(found).mean())} if found else {}
+@contextmanager
+def _settling(model: nn.Module) -> Iterator[list[Tensor]]:
+    """Of every fixed point that is looked for inside, whether it was found."""
+    found: list[Tensor] = []
+
+    def keep(block: nn.Module, args: tuple, output: Tensor) -> None:
+        assert isinstance(block, EquilibriumBlock)
+        if block.last is not None:
+            found.append(block.last.converged.flatten())
+
+    handles = [m.register_forward_hook(keep) for m in model.modules() if isinstance(m, EquilibriumBlock)]
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def _initial(task: Task, config: Stack, seed: int) -> nn.Module:
