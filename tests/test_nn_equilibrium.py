@@ -161,6 +161,18 @@ def test_causal_to_the_tolerance():
     assert (made(x) - made(other))[:, 4:].abs().max() > 1e-2
 
 
+def test_the_way_back_does_not_depend_on_the_scale_of_the_loss():
+    made, x = block(tol=1e-3), tokens(2, 5, 8)
+    found = []
+    for scale in (1.0, 1e-8):
+        made.zero_grad()
+        (scale * made(x).sin().sum()).backward()
+        found.append(torch.cat([p.grad.flatten() for p in made.parameters() if p.grad is not None]) / scale)
+        assert made.backward_last is not None
+        assert (made.backward_last.steps > 2).all()
+    assert (found[0] - found[1]).norm() < 1e-9 * found[0].norm()
+
+
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("solver", [None, Picard(), Damped(0.5)], ids=["anderson", "picard", "damped"])
 @pytest.mark.parametrize("fallback", ["last", "unrolled"])

@@ -28,7 +28,7 @@ from cumulant.training.language import END, Corpus, LanguageTask, corpus, train_
 from cumulant.training.recall import RecallConfig, RecallTask, best_answer, draw_pairs
 from cumulant.training.search import SEED, best_rate, search
 from cumulant.training.study import claim, study
-from cumulant.training.tables import cells, curve_rows, headings, run_rows, spread, summarise
+from cumulant.training.tables import cells, curve_rows, headings, remarks, run_rows, spread, summarise
 from cumulant.training.task import PARTS, Recipe
 from cumulant.training.tasks import TASKS, find_task
 from cumulant.training.train import Run, rate_at, train
@@ -442,7 +442,7 @@ def test_loss_that_is_no_number_ends_a_training_and_is_told(tmp_path):
     assert train(Broken(), place=tmp_path, resume=True) == run
     (row,) = summarise(TinyRecall(), [run])
     assert row.diverged == 1
-    assert cells(TinyRecall(), row, run.parameters)[2:4] == ["–", "–"]
+    assert cells(TinyRecall(), row)[2:4] == ["–", "–"]
 
 
 @pytest.mark.parametrize("task", TINY_TASKS, ids=lambda t: t.name)
@@ -483,11 +483,22 @@ def test_summary_has_means_spreads_and_distances_seed_by_seed():
     assert standard.from_standard is None
     assert convex.from_standard.mean == pytest.approx(0.375, rel=1e-12)
     assert convex.from_standard.deviation == pytest.approx(statistics.stdev([0.5, 0.25]), rel=1e-12)
-    row = cells(TinyDigits(), convex, 990)
-    assert row == ["convex", "1,000 (+1.01%)", "1.875 ± 0.530", "50.0% ± 0.0%", "+0.375 ± 0.177", "2 s"]
+    row = cells(TinyDigits(), convex)
+    assert row == ["convex", "1,000", "1.875 ± 0.530", "50.0% ± 0.0%", "+0.375 ± 0.177", "2 s"]
     assert len(row) == len(headings(TinyDigits()))
     assert [r["seed"] for r in run_rows(runs)] == [0, 1, 0, 1]
     assert len(curve_rows(runs)) == 8
+
+
+def test_remarks_say_how_equal_sizes_are_and_what_was_found():
+    runs = [made("standard", 0, 1.0), made("equilibrium", 0, 1.5), made("equilibrium", 1, 1.5)]
+    runs[1] = runs[1]._replace(parameters=1010, curve=({"step": 6, "settled": 0.9},))
+    runs[2] = runs[2]._replace(parameters=1010, curve=({"step": 6, "settled": 1.0},))
+    assert remarks(summarise(TinyDigits(), runs)) == [
+        "Sizes (numbers of parameters) are equal within 1.00%.",
+        "equilibrium: 95.0% of the fixed points were found when it was measured.",
+    ]
+    assert remarks(summarise(TinyDigits(), runs[:1])) == []
 
 
 def test_one_seed_has_no_spread_and_none_has_no_mean():
@@ -548,7 +559,7 @@ def test_command_tries_rates_and_writes_nothing(tmp_path, tiny, monkeypatch):
     found = call("recall", "--search", "--block", "convex", "--steps", 2)
     assert found.exit_code == 0, found.output
     shown = " ".join(found.output.split())
-    assert "nats above the best answer on the validation part" in shown
+    assert "nats above best on the validation part" in shown
     assert f"{TinyRecall.rates['convex']:g}" in shown
     assert not list(tmp_path.iterdir())
 

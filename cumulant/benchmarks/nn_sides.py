@@ -66,6 +66,7 @@ def updated(every: int | None = None) -> Prepare:
             model = deepcopy(x.model)
             optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
             monitor = None if every is None else ours("cumulant.training", "Monitor")(model, every=every)
+            loss = torch.zeros(())
             for _ in range(x.steps):
                 optimizer.zero_grad(set_to_none=True)
                 loss = model.loss(x.windows[:, :-1], x.windows[:, 1:])

@@ -25,7 +25,7 @@ from cumulant.training.figures import draw_curves
 from cumulant.training.search import RATES, SEED, best_rate, counts
 from cumulant.training.search import search as search_rates
 from cumulant.training.study import RESULTS, Study, claim, noted, study
-from cumulant.training.tables import cells, curve_rows, headings, run_rows, summarise
+from cumulant.training.tables import cells, curve_rows, headings, remarks, run_rows, summarise
 from cumulant.training.task import Measure, Task
 from cumulant.training.tasks import TASKS, find_task
 from cumulant.training.train import Run, Step
@@ -168,11 +168,13 @@ def _plain(found):
 
 def _tell(screen: Console, found: Study, place: Path) -> None:
     rows = summarise(found.task, found.runs)
-    reference = next((row.parameters for row in rows if row.block == "standard"), rows[0].parameters)
     table = Table(*headings(found.task), title=found.task.question, title_justify="left")
+    table.columns[0].no_wrap = True
     for row in rows:
-        table.add_row(*cells(found.task, row, reference))
+        table.add_row(*cells(found.task, row))
     screen.print(table)
+    for line in remarks(rows):
+        screen.print(line, highlight=False)
     _say(screen, found.notes)
     where = f"Checkpoints: {place}/BLOCK/seed-N/step-*   Tables: {place}/*.parquet   Figure: {place}/curves.svg"
     screen.print(where, highlight=False, soft_wrap=True)

@@ -121,8 +121,8 @@ class RecallTask(Task):
     name = "recall"
     question = "How near do these blocks come to the best possible recall from corrupted cues?"
     measures = (
-        Measure("excess", "nats above the best answer", ".3f"),
-        Measure("nats", "nats/answer", ".3f"),
+        Measure("excess", "nats above best", ".3f"),
+        Measure("nats", "nats", ".3f"),
         Measure("accuracy", "right", ".1%", less_is_better=False),
     )
     recipe = Recipe(steps=300, rate=1e-2, batch=64)

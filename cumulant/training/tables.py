@@ -109,15 +109,23 @@ def curve_rows(runs: Sequence[Run]) -> list[Row]:
     return [{"block": run.block, "seed": run.seed, **row} for run in runs for row in run.curve]
 
 
-def cells(task: Task, summary: Summary, reference: int) -> list[str]:
-    """A summary as the terminal shows it; ``reference`` is the number of parameters to compare with."""
-    share = summary.parameters / reference - 1
-    counted = f"{summary.parameters:,} ({share:+.2%})"
+def cells(task: Task, summary: Summary) -> list[str]:
+    """A summary as the terminal shows it."""
     numbers = [_number(summary, measure) for measure in task.measures]
     apart = "" if summary.from_standard is None else summary.from_standard.written(task.measures[0].form, "+")
     ended = f", {summary.diverged} diverged" if summary.diverged else ""
-    found = "" if summary.settled is None else f", {_share(summary.settled)} of fixed points found"
-    return [summary.block, counted, *numbers, apart, f"{summary.seconds.mean:.0f} s{ended}{found}"]
+    return [summary.block, f"{summary.parameters:,}", *numbers, apart, f"{summary.seconds.mean:.0f} s{ended}"]
+
+
+def remarks(summaries: Sequence[Summary]) -> list[str]:
+    """What belongs under the table: how equal the sizes are, and how many fixed points were found."""
+    sizes = [summary.parameters for summary in summaries]
+    equal = (
+        f"Sizes (numbers of parameters) are equal within {max(sizes) / min(sizes) - 1:.2%}." if len(sizes) > 1 else ""
+    )
+    shares = [(s.block, s.settled) for s in summaries if s.settled is not None]
+    found = [f"{block}: {_share(part)} of the fixed points were found when it was measured." for block, part in shares]
+    return [line for line in (equal, *found) if line]
 
 
 def _share(part: float) -> str:
@@ -135,4 +143,4 @@ def _number(summary: Summary, measure: Measure) -> str:
 
 def headings(task: Task) -> list[str]:
     """What stands above `cells`."""
-    return ["block", "parameters", *[m.heading for m in task.measures], "from standard", "training"]
+    return ["block", "size", *[m.heading for m in task.measures], "from standard", "time"]
