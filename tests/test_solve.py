@@ -316,6 +316,14 @@ def test_a_gradient_that_is_not_found_is_told(adjoint: str):
         found.value.sum().backward()
 
 
+@pytest.mark.parametrize("adjoint", ["anderson", "cg", "cholesky"])
+def test_gradients_do_not_depend_on_the_scale_of_the_loss(adjoint: str):
+    k, beta = hopfield_leaves()
+    found = fixed_point(lambda x: hopfield(x, k, beta), PROBE, tol=1e-6, adjoint=adjoint).value.sin().sum()
+    large, small = (torch.autograd.grad(s * found, k, retain_graph=True)[0] / s for s in (1.0, 1e-9))
+    assert (large - small).norm() < 1e-9 * large.norm()
+
+
 def test_causal_coefficients_see_no_later_token_and_solve_as_fast():
     torch.manual_seed(0)
     n, d = 6, 3

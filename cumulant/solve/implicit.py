@@ -60,9 +60,13 @@ def _solve(transposed: Callable[[Tensor], Tensor], v: Tensor, count: int, adjoin
         return _conjugate_gradient(transposed, v, count, tol)
     if adjoint == "cholesky":
         return _cholesky(transposed, v, count)
+    # the equation is linear: solved for unit vectors, its tolerance does not depend on the scale of the loss
+    target = v.reshape(count, -1)
+    size = torch.linalg.vector_norm(target, dim=1, keepdim=True).clamp_min(torch.finfo(v.dtype).tiny)
+    unit = target / size
     found = iterate(
-        lambda g: v.reshape(count, -1) + transposed(g.reshape(v.shape)).reshape(count, -1),
-        v.reshape(count, -1),
+        lambda g: unit + transposed(g.reshape(v.shape)).reshape(count, -1),
+        unit,
         Anderson(),
         max_steps=200,
         tol=tol,
@@ -70,7 +74,7 @@ def _solve(transposed: Callable[[Tensor], Tensor], v: Tensor, count: int, adjoin
     )
     # rounding may keep a residual just above the tolerance: told is what is wrong, not what could be better
     _tell(found.residual > tol**0.5 * (1 + torch.linalg.vector_norm(found.value, dim=1)))
-    return found.value.reshape(v.shape)
+    return (size * found.value).reshape(v.shape)
 
 
 def _tell(lost: Tensor) -> None:
