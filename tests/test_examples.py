@@ -29,3 +29,47 @@ def test_a_command_of_the_readme_runs(command, tmp_path):
         assert (tmp_path / "on-ray" / "report.html").is_file()
     else:
         assert "one process" in done.stdout  # each says how far it is from one
+
+
+def test_trainings_are_told_side_by_side(tmp_path):
+    """The table and the figure of docs/findings.md, on made-up series."""
+    pl = pytest.importorskip("polars", reason="install cumulant[report]")
+    for name, shift in (("standard", 0.0), ("convex", 1.0)):
+        for seed in (0, 1):
+            rows = [
+                {
+                    "step": s,
+                    "name": f"blocks.{b}",
+                    "head": h,
+                    "stage": None,
+                    "quantity": "entropy",
+                    "value": shift + seed,
+                }
+                for s in (0, 4, 8)
+                for b in (0, 1)
+                for h in (0, 1)
+            ]
+            rows += [
+                {
+                    **row,
+                    "head": None,
+                    "stage": "out",
+                    "quantity": "effective_rank",
+                    "value": 10.0 + int(row["name"][-1]),
+                }
+                for row in rows
+                if row["head"] == 0
+            ]
+            (tmp_path / name / f"seed-{seed}").mkdir(parents=True)
+            pl.DataFrame(rows).write_parquet(tmp_path / name / f"seed-{seed}" / "series.parquet")
+    command = [sys.executable, "examples/over_training.py", *(str(tmp_path / name) for name in ("standard", "convex"))]
+    run = subprocess.run(
+        [*command, "--figure", str(tmp_path / "f.svg")], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert "| entropy of a head, nats | 0.5 ± 0.71 |" in run.stdout
+    assert "| 1.5 ± 0.71 |" in run.stdout
+    assert "| effective rank there | 11 ± 0 |" in run.stdout
+    assert (tmp_path / "f.svg").stat().st_size > 1000
+    missing = subprocess.run([*command[:2], str(tmp_path / "nothing")], cwd=ROOT, capture_output=True, text=True)
+    assert missing.returncode == 1
+    assert "expected */series.parquet, got none" in missing.stderr
