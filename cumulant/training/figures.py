@@ -31,6 +31,6 @@ def draw_curves(task: Task, runs: Sequence[Run]) -> Figure:
             low, high = ([m + sign * w for m, w in zip(means, widths, strict=True)] for sign in (-1, 1))
             panel.fill_between(steps, low, high, color=colours[block], alpha=0.2, linewidth=0)
         panel.set_xscale("symlog", linthresh=1)
-        panel.set(xlabel="step", title=f"{measure.heading}, held out")
+        panel.set(xlabel="step", title=f"{measure.heading}, test part")
     panels[0].legend()
     return drawn
