@@ -94,33 +94,30 @@ class Sequences:
 
 
 class Trained(NamedTuple):
-    """A language model, what it reads and is to say, and how many updates it gets."""
+    """A language model, and what it reads and is to say."""
 
     model: LanguageModel
     windows: Tensor  # (batch, context + 1)
-    steps: int
 
 
 @dataclass(frozen=True)
-class Updates:
-    """Updates of the reference language model on random tokens."""
+class Update:
+    """The reference language model and random tokens for one update."""
 
-    steps: int
     batch: int
 
     def __str__(self) -> str:
-        return f"{self.steps} updates, {self.batch} windows of {LanguageConfig().context} tokens"
+        return f"language model, {self.batch} windows of {LanguageConfig().context} tokens"
 
     def __call__(self) -> Trained:
         config, seed = LanguageConfig(), torch.Generator().manual_seed(0)
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(0)
             model = LanguageModel(config)
-        windows = torch.randint(config.vocabulary, (self.batch, config.context + 1), generator=seed)
-        return Trained(model, windows, self.steps)
+        return Trained(model, torch.randint(config.vocabulary, (self.batch, config.context + 1), generator=seed))
 
-    def small(self) -> Updates:
-        return Updates(2, min(self.batch, 2))
+    def small(self) -> Update:
+        return Update(min(self.batch, 2))
 
 
 class Classes(NamedTuple):

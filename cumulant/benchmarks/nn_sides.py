@@ -58,22 +58,21 @@ def _backward(layer: nn.Module, x: Layered, causal: bool) -> Run:
     return run
 
 
-def updated(every: int | None = None) -> Prepare:
-    """Updates from the same start; ``every`` so many a `Monitor` looks at the attention, none if None."""
+def updated(heard: bool) -> Prepare:
+    """One update of a language model that a `Monitor` hears, or none; nothing is learned, so that all are alike."""
 
     def prepare(x: Trained) -> Run:
+        model = deepcopy(x.model)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, fused=True)
+        monitor = ours("cumulant.training", "Monitor")(model, every=1) if heard else None
+
         def run():
-            model = deepcopy(x.model)
-            optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
-            monitor = None if every is None else ours("cumulant.training", "Monitor")(model, every=every)
-            loss = torch.zeros(())
-            for _ in range(x.steps):
-                optimizer.zero_grad(set_to_none=True)
-                loss = model.loss(x.windows[:, :-1], x.windows[:, 1:])
-                loss.backward()
-                optimizer.step()
-                if monitor is not None:
-                    monitor.step()
+            optimizer.zero_grad(set_to_none=True)
+            loss = model.loss(x.windows[:, :-1], x.windows[:, 1:])
+            loss.backward()
+            optimizer.step()
+            if monitor is not None:
+                monitor.step()
             return {"loss": loss.detach()}
 
         return run
