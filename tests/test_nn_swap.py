@@ -6,6 +6,7 @@ from torch import nn
 
 from cumulant.nn import ConvexBlock, EnergyBlock, EquilibriumBlock, swap
 from cumulant.nn.swap import TransformersLayer
+from cumulant.training import Monitor
 
 hf = pytest.importorskip("transformers", reason="install cumulant[hf] to swap layers of its models")
 
@@ -142,3 +143,12 @@ def test_masks_that_are_more_than_padding_are_refused():
         layer(x, torch.ones(1, 5, dtype=torch.bool))
     with pytest.raises(ValueError, match=r"expected no second sequence, got encoder_hidden_states"):
         layer(x, encoder_hidden_states=x)
+
+
+def test_a_monitor_hears_the_block_among_the_layers_that_stayed():
+    model, path, _ = made("Bert")
+    swap(model, path, ConvexBlock(WIDTH, 4))
+    monitor = Monitor(model.train(), every=1)
+    model(input_ids=torch.randint(3, 50, (2, 7))).last_hidden_state.sum().backward()
+    names = [layer.name for layer in monitor.step().layers]
+    assert names == ["encoder.layer.0.attention.self", "encoder.layer.1.block", "encoder.layer.2.attention.self"]
