@@ -210,7 +210,8 @@ class EquilibriumBlock(SequenceBlock):
         tokens, padding = self._tokens("x", x), self._padding(key_padding_mask, x)
         if not x.numel():
             return x
-        start = layer_norm(tokens, (self.dim,), self.gain, self.shift, self.eps).detach()
+        with torch.no_grad():
+            start = layer_norm(tokens, (self.dim,), self.gain, self.shift, self.eps)
         found = self._found(lambda z: self._layer(z, tokens, padding), start)
         self.last, self.backward_last = _settled(found, x.shape[:-2]), None
         z = self._attach(found, tokens, padding, x.shape[:-2])
