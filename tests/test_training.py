@@ -524,6 +524,8 @@ def test_study_trains_each_block_with_each_seed_and_notes_warnings(tmp_path, mon
     ]
     assert found.notes[0] == "standard, seed 0: no fixed point"
     assert len(found.notes) == 4
+    again = study(Warned(), tmp_path / "out", blocks=["standard", "convex"], seeds=range(2), steps=1, resume=True)
+    assert again.notes == found.notes  # nothing is trained again, and nothing that was said is lost
 
 
 def test_places_that_are_refused(tmp_path):

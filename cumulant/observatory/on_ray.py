@@ -113,7 +113,7 @@ class ShardReader:
             return _row(shard, {"error": "workers that died over it, again and again"})
         try:
             return self.answer(shard, task)
-        except Exception as error:
+        except Exception as error:  # whatever one shard raises is told of that shard; the others are read
             return _row(shard, {"error": _told(error), "model": self.loaded is None and not task["known"]})
 
     def answer(self, shard: Shard, task: dict) -> Any:

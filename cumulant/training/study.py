@@ -1,7 +1,8 @@
 """Several trainings beside each other: kinds of blocks × seeds, each in a directory of its own.
 
 OUT/train.json                  which task this is; a directory without it is not ours
-OUT/BLOCK/seed-N/               settings.json, step-…/, state.safetensors while it runs, result.json when it is done
+OUT/BLOCK/seed-N/               settings.json, step-…/, state.safetensors while it runs, result.json when it is done,
+                                notes.json if there was something to say
 OUT/results.json, *.parquet, curves.svg, curves.png    when all are
 """
 
@@ -21,7 +22,7 @@ from cumulant.nn.kinds import KINDS, find_kind
 from cumulant.training.task import Task
 from cumulant.training.train import Run, Step, train
 
-MARK, RESULTS = "train.json", "results.json"
+MARK, RESULTS, NOTES = "train.json", "results.json", "notes.json"
 WRITTEN = (MARK, RESULTS, "results.parquet", "curves.parquet", "curves.svg", "curves.png")
 
 
@@ -91,10 +92,19 @@ def study(
         for block in dict.fromkeys(blocks):
             recipe = task.recipe_for(block)
             recipe = recipe if steps is None else recipe._replace(steps=steps)
-            with noted(f"{block}, seed {seed}", notes):
-                after, home = watch(block, seed), place / block / f"seed-{seed}"
+            after, home, mine = watch(block, seed), place / block / f"seed-{seed}", []
+            with noted(f"{block}, seed {seed}", mine):
                 runs.append(train(task, block, seed=seed, recipe=recipe, place=home, resume=resume, after=after))
+            notes += _kept(home / NOTES, mine)
     return Study(task, tuple(runs), tuple(notes))
+
+
+def _kept(path: Path, said: list[str]) -> list[str]:
+    """What was said of a training: a run that was finished before is silent now, and its notes still hold."""
+    if said:
+        write(path, json.dumps(said, ensure_ascii=False, indent=1) + "\n")
+        return said
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
 
 
 @contextmanager
