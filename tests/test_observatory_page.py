@@ -184,7 +184,7 @@ def test_both_themes_can_be_read(visit, small, scheme):
     assert page.evaluate(f"({style})('body', 'backgroundColor')") != paper
 
 
-@pytest.mark.parametrize(("layers", "heads"), [(6, 12), (30, 9)])
+@pytest.mark.parametrize(("layers", "heads"), [(6, 12), pytest.param(30, 9, marks=pytest.mark.long)])
 def test_phone_does_not_scroll_sideways_and_page_is_light(visit, tmp_path, layers, heads):
     page = visit(page_data(layers, heads), width=390, height=844, has_touch=True, is_mobile=True)
     assert sideways(page) <= 0
@@ -303,6 +303,7 @@ def test_records_with_little_in_them(visit, name):
         assert "No head was recorded." in page.inner_text("#heads")
 
 
+@pytest.mark.long
 def test_large_records_become_coarser_and_say_so(small, tmp_path, monkeypatch):
     whole = render.page(small)
     assert "To keep it below" not in whole

@@ -624,6 +624,7 @@ while True:
 """
 
 
+@pytest.mark.long
 def test_a_run_that_is_killed_between_two_operations_on_files_ends_alike(tmp_path, job, monkeypatch):
     """One process that forks, so that only it has to import; at moments of the clock and with a real model below."""
     monkeypatch.setattr(command, "write_tables", lambda *_: None)

@@ -330,6 +330,7 @@ def test_counts_do_not_depend_on_the_borders_of_shards(here, job, corpus, loaded
 # ---------------------------------------------------------------------- on a cluster
 
 
+@pytest.mark.long
 def test_the_record_is_the_local_one_though_a_worker_is_killed(job, corpus, loaded, whole, tmp_path):
     done, killed = [], []
 

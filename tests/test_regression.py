@@ -341,6 +341,7 @@ def test_the_error_falls_as_one_over_the_root_of_features():
         assert found[-1] < 0.05
 
 
+@pytest.mark.long
 def test_the_normalizer_is_unbiased_before_its_logarithm():
     exact = attend(t(Q) / 2, t(X) / 2).log_normalizer
     found = [approximate_attention(t(Q) / 2, t(X) / 2, t(V), projection(4, seed)) for seed in range(3000)]

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from cumulant.kernels.collectives import Ranks
 
 ROOT = Path(__file__).parent.parent
-FOUR = pytest.param(4, marks=pytest.mark.long)
+THREE, FOUR = (pytest.param(size, marks=pytest.mark.long) for size in (3, 4))
 
 
 def run(job: str, size: int, place: Path) -> list[dict]:
@@ -40,7 +40,7 @@ def assert_small(found: list[dict]) -> None:
             assert error <= bound, f"rank {rank}, {name}: {error:.2e}"
 
 
-@pytest.mark.parametrize("size", [2, 3, FOUR])
+@pytest.mark.parametrize("size", [2, THREE, FOUR])
 def test_values_and_gradients_are_those_of_one_process(size, tmp_path):
     found = run("agreement", size, tmp_path)
     assert len(found) == size
@@ -70,6 +70,7 @@ def test_losses_over_a_group_are_those_of_one_process(size, tmp_path):
     assert_small(found)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts bytes in /proc; un-skip on Linux")
 @pytest.mark.parametrize("size", [2, FOUR])
 def test_bytes_sent_are_those_of_the_cost_model(size, tmp_path):

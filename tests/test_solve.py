@@ -445,6 +445,7 @@ def well_inside(rng: np.random.Generator) -> tuple[Empirical, Tensor, float]:
     return Empirical(t(x), t(rng.uniform(0, 3) * rng.normal(size=n))), t(shares @ x), float(diameter)
 
 
+@pytest.mark.long
 def test_natural_takes_at_most_30_steps_and_returns_the_mean_on_200_polytopes():
     rng = np.random.default_rng(200)
     worst_steps, worst_error = 0, 0.0

@@ -94,6 +94,7 @@ def test_import_takes_under_two_seconds_beyond_torch():
     assert seconds < 2
 
 
+@pytest.mark.long
 def test_annotated_shapes_hold_at_run_time():
     """The registry once more, with jaxtyping and beartype checking every annotated call."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0", "tests/test_laws.py"]
