@@ -2,7 +2,8 @@
 
 `_scaled_dot_product_flash_attention_for_cpu` returns attention and its log-sum-exp at the pace of the hardware, but
 alone it is a trap: values must be as wide as keys, the log-sum-exp has no gradient, a row without keys reports 0, an
-empty set ends the process. `refusal` says when it may not be used; the rest of this file keeps it inside those bounds.
+empty set ends the process, and rows are read by pointer as if their entries lay side by side. `refusal` says when it
+may not be used; the rest of this file keeps it inside those bounds.
 
 The gradient of G comes free: the backward kernel forms δ_i = ⟨grad_out_i, out_i⟩ and p ∘ (grad_out vᵀ − δ). One more
 column with value 0, grad_out 1 and out −g_G turns δ into δ − g_G, which is exactly the missing term.
@@ -13,6 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from cumulant.kernels.layout import readable_rows
 from cumulant.kernels.streaming import Inputs, Plan
 
 SERVED = frozenset({"log_normalizer", "mean", "atom_mean"})
@@ -77,8 +79,8 @@ def backward(x: Inputs, plan: Plan, out: dict[str, Tensor], grad: dict[str, Tens
                 torch.cat([mean, -incoming[..., None]], -1),
             )
         pieces = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            *(tensor.contiguous()[None] for tensor in tensors),
-            g[None],
+            *(readable_rows(tensor)[None] for tensor in tensors),
+            g.contiguous()[None],
             0.0,
             plan.band.causal,
             attn_mask=bias,
@@ -102,7 +104,11 @@ def _passes(x: Inputs, plan: Plan) -> list[tuple[str, Tensor]]:
 
 def _attend(x: Inputs, plan: Plan, points: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
     out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        x.eta[None], x.atoms[None], points[None], 0.0, plan.band.causal, attn_mask=bias, scale=1.0
+        *(readable_rows(tensor)[None] for tensor in (x.eta, x.atoms, points)),
+        0.0,
+        plan.band.causal,
+        attn_mask=bias,
+        scale=1.0,
     )
     return out[0].contiguous(), lse[0].contiguous()
 
