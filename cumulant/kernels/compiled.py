@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from cumulant.kernels import fused
-from cumulant.kernels.pullback import pull_back
-from cumulant.kernels.streaming import Inputs, Plan, empty_output, sweep
+from cumulant.kernels.evaluate import evaluate, gradients
+from cumulant.kernels.inputs import Inputs, Plan
+from cumulant.kernels.streaming import empty_output
 from cumulant.kernels.support import Band
 
 
@@ -39,9 +39,7 @@ def sweep_operator(
 ) -> list[Tensor]:
     x = Inputs(eta, atoms, values, per_atom, per_pair, mask)
     plan = _plan(names, causal, window, offset, period, use_fused)
-    if use_fused:
-        return [t.clone() for t in fused.forward(x, plan)]
-    out, best = sweep(x, plan)
+    out, best = evaluate(x, plan)
     return out if best is None else [*out, best]
 
 
@@ -76,8 +74,7 @@ def pull_back_operator(
     plan = _plan(names, causal, window, offset, period, use_fused)
     known, grad = dict(zip(plan.outputs, out, strict=False)), dict(zip(plan.outputs, grads, strict=True))
     best = out[-1] if "max_score" in plan.statistics else None
-    every = (True,) * 5
-    found = fused.backward(x, plan, known, grad) if use_fused else pull_back(x, plan, known, best, grad, every)
+    found = gradients(x, plan, known, best, grad, (True,) * 5)
     return [g for g in found if g is not None]
 
 

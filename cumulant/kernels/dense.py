@@ -23,7 +23,8 @@ def dense_moments(
     """`Moments` of p_n ∝ exp(⟨η,x_n⟩ + w_n).
 
     eta (*batch, q, d), atoms (*batch, n, d), values (*batch, n, e), log_weights (*batch, n) or (*batch, q, n).
-    Half precision is computed and returned in float32.
+    Half precision is computed and returned in float32. An atom of log weight −inf is absent, whatever it holds; a query
+    that sees a NaN or an infinity, in an atom or in its value, has NaN for every statistic.
 
     >>> import torch
     >>> x = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0], [1.0, 1.0]], dtype=torch.float64)
@@ -38,8 +39,13 @@ def dense_moments(
     eta, atoms = accumulate(eta), accumulate(atoms)
     values = atoms if values is None else accumulate(values)
     w = row_weights(log_weights, atoms)
-    score = eta @ atoms.mT  # (*batch, q, n)
-    logits = score if w is None else score + w
+    if w is None:
+        score = logits = eta @ atoms.mT  # (*batch, q, n)
+    else:
+        absent = w == -torch.inf
+        eta, atoms, values = without_nonfinite(eta, atoms, values, ~absent)
+        score = torch.where(absent, 0, eta @ atoms.mT)
+        logits = torch.where(absent, -torch.inf, score + w)
     g, p = normalize(logits)
     mean = p @ values
     atom_mean = mean if values is atoms else p @ atoms
@@ -73,6 +79,19 @@ def row_weights(log_weights: Tensor | None, atoms: Tensor) -> Tensor | None:
         return None
     log_weights = accumulate(log_weights)
     return log_weights[..., None, :] if log_weights.ndim == atoms.ndim - 1 else log_weights
+
+
+def without_nonfinite(eta: Tensor, atoms: Tensor, values: Tensor, present: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """NaN and infinite atoms (or values) put to 0, and NaN in their place in those queries that see one.
+
+    Then a product of an absent atom and its weight 0 is 0, and what is wrong shows where it is seen, nowhere else.
+    """
+    bad = ~atoms.isfinite().all(-1)
+    if values is not atoms:
+        bad = bad | ~values.isfinite().all(-1)
+    seen = (present & bad[..., None, :]).any(-1, keepdim=True)
+    good = torch.where(bad[..., None], 0, atoms)
+    return torch.where(seen, torch.nan, eta), good, good if values is atoms else torch.where(bad[..., None], 0, values)
 
 
 def normalize(logits: Tensor) -> tuple[Tensor, Tensor]:

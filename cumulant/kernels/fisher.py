@@ -11,19 +11,27 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from cumulant.kernels.dense import normalize
-from cumulant.kernels.recompute import Pieces, cut, or_zeros, part_of, present, strips, untracked
+from cumulant.kernels.dense import normalize, without_nonfinite
+from cumulant.kernels.evaluate import ordinary_inputs
+from cumulant.kernels.inputs import Inputs, Plan
+from cumulant.kernels.recompute import Pieces, cut, log_weights_of, or_zeros, part_of, present, strips, untracked
 from cumulant.kernels.stream_function import fold, unfold
-from cumulant.kernels.streaming import Inputs, Plan, ranges, tiles
-from cumulant.kernels.support import Support
+from cumulant.kernels.streaming import ranges, tiles
 
 
 def fisher_sweep(x: Inputs, vector: Tensor, plan: Plan) -> Tensor:
     """∇²G(η) v for eta and vector (g, q, d)."""
+    x, ordinary = ordinary_inputs(x, plan, 3, vector)
+    if not ordinary:
+        found = Pieces(x, 1)
+        for heads, rows in strips(x, plan):
+            part, small = cut(x, plan, heads, rows)
+            found.add(heads, [], [reference_product(part, vector[heads, rows], small)])
+        return found.rowwise()[0]
     groups, queries, _ = x.eta.shape
     step, rows, cols = tiles(groups, queries, x.atoms.shape[1])
     out = x.eta.new_zeros(x.eta.shape)
-    support = Support(plan.band, x.mask, x.per_atom, x.per_pair)
+    support = x.support(plan.band)
     space = x.eta.new_empty(3, step, rows, cols)
     for heads in ranges(groups, step):
         for strip in ranges(queries, rows):
@@ -135,9 +143,14 @@ def _rows(x: Inputs, plan: Plan, heads: slice, rows: slice):
 
 def reference_product(x: Inputs, vector: Tensor, plan: Plan) -> Tensor:
     """∇²G v with queries × atoms in memory."""
-    every = (slice(0, x.eta.shape[0]), slice(0, x.eta.shape[1]), slice(0, x.atoms.shape[1]))
-    logits = Support(plan.band, x.mask, x.per_atom, x.per_pair).weigh(x.eta @ x.atoms.mT, *every)
-    _, p = normalize(logits)
-    slope = vector @ x.atoms.mT
+    eta, atoms, bias = x.eta, x.atoms, log_weights_of(x, plan)
+    if bias is None:
+        score, slope = eta @ atoms.mT, vector @ atoms.mT
+    else:
+        absent = bias == -torch.inf
+        eta, atoms, _ = without_nonfinite(eta, atoms, atoms, ~absent)
+        score = torch.where(absent, -torch.inf, eta @ atoms.mT + bias)
+        slope = torch.where(absent, 0, vector @ atoms.mT)
+    _, p = normalize(score)
     slope = p * (slope - (p * slope).sum(-1, keepdim=True))
-    return slope @ x.atoms - slope.sum(-1, keepdim=True) * (p @ x.atoms)
+    return slope @ atoms - slope.sum(-1, keepdim=True) * (p @ atoms)

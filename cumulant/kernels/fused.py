@@ -14,8 +14,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from cumulant.kernels.inputs import Inputs, Plan
 from cumulant.kernels.layout import readable_rows
-from cumulant.kernels.streaming import Inputs, Plan
 
 SERVED = frozenset({"log_normalizer", "mean", "atom_mean"})
 

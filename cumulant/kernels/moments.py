@@ -91,7 +91,7 @@ class Moments:
         True
         """
         self._same_fields(other)
-        g, u, v = _mixing_weights(self.log_normalizer, other.log_normalizer)
+        g, u, v = mixing_weights(self.log_normalizer, other.log_normalizer)
 
         def mix(name: str, spread: Tensor | None = None) -> Tensor | None:
             a, b = getattr(self, name), getattr(other, name)
@@ -133,10 +133,10 @@ class Moments:
 
 def safe_logaddexp(a: Tensor, b: Tensor) -> Tensor:
     """logaddexp whose gradient is 0, not NaN, where both sides are −inf."""
-    return _mixing_weights(a, b)[0]
+    return mixing_weights(a, b)[0]
 
 
-def _mixing_weights(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def mixing_weights(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """g = logaddexp(a, b), e^{a−g}, e^{b−g}; the weights are 0 where both sides are empty."""
     top = torch.maximum(a, b).detach()
     top = torch.where(top.isfinite(), top, 0)

@@ -13,10 +13,10 @@ from cumulant.kernels import fused
 from cumulant.kernels.compiled import compiled_stream
 from cumulant.kernels.dense import accumulate
 from cumulant.kernels.fisher import FisherProduct, reference_product
-from cumulant.kernels.moments import STATISTICS, Moments
+from cumulant.kernels.inputs import Inputs, Plan
+from cumulant.kernels.moments import STATISTICS, Moments, mixing_weights
 from cumulant.kernels.recompute import reference
 from cumulant.kernels.stream_function import stream
-from cumulant.kernels.streaming import Inputs, Plan
 from cumulant.kernels.support import Band
 
 BACKENDS = ("auto", "dense", "fused", "streaming")
@@ -218,7 +218,7 @@ def add_sink(record: Moments, sink: float | Tensor, single: bool = False) -> Mom
     for name, value in vars(record).items():
         fields[name] = None if value is None else alone.get(name, torch.zeros_like(value))
     merged = record.merge(Moments(**fields))
-    return replace(merged, sink_mass=torch.exp(s - merged.log_normalizer))
+    return replace(merged, sink_mass=mixing_weights(g, s)[2])
 
 
 class _Request:

@@ -13,15 +13,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from cumulant.kernels.streaming import Columns, Inputs, Plan, ranges, tiles
+from cumulant.kernels.columns import Columns
+from cumulant.kernels.inputs import Inputs, Plan
+from cumulant.kernels.streaming import ranges, tiles
 from cumulant.kernels.support import Support
+
+TRACES = ("value_trace", "atom_trace")
 
 
 class Sides:
     """`left` (g, q, k), `right` (g, n, k) and the constant (g, q) of X, and where each part sits in the k columns."""
 
-    def __init__(self, x: Inputs, plan: Plan, out: dict[str, Tensor], grad: dict[str, Tensor]):
-        self.columns = Columns.of(x, plan)
+    def __init__(self, x: Inputs, columns: Columns, out: dict[str, Tensor], grad: dict[str, Tensor]):
+        self.columns = columns
         self.parts: dict[str, slice] = {}
         left, right, expected = [], [], []
         spots = (("mean", "value_trace", x.values), ("atom_mean", "atom_trace", x.atoms))
@@ -58,19 +62,28 @@ class Sides:
 
 
 def pull_back(
-    x: Inputs, plan: Plan, out: dict[str, Tensor], best: Tensor | None, grad: dict[str, Tensor], needs: tuple[bool, ...]
+    x: Inputs,
+    plan: Plan,
+    columns: Columns,
+    out: dict[str, Tensor],
+    best: Tensor | None,
+    grad: dict[str, Tensor],
+    needs: tuple[bool, ...],
 ) -> list[Tensor | None]:
-    """Gradients of eta, atoms, values, per_atom and per_pair (None where not needed)."""
+    """Gradients of eta, atoms, values, per_atom and per_pair (None where not needed); not those through the traces of
+    rows that ``columns`` leaves out."""
     # a row without atoms has no gradient, whatever comes in
     alive = out["log_normalizer"] > -torch.inf
     grad = {k: torch.where(alive if v.ndim == alive.ndim else alive[..., None], v, 0) for k, v in grad.items()}
-    sides = Sides(x, plan, out, grad)
+    if columns.without_trace is not None:
+        grad |= {k: grad[k].masked_fill(columns.without_trace, 0) for k in TRACES if k in grad}
+    sides = Sides(x, columns, out, grad)
     total = [t.new_zeros(t.shape) if t is not None and need else None for t, need in zip(x[:5], needs, strict=True)]
     direct = None if sides.right is None else sides.right.new_zeros(sides.right.shape)
     groups, queries, _ = x.eta.shape
     step, rows, cols = tiles(groups, queries, x.atoms.shape[1])
     space = x.eta.new_empty(2, step, rows, cols)
-    support = Support(plan.band, x.mask, x.per_atom, x.per_pair)
+    support = x.support(plan.band)
     for heads in ranges(groups, step):
         for strip in ranges(queries, rows):
             for span in ranges(x.atoms.shape[1], cols):
@@ -95,7 +108,6 @@ def _block(x: Inputs, sides: Sides, support: Support, out, grad, total, direct, 
     here = top > -torch.inf
     if logits is not score:
         p.masked_fill_(~here[..., None], 0)
-        score.clamp_(-1e30, 1e30)
     # this block's share of the row, e^{G_block − G}; it scales the short rows instead of the long ones
     share = torch.where(here, torch.exp(top - torch.where(here, g, 0)) / p.amax(-1).clamp_min(1e-38), 0)
     slope = (sides.constant[heads, rows] * share)[..., None]

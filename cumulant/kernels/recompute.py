@@ -13,23 +13,29 @@ import torch
 from torch import Tensor
 
 from cumulant.kernels.dense import dense_moments
+from cumulant.kernels.inputs import Inputs, Plan
 from cumulant.kernels.moments import STATISTICS
-from cumulant.kernels.streaming import Inputs, Plan, ranges
-from cumulant.kernels.support import Support, block
+from cumulant.kernels.streaming import ranges
+from cumulant.kernels.support import block
 
 STRIP = 1 << 17  # scores held at once, in each of some sixty temporaries of a second derivative
 
 
 def reference(x: Inputs, plan: Plan) -> tuple[Tensor, ...]:
     """The outputs of ``plan`` by the reference kernel, with queries × atoms in memory."""
-    every = (slice(0, x.eta.shape[0]), slice(0, x.eta.shape[1]), slice(0, x.atoms.shape[1]))
-    zero = x.eta.new_zeros(x.eta.shape[0], x.eta.shape[1], x.atoms.shape[1])
-    bias = Support(plan.band, x.mask, x.per_atom, x.per_pair).weigh(zero, *every)
     wanted = [name for name in plan.outputs if name in STATISTICS]
     if "atom_mean" in plan.outputs:
         wanted.append("mean")  # which brings the mean of the atoms
-    m = dense_moments(x.eta, x.atoms, x.values, log_weights=None if bias is zero else bias, statistics=wanted)
+    m = dense_moments(x.eta, x.atoms, x.values, log_weights=log_weights_of(x, plan), statistics=wanted)
     return tuple(getattr(m, name) for name in plan.outputs)
+
+
+def log_weights_of(x: Inputs, plan: Plan) -> Tensor | None:
+    """(g, q, n): everything that is added to scores, or None."""
+    every = (slice(0, x.eta.shape[0]), slice(0, x.eta.shape[1]), slice(0, x.atoms.shape[1]))
+    zero = x.eta.new_zeros(x.eta.shape[0], x.eta.shape[1], x.atoms.shape[1])
+    bias = x.support(plan.band).weigh(zero, *every)
+    return None if bias is zero else bias
 
 
 def push_forward(x: Inputs, plan: Plan, tangents: Inputs) -> list[Tensor]:
@@ -50,7 +56,7 @@ def second_order(x: Inputs, plan: Plan, grads: list[Tensor], incoming: list[Tens
     found = Pieces(x, len(grads))
     for heads, rows in strips(x, plan):
         part, small = cut(x, plan, heads, rows)
-        primal, pull = present(part), _pull_function(part, small)
+        primal, pull = present(part), pull_function(part, small)
         gs = tuple(g[heads, rows].contiguous() for g in grads)
         vectors = present(part_of(Inputs.of(incoming), heads, rows), part)
         back = torch.func.vjp(pull, *primal, *gs)[1]
@@ -66,7 +72,7 @@ def push_pullback(
     found = Pieces(x, 0)
     for heads, rows in strips(x, plan):
         part, small = cut(x, plan, heads, rows)
-        primal, pull = present(part), _pull_function(part, small)
+        primal, pull = present(part), pull_function(part, small)
         gs = tuple(g[heads, rows].contiguous() for g in grads)
         vectors = list(present(part_of(tangents, heads, rows), part))
         vectors += [None if t is None else t[heads, rows] for t in moving]
@@ -155,7 +161,7 @@ def _rows_function(part: Inputs, plan: Plan):
     return function
 
 
-def _pull_function(part: Inputs, plan: Plan):
+def pull_function(part: Inputs, plan: Plan):
     """(tensors, incoming gradients) ↦ gradients of the tensors."""
     function = _rows_function(part, plan)
     count = len(present(part))
@@ -169,14 +175,18 @@ def _pull_function(part: Inputs, plan: Plan):
 def strips(x: Inputs, plan: Plan) -> list[tuple[slice, slice]]:
     """One head and a few rows at a time; under a band, rows of one period."""
     groups, queries, _ = x.eta.shape
-    tables = (
-        max(x.eta.shape[2], 1) if {"value_trace", "atom_trace"} & plan.statistics else 1
-    )  # (rows, n, d) in the reference
-    step = max(1, STRIP // max(1, x.atoms.shape[1] * tables))
+    step = rows_at_once(x, plan)
     period = queries if plan.band.trivial else plan.band.period
     starts = range(0, queries, max(1, period))
     rows = [slice(s + r.start, s + r.stop) for s in starts for r in ranges(min(period, queries - s), step)]
     return [(slice(h, h + 1), r) for h in range(groups) for r in rows]
+
+
+def rows_at_once(x: Inputs, plan: Plan) -> int:
+    """How many rows of one head the reference may hold with all their temporaries."""
+    widths = {"value_trace": x.values, "atom_trace": x.atoms}
+    tables = max([1, *(t.shape[-1] for name, t in widths.items() if name in plan.statistics and t is not None)])
+    return max(1, STRIP // max(1, x.atoms.shape[1] * tables))  # a trace holds (rows, n, d)
 
 
 def part_of(x: Inputs, heads: slice, rows: slice) -> Inputs:

@@ -7,10 +7,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from cumulant.kernels import fused
-from cumulant.kernels.pullback import pull_back
+from cumulant.kernels.evaluate import evaluate, gradients
+from cumulant.kernels.inputs import Inputs, Plan
 from cumulant.kernels.recompute import push_forward, push_pullback, second_order, untracked
-from cumulant.kernels.streaming import Inputs, Plan, sweep
 
 
 def stream(x: Inputs, plan: Plan) -> dict[str, Tensor]:
@@ -24,10 +23,7 @@ class Stream(torch.autograd.Function):
 
     @staticmethod
     def forward(eta, atoms, values, per_atom, per_pair, mask, plan: Plan):
-        x = Inputs(eta, atoms, values, per_atom, per_pair, mask)
-        if plan.fused:
-            return (*fused.forward(x, plan),)
-        out, best = sweep(x, plan)
+        out, best = evaluate(Inputs(eta, atoms, values, per_atom, per_pair, mask), plan)
         return (*out,) if best is None else (*out, best)
 
     @staticmethod
@@ -70,11 +66,7 @@ class Pullback(torch.autograd.Function):
     @staticmethod
     def forward(plan: Plan, have: tuple[str, ...], needs: tuple[bool, ...], *tensors):
         x, out, best, grad = _unpack(plan, have, tensors)
-        if plan.fused:
-            every = fused.backward(x, plan, out, grad)
-            found = [g if need else None for g, need in zip(every, needs, strict=True)]
-        else:
-            found = pull_back(x, plan, out, best, grad, needs)
+        found = gradients(x, plan, out, best, grad, needs)
         return tuple(f for f in found if f is not None)
 
     @staticmethod

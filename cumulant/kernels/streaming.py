@@ -12,52 +12,16 @@ Second derivatives recompute the reference kernel on a few rows at a time.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
-from cumulant.kernels.moments import STATISTICS
-from cumulant.kernels.support import Band, Support
+from cumulant.kernels.columns import Columns
+from cumulant.kernels.inputs import Inputs, Plan
+from cumulant.kernels.support import Support
 
 BLOCK = 1 << 18  # scores in a block: 1 MiB in float32
 ROWS = 256
 WHOLE = 2048  # atoms up to which one thread takes them all at once
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What to compute, apart from tensors. Where the values are the atoms, "mean" and "value_trace" are not in it."""
-
-    statistics: frozenset[str]
-    band: Band
-    fused: bool = False  # served by torch's attention kernel instead of the sweep
-
-    @property
-    def outputs(self) -> tuple[str, ...]:
-        return tuple(name for name in OUTPUTS if name in self.statistics)
-
-
-OUTPUTS = ("log_normalizer", "mean", "atom_mean", *STATISTICS[1:])
-
-
-class Inputs(NamedTuple):
-    """Flattened tensors: eta (g, q, d), atoms (g, n, d), values (g, n, e), per_atom (g, n), per_pair (g | 1, q, n), and
-    a Boolean mask (g | 1, q | 1, n); what is absent is None."""
-
-    eta: Tensor
-    atoms: Tensor
-    values: Tensor | None
-    per_atom: Tensor | None
-    per_pair: Tensor | None
-    mask: Tensor | None
-
-    @staticmethod
-    def of(tensors, mask: Tensor | None = None) -> Inputs:
-        """From any five that stand in the places of the differentiable ones."""
-        eta, atoms, values, per_atom, per_pair = tensors
-        return Inputs(eta, atoms, values, per_atom, per_pair, mask)
 
 
 def tiles(groups: int, queries: int, atoms: int) -> tuple[int, int, int]:
@@ -86,14 +50,13 @@ def ranges(total: int, step: int) -> list[slice]:
 # ---------------------------------------------------------------------- forward
 
 
-def sweep(x: Inputs, plan: Plan) -> tuple[list[Tensor], Tensor | None]:
+def sweep(x: Inputs, plan: Plan, columns: Columns) -> tuple[list[Tensor], Tensor | None]:
     """The requested outputs in order, and the index of the best atom where ``max_score`` is wanted."""
     groups, queries, _ = x.eta.shape
     step, rows, cols = tiles(groups, queries, x.atoms.shape[1])
     out = {name: empty_output(x, name) for name in plan.outputs}
     best = x.eta.new_zeros((groups, queries), dtype=torch.int64) if "max_score" in plan.statistics else None
-    columns = Columns.of(x, plan)
-    support = Support(plan.band, x.mask, x.per_atom, x.per_pair)
+    support = x.support(plan.band)
     space = x.eta.new_empty(3, step, rows, cols)
     for heads in ranges(groups, step):
         for strip in ranges(queries, rows):
@@ -110,27 +73,6 @@ def empty_output(x: Inputs, name: str) -> Tensor:
     if name == "mean" and x.values is not None:
         return x.eta.new_empty(groups, queries, x.values.shape[-1])
     return x.eta.new_empty(groups, queries, dim) if name in ("mean", "atom_mean") else x.eta.new_empty(groups, queries)
-
-
-class Columns(NamedTuple):
-    """Per-atom quantities whose means are wanted: squared distances to the centre of the cloud (so that a common offset
-    costs no digits) and finite log weights."""
-
-    names: tuple[str, ...]
-    table: Tensor | None  # (g, n, columns)
-    centre: dict[str, Tensor]  # (g, 1, ·)
-
-    @staticmethod
-    def of(x: Inputs, plan: Plan) -> Columns:
-        found, centre = {}, {}
-        for name, points in (("value_trace", x.values), ("atom_trace", x.atoms)):
-            if name in plan.statistics and points is not None:
-                centre[name] = points.mean(1, keepdim=True) if points.shape[1] else points.new_zeros(1)
-                found[name] = (points - centre[name]).square().sum(-1)
-        if "mean_log_weight" in plan.statistics and x.per_atom is not None and x.per_pair is None:
-            found["mean_log_weight"] = torch.where(x.per_atom == -torch.inf, 0, x.per_atom)
-        table = torch.stack(list(found.values()), -1) if found else None
-        return Columns(tuple(found), table, centre)
 
 
 class Strip:
@@ -167,8 +109,6 @@ class Strip:
             self._keep_best(score, logits, cols)
         variance = None
         if self._needs_scores:
-            if logits is not score:
-                score.clamp_(-1e30, 1e30)
             means["mean_score"], variance = self._score_moments(score, p, spare, means.get("atom_mean"))
         self._merge(top, peak, means, variance, square)
 
@@ -250,6 +190,8 @@ class Strip:
             if name in means:
                 offset = means[points] - self.columns.centre[name][self.heads]
                 means[name] = torch.where(g > -torch.inf, (means[name] - offset.square().sum(-1)).clamp_min(0), 0)
+                if self.columns.single is not None:
+                    means[name] = means[name].masked_fill(self.columns.single[where], 0)
         known = means | {"log_normalizer": g}
         known.setdefault("mean_log_weight", torch.zeros_like(g))
         if self.variance is not None:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+TABLE = 1 << 22  # pairs looked at together, to find out who sees what
+
 
 @dataclass(frozen=True)
 class Band:
@@ -56,14 +58,27 @@ class Band:
 
     def mask(self, rows: slice, cols: slice, device: torch.device) -> Tensor:
         """(rows, cols), True where visible."""
-        t = torch.arange(rows.start, rows.stop, device=device) % self.period + self.offset
-        gap = t[:, None] - torch.arange(cols.start, cols.stop, device=device)
+        return self.visible(
+            torch.arange(rows.start, rows.stop, device=device), torch.arange(cols.start, cols.stop, device=device)
+        )
+
+    def visible(self, rows: Tensor, cols: Tensor) -> Tensor:
+        """(rows, cols) for any choice of row and column numbers, True where visible."""
+        gap = (rows % self.period + self.offset)[:, None] - cols
         seen = torch.ones_like(gap, dtype=torch.bool)
         if self.causal:
             seen = seen & (gap >= 0)
         if self.window is not None:
             seen = seen & (gap.abs() < self.window)
         return seen
+
+    def reached(self, rows: Tensor, atoms: int) -> tuple[Tensor, Tensor]:
+        """The visible keys of each row as a range: the first, and the one after the last."""
+        t = rows % self.period + self.offset
+        first = torch.zeros_like(t) if self.window is None else t - self.window + 1
+        after = t + 1 if self.causal else torch.full_like(t, atoms) if self.window is None else t + self.window
+        first = first.clamp(0, atoms)
+        return first, torch.maximum(after.clamp(0, atoms), first)
 
 
 @dataclass(frozen=True)
@@ -81,8 +96,64 @@ class Support:
     per_pair: Tensor | None = None
 
     @property
-    def empty_rows_possible(self) -> bool:
-        return not (self.band.trivial and self.mask is None and self.per_atom is None and self.per_pair is None)
+    def everything(self) -> bool:
+        """Every query sees every atom, all with the same weight."""
+        return self.band.trivial and self.mask is None and self.per_atom is None and self.per_pair is None
+
+    @property
+    def _dense(self) -> bool:
+        """A table of queries × atoms is among what was given."""
+        return self.per_pair is not None or (self.mask is not None and self.mask.shape[1] != 1)
+
+    def visible(self, heads: slice, rows: Tensor, atoms: int) -> Tensor:
+        """(heads | 1, rows, atoms) for any choice of row numbers, True where a row sees an atom."""
+        seen = self.band.visible(rows, torch.arange(atoms, device=rows.device))[None]
+        if self.per_atom is not None:
+            seen = seen & (self.per_atom[heads, None] > -torch.inf)
+        for table in (self.mask, None if self.per_pair is None else self.per_pair > -torch.inf):
+            if table is not None:
+                part = table[heads if table.shape[0] > 1 else slice(None)]
+                seen = seen & (part[:, rows] if part.shape[1] != 1 else part)
+        return seen
+
+    def seen_atoms(self, queries: int, atoms: int, device: torch.device) -> Tensor:
+        """(groups | 1, atoms), True where some query of the group sees the atom."""
+        every = slice(None)
+        if self._dense:
+            parts = [self.visible(every, rows, atoms).any(1) for rows in self._row_numbers(queries, atoms, device)]
+            return torch.stack(parts).any(0) if parts else torch.zeros(1, atoms, dtype=torch.bool, device=device)
+        seen = torch.zeros(1, atoms, dtype=torch.bool, device=device)
+        if queries:
+            # rows of one period stand side by side, so that their ranges have no holes between them
+            ends = torch.tensor([0, min(queries, self.band.period) - 1], device=device)
+            first, after = self.band.reached(ends, atoms)
+            seen[:, int(first[0]) : int(after[1])] = True
+        return self._weighed_in(seen)
+
+    def _weighed_in(self, seen: Tensor) -> Tensor:
+        """Less the atoms that no query sees by mask or weight, where neither is a table of pairs."""
+        if self.mask is not None:
+            seen = seen & self.mask[:, 0]
+        return seen if self.per_atom is None else seen & (self.per_atom > -torch.inf)
+
+    def row_sums(self, table: Tensor, queries: int) -> Tensor:
+        """(groups, queries, k): for every query the sum of a (groups, atoms, k) table over the atoms it sees."""
+        atoms, device = table.shape[1], table.device
+        if self._dense:
+            parts = [
+                self.visible(slice(None), rows, atoms).to(table.dtype).expand(table.shape[0], -1, -1) @ table
+                for rows in self._row_numbers(queries, atoms, device)
+            ]
+            return torch.cat(parts, 1) if parts else table[:, :0]
+        seen = self._weighed_in(torch.ones(1, atoms, dtype=torch.bool, device=device))
+        total = torch.nn.functional.pad((table * seen[..., None]).cumsum(1), (0, 0, 1, 0))
+        first, after = self.band.reached(torch.arange(queries, device=device), atoms)
+        return total[:, after] - total[:, first]
+
+    @staticmethod
+    def _row_numbers(queries: int, atoms: int, device: torch.device) -> tuple[Tensor, ...]:
+        """Few enough at a time for a table of queries × atoms."""
+        return torch.arange(queries, device=device).split(max(1, TABLE // max(1, atoms))) if queries else ()
 
     def weigh(self, score: Tensor, heads: slice, rows: slice, cols: slice) -> Tensor:
         """score + log weight for one block; the same tensor where nothing is to add."""

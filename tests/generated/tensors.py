@@ -82,4 +82,4 @@ def seeds() -> st.SearchStrategy[int]:
 
 def normal(seed: int, *shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
     """Standard normal numbers that depend on the seed alone."""
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)

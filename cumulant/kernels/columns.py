@@ -1,0 +1,77 @@
+"""Columns beside the values: quantities of an atom alone whose means are wanted, so that one product gives them all.
+
+A trace is formed about one centre c for all rows:   tr Cov_p(v) = Σ p |v − c|² − |m − c|².   The nearer c is to what a
+row sees, the fewer digits the difference costs. So c is the centre of those atoms that are seen at all; rows whose own
+atoms lie many of their own widths away from it are listed in ``far`` for a computation without c, and rows that see
+one atom in ``single``: their trace is 0.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from cumulant.kernels.inputs import Inputs, Plan
+from cumulant.kernels.support import Support
+
+FAR = 100.0  # |centre of a row's atoms − c|² in units of their variance: two digits
+
+
+class Columns(NamedTuple):
+    """Squared distances to the centre, and finite log weights, per atom."""
+
+    names: tuple[str, ...]
+    table: Tensor | None  # (g, n, columns)
+    centre: dict[str, Tensor]  # (g, 1, ·)
+    single: Tensor | None = None  # (g, q)
+    far: Tensor | None = None  # (g, q)
+
+    @staticmethod
+    def of(x: Inputs, plan: Plan) -> Columns:
+        found, centre = {}, {}
+        support = x.support(plan.band)
+        spots = [
+            (name, points)
+            for name, points in (("value_trace", x.values), ("atom_trace", x.atoms))
+            if name in plan.statistics and points is not None
+        ]
+        single, far = None, None
+        for name, points in spots:
+            centre[name] = _centre(x, points, support)
+            apart = points - centre[name]
+            found[name] = apart.square().sum(-1)
+            if not support.everything:
+                single, there = _rows(apart, found[name], support, x.eta.shape[1])
+                far = there if far is None else far | there
+        if "mean_log_weight" in plan.statistics and x.per_atom is not None and x.per_pair is None:
+            found["mean_log_weight"] = torch.where(x.per_atom == -torch.inf, 0, x.per_atom)
+        table = torch.stack(list(found.values()), -1) if found else None
+        return Columns(tuple(found), table, centre, single, far if far is not None and bool(far.any()) else None)
+
+    @property
+    def without_trace(self) -> Tensor | None:
+        """(g, q): rows whose traces do not come from the columns."""
+        return self.single if self.far is None or self.single is None else self.single | self.far
+
+
+def _centre(x: Inputs, points: Tensor, support: Support) -> Tensor:
+    """(g, 1, ·) of the points that some query sees."""
+    if not points.shape[1]:
+        return points.new_zeros(1)
+    if support.everything:
+        return points.mean(1, keepdim=True)
+    seen = support.seen_atoms(x.eta.shape[1], points.shape[1], points.device)[..., None]
+    return (points * seen).sum(1, keepdim=True) / seen.sum(1, keepdim=True).clamp_min(1)
+
+
+def _rows(apart: Tensor, square: Tensor, support: Support, queries: int) -> tuple[Tensor, Tensor]:
+    """Which rows see one atom, and which are far from the centre that ``apart`` is counted from."""
+    table = torch.cat([apart, square[..., None], torch.ones_like(square)[..., None]], -1).double()
+    sums = support.row_sums(table, queries)
+    count = sums[..., -1].round()
+    mean = sums[..., :-1] / count.clamp_min(1)[..., None]
+    distance = mean[..., :-1].square().sum(-1)
+    near = distance <= FAR * (mean[..., -1] - distance)  # false for NaN
+    return count == 1, ~near & (count > 1)

@@ -1,0 +1,141 @@
+"""A request, forwards and backwards: by a fast kernel where that is exact, by the reference on some rows where not.
+
+The fast kernels multiply what a query does not see by its weight 0. That is nothing as long as every product is
+finite, and traces are right as long as rows are near their common centre (see `columns`). Neither is a matter of
+course: padding may hold any bits, and what a query does not see may be 10¹² times larger than all that it sees. So,
+where something is hidden,
+
+    atoms that no query of their group sees are put to 0 if any number is near the edge of the dtype;
+    what is still near it, or not finite, goes to the reference, whose rule holds for every kernel: a query that sees
+    a NaN or an infinity has NaN for every statistic, and for all others it is absent;
+    traces of rows far from the centre are those of the reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from cumulant.kernels import fused
+from cumulant.kernels.columns import Columns
+from cumulant.kernels.inputs import Inputs, Plan
+from cumulant.kernels.pullback import TRACES, pull_back
+from cumulant.kernels.recompute import present, pull_function, reference, rows_at_once
+from cumulant.kernels.streaming import empty_output, sweep
+from cumulant.kernels.support import Band
+
+Gradients = list[Tensor | None]
+
+
+def evaluate(x: Inputs, plan: Plan) -> tuple[list[Tensor], Tensor | None]:
+    """The outputs of the plan in order, and the index of the best atom where ``max_score`` is among them."""
+    x, ordinary = ordinary_inputs(x, plan, 2)
+    if not ordinary:
+        out = {name: empty_output(x, name) for name in plan.outputs}
+        _by_reference(x, plan, None, out)
+        index = x.eta.new_zeros(x.eta.shape[:2], dtype=torch.int64) if "max_score" in plan.statistics else None
+        return list(out.values()), index
+    if plan.fused:
+        return fused.forward(x, plan), None
+    columns = Columns.of(x, plan)
+    out, best = sweep(x, plan, columns)
+    if columns.far is not None:
+        traces = replace(plan, statistics=frozenset(columns.names) & frozenset(TRACES))
+        _by_reference(x, traces, columns.far, dict(zip(plan.outputs, out, strict=True)))
+    return out, best
+
+
+def gradients(
+    x: Inputs, plan: Plan, out: dict[str, Tensor], best: Tensor | None, grad: dict[str, Tensor], needs: tuple[bool, ...]
+) -> Gradients:
+    """Gradients of eta, atoms, values, per_atom and per_pair (None where not needed)."""
+    x, ordinary = ordinary_inputs(x, plan, 3, *grad.values())
+    total: Gradients
+    if not ordinary:
+        total = [t.new_zeros(t.shape) if t is not None and need else None for t, need in zip(x[:5], needs, strict=True)]
+        _add_by_reference(x, plan, None, grad, total)
+        return total
+    if plan.fused:
+        total = fused.backward(x, plan, out, grad)
+        return [g if need else None for g, need in zip(total, needs, strict=True)]
+    columns = Columns.of(x, plan)
+    total = pull_back(x, plan, columns, out, best, grad, needs)
+    if columns.far is not None:
+        _add_by_reference(x, plan, columns.far, {name: grad[name] for name in TRACES if name in grad}, total)
+    return total
+
+
+# ---------------------------------------------------------------------- what is near the edge of the dtype
+
+
+def ordinary_inputs(x: Inputs, plan: Plan, power: int, *more: Tensor) -> tuple[Inputs, bool]:
+    """The inputs without what nobody sees, and whether all products of ``power`` of their numbers are finite; as they
+    are where all is seen, because then nothing is to be kept apart."""
+    support = x.support(plan.band)
+    if support.everything or _finite_products(x, power, more):
+        return x, True
+    unseen = ~support.seen_atoms(x.eta.shape[1], x.atoms.shape[1], x.eta.device)[..., None]
+    x = x._replace(
+        atoms=x.atoms.masked_fill(unseen, 0), values=None if x.values is None else x.values.masked_fill(unseen, 0)
+    )
+    return x, _finite_products(x, power, more)
+
+
+def _finite_products(x: Inputs, power: int, more: tuple[Tensor, ...]) -> bool:
+    given = [t for t in (x.eta, x.atoms, x.values, *more) if t is not None and t.numel()]
+    width = max((t.shape[-1] for t in given if t.ndim > 2), default=1)
+    limit = torch.finfo(x.eta.dtype).max ** (1 / power) / (8 * width)
+    return all(float(torch.linalg.vector_norm(t, torch.inf)) <= limit for t in given)  # false for NaN
+
+
+# ---------------------------------------------------------------------- some rows by the reference
+
+
+def _by_reference(x: Inputs, plan: Plan, chosen: Tensor | None, out: dict[str, Tensor]) -> None:
+    """Write the outputs of the plan for chosen rows (g, q), or for all."""
+    for head, rows in _pieces(x, plan, chosen):
+        part, small = _rows(x, plan, head, rows)
+        for name, value in zip(small.outputs, reference(part, small), strict=True):
+            out[name][head, rows] = value[0]
+
+
+def _add_by_reference(x: Inputs, plan: Plan, chosen: Tensor | None, grad: dict[str, Tensor], total: Gradients) -> None:
+    """Add the gradients of chosen rows (g, q), or of all."""
+    plan = replace(plan, statistics=frozenset(grad))
+    for head, rows in _pieces(x, plan, chosen):
+        part, small = _rows(x, plan, head, rows)
+        incoming = [grad[name][head, rows][None] for name in small.outputs]
+        found = iter(pull_function(part, small)(*present(part), *incoming))
+        for slot, (mine, whole) in enumerate(zip(part[:5], total, strict=True)):
+            piece = None if mine is None else next(found)
+            if piece is not None and whole is not None:
+                at = (head if whole.shape[0] > 1 else 0, rows) if slot in (0, 4) else (head,)
+                whole[at] += piece[0]
+
+
+def _pieces(x: Inputs, plan: Plan, chosen: Tensor | None) -> Iterator[tuple[int, Tensor]]:
+    """Chosen rows, head by head, as many as the reference may hold at once."""
+    every = torch.arange(x.eta.shape[1], device=x.eta.device)
+    for head in range(x.eta.shape[0]):
+        rows = every if chosen is None else every[chosen[head]]
+        if len(rows):
+            yield from ((head, some) for some in rows.split(rows_at_once(x, plan)))
+
+
+def _rows(x: Inputs, plan: Plan, head: int, rows: Tensor) -> tuple[Inputs, Plan]:
+    """The problem of some rows of one head; the band becomes a mask."""
+    one = slice(head, head + 1)
+    mask = x._replace(per_atom=None, per_pair=None).support(plan.band)
+    pair = x.per_pair if x.per_pair is None or x.per_pair.shape[0] == 1 else x.per_pair[one]
+    part = Inputs(
+        x.eta[one, rows],
+        x.atoms[one],
+        None if x.values is None else x.values[one],
+        None if x.per_atom is None else x.per_atom[one],
+        None if pair is None else pair[:, rows],
+        mask.visible(one, rows, x.atoms.shape[1]),
+    )
+    return part, replace(plan, band=Band())

@@ -1,0 +1,49 @@
+"""What every kernel is given: tensors with one group axis, and what to compute of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor
+
+from cumulant.kernels.moments import STATISTICS
+from cumulant.kernels.support import Band, Support
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to compute, apart from tensors. Where the values are the atoms, "mean" and "value_trace" are not in it."""
+
+    statistics: frozenset[str]
+    band: Band
+    fused: bool = False  # served by torch's attention kernel instead of the sweep
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        return tuple(name for name in OUTPUTS if name in self.statistics)
+
+
+OUTPUTS = ("log_normalizer", "mean", "atom_mean", *STATISTICS[1:])
+
+
+class Inputs(NamedTuple):
+    """Flattened tensors: eta (g, q, d), atoms (g, n, d), values (g, n, e), per_atom (g, n), per_pair (g | 1, q, n), and
+    a Boolean mask (g | 1, q | 1, n); what is absent is None."""
+
+    eta: Tensor
+    atoms: Tensor
+    values: Tensor | None
+    per_atom: Tensor | None
+    per_pair: Tensor | None
+    mask: Tensor | None
+
+    @staticmethod
+    def of(tensors, mask: Tensor | None = None) -> Inputs:
+        """From any five that stand in the places of the differentiable ones."""
+        eta, atoms, values, per_atom, per_pair = tensors
+        return Inputs(eta, atoms, values, per_atom, per_pair, mask)
+
+    def support(self, band: Band) -> Support:
+        """Which atoms each query sees, and with what weight."""
+        return Support(band, self.mask, self.per_atom, self.per_pair)
