@@ -27,6 +27,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from cumulant.checks import broadcast, require_alike, require_float, sentence, shape
 from cumulant.kernels import moments
+from cumulant.kernels.autocast import autocast, without_autocast
+from cumulant.kernels.dense import accumulate
 from cumulant.typing import PerQuery, Queries
 
 
@@ -48,13 +50,16 @@ def attention(
     query (*batch, q, d), key (*batch, n, d), value (*batch, n, e). ``attn_mask`` is Boolean (True = attend) or a bias
     of query's dtype, broadcastable to (*batch, q, n); ``is_causal`` aligns the first query with the first key. Unlike
     in torch a value width other than d stays linear in memory. With dropout the weights are no probability, so that
-    torch's own function is called.
+    torch's own function is called. Under torch.autocast arguments and output have its dtype; sums are formed in
+    float32.
 
     >>> import torch
     >>> q, k, v = torch.randn(3, 2, 4, 5, 8, generator=torch.Generator().manual_seed(0))
     >>> torch.allclose(attention(q, k, v), torch.nn.functional.scaled_dot_product_attention(q, k, v), atol=1e-6)
     True
     """
+    query, key, value = autocast(query, key, value)
+    attn_mask = autocast(attn_mask)[0]
     _check_heads(query, key, value, enable_gqa)
     if is_causal and attn_mask is not None:
         advice = "Use attend(..., mask=..., causal=True)."
@@ -64,9 +69,11 @@ def attention(
     if dropout_p > 0:
         given = {"attn_mask": attn_mask, "dropout_p": dropout_p, "is_causal": is_causal, "scale": scale}
         return scaled_dot_product_attention(query, key, value, **given, enable_gqa=enable_gqa)
-    mask, bias = _mask_or_bias(attn_mask, query)
+    mask, bias = _mask_or_bias(attn_mask, query, key)
     support = {"mask": mask, "log_weights": bias, "causal": is_causal, "offset": 0}
-    found = moments(_natural(query, scale), key, value, statistics=("mean",), **support)
+    eta, keys, values = _in_one_precision(query, scale, key, value)
+    with without_autocast(query):
+        found = moments(eta, keys, values, statistics=("mean",), **support)
     assert found.mean is not None
     return found.mean.to(query.dtype)
 
@@ -129,6 +136,9 @@ def attend(
     source_marginal  True: also Σ_i p_ij / q; a tensor (*batch, q): Σ_i π_i p_ij for these weights of the queries
     backend          as in `moments`
 
+    What a query does not see has no influence on it, whatever it holds. Half precision is accumulated and returned in
+    float32; under torch.autocast query, key and value are rounded as for a matrix product.
+
     >>> import torch
     >>> x = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
     >>> found = attend(x, x, causal=True, scale=1.0)
@@ -138,8 +148,26 @@ def attend(
     >>> found.entropy, found.perplexity
     (tensor([0.0000, 0.5822]), tensor([1.0000, 1.7900]))
     """
+    query, key = autocast(query, key)
+    value, log_weights = autocast(value, log_weights)
+    eta, keys, values = _in_one_precision(query, scale, key, value)
+    if log_weights is not None:
+        require_alike("attend.log_weights", require_float("attend.log_weights", log_weights), "query", query)
+        log_weights = accumulate(log_weights)
     support = {"mask": mask, "causal": causal, "offset": offset, "window": window, "log_weights": log_weights}
-    eta = _natural(query, scale)
+    with without_autocast(query):
+        return _attend(eta, keys, values, sink, source_marginal, backend, support)
+
+
+def _attend(
+    eta: Tensor,
+    key: Tensor,
+    value: Tensor | None,
+    sink: float | Tensor | None,
+    source_marginal: bool | Tensor,
+    backend: str,
+    support: dict,
+) -> Attended:
     wanted = ("mean", "entropy", "effective_atoms", "value_trace")
     found = moments(eta, key, value, sink=sink, statistics=wanted, backend=backend, **support)
     assert found.mean is not None
@@ -222,10 +250,21 @@ def _natural(query: Tensor, scale: float | None) -> Tensor:
     if scale is not None and (isinstance(scale, bool) or not isinstance(scale, int | float) or not isfinite(scale)):
         advice = "For one scale per head multiply the queries before the call."
         raise ValueError(sentence("attention.scale", "a finite number or None", scale, advice))
-    return query * (max(1, query.shape[-1]) ** -0.5 if scale is None else scale)
+    return accumulate(query) * (max(1, query.shape[-1]) ** -0.5 if scale is None else scale)
 
 
-def _mask_or_bias(attn_mask: Tensor | None, query: Tensor) -> tuple[Tensor | None, Tensor | None]:
+def _in_one_precision(
+    query: Tensor, scale: float | None, key: Tensor, value: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """η, keys and values in the precision that sums are formed in; they are of one dtype before."""
+    eta = _natural(query, scale)
+    for name, tensor in (("key", key), ("value", value)):
+        if tensor is not None:
+            require_alike(f"attention.{name}", require_float(f"attention.{name}", tensor), "query", query)
+    return eta, accumulate(key), None if value is None else accumulate(value)
+
+
+def _mask_or_bias(attn_mask: Tensor | None, query: Tensor, key: Tensor) -> tuple[Tensor | None, Tensor | None]:
     """SDPA's mask as our mask or our log weights; one bias for all queries is a weight per atom."""
     if attn_mask is None:
         return None, None
@@ -236,7 +275,9 @@ def _mask_or_bias(attn_mask: Tensor | None, query: Tensor) -> tuple[Tensor | Non
     if attn_mask.dtype == torch.bool:
         return attn_mask, None
     require_alike("attention.attn_mask", attn_mask, "query", query)
-    wide = attn_mask.reshape((1,) * (query.ndim - attn_mask.ndim) + attn_mask.shape)
+    wide = accumulate(attn_mask.reshape((1,) * (query.ndim - attn_mask.ndim) + attn_mask.shape))
+    if wide.shape[-1] == 1:
+        wide = wide.expand(*wide.shape[:-1], key.shape[-2])
     return None, wide[..., 0, :] if wide.shape[-2] == 1 else wide
 
 

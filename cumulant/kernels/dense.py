@@ -41,12 +41,14 @@ def dense_moments(
     w = row_weights(log_weights, atoms)
     if w is None:
         score = logits = eta @ atoms.mT  # (*batch, q, n)
+        g, p = normalize(logits)
     else:
         absent = w == -torch.inf
         eta, atoms, values = without_nonfinite(eta, atoms, values, ~absent)
         score = torch.where(absent, 0, eta @ atoms.mT)
         logits = torch.where(absent, -torch.inf, score + w)
-    g, p = normalize(logits)
+        g, p = normalize(logits)
+        p = torch.where(absent, 0, p)  # they are 0; so is now what comes back to them, an infinity included
     mean = p @ values
     atom_mean = mean if values is atoms else p @ atoms
     mean_score = (p * score).sum(-1)
@@ -114,12 +116,13 @@ def _mean_log_weight(p: Tensor, w: Tensor) -> Tensor:
 
 def _trace(p: Tensor, points: Tensor, mean: Tensor) -> Tensor:
     """Σ_n p_n |x_n − m|², centred before squaring so that a common offset costs nothing."""
-    return _average(p, (points[..., None, :, :] - mean[..., :, None, :]).square().sum(-1))  # (*batch, q, n)
+    apart = points[..., None, :, :] - mean[..., :, None, :]  # (*batch, q, n, d)
+    return _average(p, torch.where(p[..., None] == 0, 0, apart).square().sum(-1))
 
 
 def _average(p: Tensor, square: Tensor) -> Tensor:
     """Σ_n p_n s_n; what an absent atom holds is not looked at, because its square may be infinite."""
-    return (p * torch.where(p > 0, square, 0)).sum(-1)
+    return (p * torch.where(p == 0, 0, square)).sum(-1)
 
 
 def _max_score(score: Tensor, logits: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from cumulant.kernels import fused
+from cumulant.kernels.autocast import without_autocast
 from cumulant.kernels.columns import Columns
 from cumulant.kernels.inputs import Inputs, Plan
 from cumulant.kernels.pullback import TRACES, pull_back
@@ -52,6 +53,11 @@ def gradients(
     x: Inputs, plan: Plan, out: dict[str, Tensor], best: Tensor | None, grad: dict[str, Tensor], needs: tuple[bool, ...]
 ) -> Gradients:
     """Gradients of eta, atoms, values, per_atom and per_pair (None where not needed)."""
+    with without_autocast(x.eta):  # in which a backward pass may stand
+        return _gradients(x, plan, out, best, grad, needs)
+
+
+def _gradients(x, plan, out, best, grad, needs) -> Gradients:
     x, ordinary = ordinary_inputs(x, plan, 3, *grad.values())
     total: Gradients
     if not ordinary:

@@ -145,12 +145,13 @@ def reference_product(x: Inputs, vector: Tensor, plan: Plan) -> Tensor:
     """∇²G v with queries × atoms in memory."""
     eta, atoms, bias = x.eta, x.atoms, log_weights_of(x, plan)
     if bias is None:
-        score, slope = eta @ atoms.mT, vector @ atoms.mT
-    else:
+        slope = vector @ atoms.mT
+        _, p = normalize(eta @ atoms.mT)
+    else:  # as in `dense_moments`
         absent = bias == -torch.inf
         eta, atoms, _ = without_nonfinite(eta, atoms, atoms, ~absent)
-        score = torch.where(absent, -torch.inf, eta @ atoms.mT + bias)
         slope = torch.where(absent, 0, vector @ atoms.mT)
-    _, p = normalize(score)
+        _, p = normalize(torch.where(absent, -torch.inf, eta @ atoms.mT + bias))
+        p = torch.where(absent, 0, p)
     slope = p * (slope - (p * slope).sum(-1, keepdim=True))
     return slope @ atoms - slope.sum(-1, keepdim=True) * (p @ atoms)

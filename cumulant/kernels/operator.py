@@ -10,6 +10,7 @@ from torch import Tensor
 
 from cumulant.checks import broadcast, holds, require_alike, require_float, sentence, shape
 from cumulant.kernels import fused
+from cumulant.kernels.autocast import autocast, without_autocast
 from cumulant.kernels.compiled import compiled_stream
 from cumulant.kernels.dense import accumulate
 from cumulant.kernels.fisher import FisherProduct, reference_product
@@ -55,8 +56,11 @@ def moments(
     backend      "dense" (reference), "streaming" (blocks, every statistic), "fused" (torch's attention kernel), "auto"
     statistics   names of `Moments` fields, "entropy", "effective_atoms"; G always comes. "all" is every field.
 
-    A row without atoms has G = −inf, zero statistics and zero gradient. Half precision is accumulated and returned in
-    float32. Differentiable twice in eta, atoms, values and log_weights, through every statistic.
+    A row without atoms has G = −inf, zero statistics and zero gradient. An atom that a query does not see is absent for
+    it, whatever it holds; a query that sees a NaN or an infinity among atoms of which some are hidden from some query
+    has NaN for every statistic. Half precision is accumulated and returned in float32; under torch.autocast arguments
+    are rounded as for a matrix product. Differentiable twice in eta, atoms, values and log_weights, through every
+    statistic.
 
     >>> import torch
     >>> q, k, v = torch.randn(3, 2, 8, 100, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -66,13 +70,16 @@ def moments(
     >>> bool(m.entropy[0, 0, 0].abs() < 1e-12)          # the first token sees only itself
     True
     """
+    eta, atoms = autocast(eta, atoms)
+    values, log_weights = autocast(values, log_weights)
     request = _Request(eta, atoms, values, log_weights, mask, causal, window, offset)
     wanted = _wanted(statistics, values is not None)
-    x, band = request.flatten()
-    plan = Plan(_closure(wanted, x), band)
-    out = _compute(x, plan, _choose(backend, x, plan))
-    record = _record(request, x, out)
-    return record if sink is None else add_sink(record, sink, request.single)
+    with without_autocast(eta):
+        x, band = request.flatten()
+        plan = Plan(_closure(wanted, x), band)
+        out = _compute(x, plan, _choose(backend, x, plan))
+        record = _record(request, x, out)
+        return record if sink is None else add_sink(record, sink, request.single)
 
 
 def fisher_product(
@@ -96,6 +103,8 @@ def fisher_product(
     >>> fisher_product(torch.zeros(1, 1), x, torch.ones(1, 1))
     tensor([[0.2500]])
     """
+    eta, atoms, vector = autocast(eta, atoms, vector)
+    log_weights = autocast(log_weights)[0]
     if backend not in ("auto", "dense", "streaming"):
         got = repr(backend)
         raise ValueError(sentence("fisher_product.backend", "one of auto, dense, streaming", got, "Pick one."))
@@ -107,10 +116,11 @@ def fisher_product(
         expected = f"the shape of eta {shape(eta)}"
         raise ValueError(sentence("fisher_product.vector", expected, shape(vector), "One direction per query."))
     v = request.rows(vector[None] if vector.ndim == 1 else vector)
-    if backend == "dense" or (backend == "auto" and _scores(x) <= SMALL):
-        out = reference_product(x, v, plan)
-    else:
-        out = FisherProduct.apply(x.eta, x.atoms, x.per_atom, x.per_pair, x.mask, v, plan)
+    with without_autocast(eta):
+        if backend == "dense" or (backend == "auto" and _scores(x) <= SMALL):
+            out = reference_product(x, v, plan)
+        else:
+            out = FisherProduct.apply(x.eta, x.atoms, x.per_atom, x.per_pair, x.mask, v, plan)
     return request.unflatten(out)
 
 
@@ -268,7 +278,7 @@ class _Request:
                 got = m.dtype if isinstance(m, Tensor) else type(m).__name__
                 advice = "Pass True where a query may attend; additive biases go into log_weights."
                 raise TypeError(sentence("moments.mask", "a Boolean tensor", got, advice))
-            if m.ndim < 1 or m.shape[-1] != n or (m.ndim > 1 and m.shape[-2] not in (1, eta.shape[-2])):
+            if m.ndim < 1 or m.shape[-1] not in (1, n) or (m.ndim > 1 and m.shape[-2] not in (1, eta.shape[-2])):
                 expected = f"broadcastable to (*batch, q={eta.shape[-2]}, n={n})"
                 raise ValueError(sentence("moments.mask", expected, shape(m), "Match the last two axes."))
 
@@ -370,7 +380,8 @@ class _Request:
     def _mask(self) -> Tensor | None:
         if self.mask is None:
             return None
-        return self._pairs(self.mask[None] if self.mask.ndim == 1 else self.mask)
+        mask = self.mask.expand(*self.mask.shape[:-1], self.atoms.shape[-2])
+        return self._pairs(mask[None] if mask.ndim == 1 else mask)
 
     def _pairs(self, table: Tensor) -> Tensor:
         """(*batch, q, n) → (g, q, n), or (1, q, n) where all groups share it."""
