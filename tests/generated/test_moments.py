@@ -360,7 +360,7 @@ def test_gradients_are_those_of_the_definition(case: Request) -> None:
         assert gradient.dtype == leaves[name].dtype
         error = np.abs(gradient.double().numpy() - expected[name])
         known = size[name] < 1e-9 * LARGEST[case.dtype]  # elsewhere numbers near the end of the dtype are seen
-        known = known & (np.abs(expected[name]) < torch.finfo(case.torch_dtype).max / 2)
+        known = known & (np.abs(expected[name]) + rounding(case) * size[name] < torch.finfo(case.torch_dtype).max / 2)
         assert np.all((error <= slack * size[name]) | ~known), (name, np.nanmax(error[known]), size[name])
 
 
