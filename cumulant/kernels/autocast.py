@@ -1,4 +1,4 @@
-"""Mixed precision: what torch.autocast does to the operands of a matrix product, done to ours."""
+"""Mixed precision: what torch.autocast does to the operands of a matrix product or of a loss, done to ours."""
 
 from __future__ import annotations
 
@@ -22,8 +22,31 @@ def autocast(*tensors: T) -> tuple[T, ...]:
     return tuple(_cast(t) for t in tensors)
 
 
+def autocast_float32(*tensors: T) -> tuple[T, ...]:
+    """The tensors as torch.autocast would hand them to a loss: unchanged outside of it; inside, half precision in
+    float32.
+
+    >>> import torch
+    >>> with torch.autocast("cpu", dtype=torch.bfloat16):
+    ...     [t.dtype for t in autocast_float32(torch.ones(1).half(), torch.ones(1, dtype=torch.float64))]
+    [torch.float32, torch.float64]
+    """
+    return tuple(_widen(t) for t in tensors)
+
+
+def without_autocast(tensor: Tensor) -> torch.autocast:
+    """A context whose matrix products are those of the operands' own dtype: sums stay in float32 once they are."""
+    return torch.autocast(tensor.device.type, enabled=False)
+
+
 def _cast(tensor: T) -> T:
     if not isinstance(tensor, Tensor) or not tensor.is_floating_point() or tensor.dtype == torch.float64:
         return tensor
     kind = tensor.device.type
     return tensor.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else tensor
+
+
+def _widen(tensor: T) -> T:
+    if not isinstance(tensor, Tensor) or tensor.dtype not in (torch.float16, torch.bfloat16):
+        return tensor
+    return tensor.float() if torch.is_autocast_enabled(tensor.device.type) else tensor
