@@ -88,11 +88,11 @@ def info_nce(
         options = (temperature, symmetric, exclude_self, positives, reduction, gradients)
         return sharded_info_nce(ranks, query, key, *options)
     target = target_of(positives, query, m, exclude_self)
-    eta = accumulate(query) / positive_temperature(where, temperature, query)
-    counts = positives_of(target, m, exclude_self)
+    counts, rows = positives_of(target, m, exclude_self), accumulate(query)
     sides = [counts.row_counts, counts.column_counts] if symmetric else [counts.row_counts]
     if target.dtype == torch.bool and not symmetric:
-        eta = without(eta, counts.row_counts == 0)
+        rows = without(rows, counts.row_counts == 0)
+    eta = rows / positive_temperature(where, temperature, query)
     weight = None if reduction == "none" else torch.cat([weights_of(c, reduction, eta) for c in sides]) / len(sides)
     plan = Plan(exclude_self=exclude_self, two_sided=symmetric)
     value = losses(eta, accumulate(key), target, plan, weight=weight).value
@@ -127,21 +127,22 @@ def nt_xent(
     if view1.shape != view2.shape:
         expected = f"shape {shape(view1)} as view1"
         raise ValueError(sentence("nt_xent.view2", expected, shape(view2), "Row i of both views shows the same thing."))
-    points = torch.cat([view1, view2])
+    points = accumulate(torch.cat([view1, view2]))  # before it is used twice: two gradients meet in float32
     other = torch.arange(len(points), device=points.device).roll(len(view1))
     if group is not None:
         ranks = group if isinstance(group, Ranks) else Ranks(group)
         other = other + first_row("nt_xent", ranks, len(points))
         group = ranks
-    return info_nce(
-        *(points, points),
-        temperature=temperature,
-        exclude_self=True,
-        positives=other,
-        reduction=reduction,
-        group=group,
-        gradients=gradients,
-    )
+    with without_autocast(points):
+        return info_nce(
+            *(points, points),
+            temperature=temperature,
+            exclude_self=True,
+            positives=other,
+            reduction=reduction,
+            group=group,
+            gradients=gradients,
+        )
 
 
 class Parts(NamedTuple):

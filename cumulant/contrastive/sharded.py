@@ -45,9 +45,10 @@ def sharded_info_nce(
     scale = ranks.spread(scale) if isinstance(scale, Tensor) else scale
     if gradients == "mean":
         query, key = ranks.averaged(query), ranks.averaged(key)
-    eta = accumulate(query) / scale
+    rows = accumulate(query)
     if target.dtype == torch.bool and not symmetric:
-        eta = without(eta, positives_of(target, sum(lengths), False).row_counts == 0)
+        rows = without(rows, positives_of(target, sum(lengths), False).row_counts == 0)
+    eta = rows / scale
     sides = [ring_rows(ranks, eta, accumulate(key), target, lengths, exclude_self)]
     if symmetric:
         if positives is not None:

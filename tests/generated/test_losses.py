@@ -31,10 +31,11 @@ GARBAGE = {"zero": 0.0, "nan": math.nan, "inf": math.inf, "huge": 1e200}
 
 
 class Lines(NamedTuple):
-    """Of every line: loss, log-normalizer, and the slopes of each loss in its scores with a bound on their size."""
+    """Of every line: loss, log-normalizer, p, and the slopes of each loss in its scores with a bound on their size."""
 
     loss: np.ndarray
     log_normalizer: np.ndarray
+    p: np.ndarray
     slope: np.ndarray
     size: np.ndarray
 
@@ -52,11 +53,11 @@ def lines(s: np.ndarray, table: np.ndarray, *, smoothing: float = 0.0, z: float 
     with np.errstate(invalid="ignore"):
         distance = np.where(target > 0, -target * shifted, 0).sum(1)
     finite = np.where(absent, 0, g)
-    loss = np.where(absent, 0, distance + np.log(np.where(empty, 1, mass)) + z * finite**2)
+    loss = np.where(absent, 0, distance + np.log(np.where(empty, 1, mass)) + (z * finite**2 if z else 0))
     p = np.exp(shifted) / np.where(empty, 1, mass)[:, None]
     present = ~absent[:, None]
     slope = np.where(present, (1 + 2 * z * finite)[:, None] * p - target, 0)
-    return Lines(loss, g, slope, np.where(present, (1 + 2 * z * (1 + np.abs(finite)))[:, None] * p + target, 0))
+    return Lines(loss, g, p, slope, np.where(present, (1 + 2 * z * (1 + np.abs(finite)))[:, None] * p + target, 0))
 
 
 def weights(count: np.ndarray, reduction: str, probe: np.ndarray) -> np.ndarray:
@@ -122,7 +123,7 @@ def exponents(dtype: str, exact: bool) -> st.SearchStrategy[int]:
     """Exact cases go to where scores of 16 terms nearly overflow, others as far as rounding leaves something to see."""
     if not exact:
         return st.integers(-3, 1)
-    return st.sampled_from([0, 0, 1, 3, {"float16": 13, "float64": 505}.get(dtype, 57)])
+    return st.sampled_from([0, 0, 1, 3, {"float16": 13, "float64": 490}.get(dtype, 52)])
 
 
 # ---------------------------------------------------------------------- InfoNCE
@@ -384,6 +385,7 @@ def built(case: Words) -> Built:
     if case.bias != "none":
         removed = torch.rand(case.words, generator=generator) < {"all": 0.0, "some": 0.4, "nothing": 2.0}[case.bias]
         bias = case.layouts[2].shape(numbers(case.seed + 2, (case.words,), case.exact, 0, dtype))
+        bias = bias if case.exponent <= 3 else 0 * bias  # beside huge scores it would be rounded away
         bias = bias.masked_fill(removed, -torch.inf) if case.layouts[2].shared == "none" else bias
         removed = bias == -torch.inf
     present = (~removed).nonzero()[:, 0] if not removed.all() else torch.arange(case.words)
@@ -440,8 +442,7 @@ def test_linear_cross_entropy_is_that_of_the_definition(case: Words) -> None:
     table = x.targets.reshape(-1, 1).numpy() == np.arange(case.words)
     table[x.ignored] = False
     rows = lines(s, table, smoothing=case.smoothing, z=case.z)
-    exact = case.exact and (x.bias is None or case.exponent in (0, 1, 3))
-    rounding = Rounding.of(dtype, reach * (1 if case.softcap is None else 1 + 1 / case.softcap), case.d, exact)
+    rounding = Rounding.of(dtype, reach * (1 if case.softcap is None else 1 + 1 / case.softcap), case.d, case.exact)
     probe = normal(case.seed + 3, len(h)).reshape(case.batch) if case.reduction == "none" else torch.ones(())
     each = weights(table.sum(1), case.reduction, probe.numpy().reshape(-1))
     expected = rows.loss.reshape(case.batch) if case.reduction == "none" else np.asarray((each * rows.loss).sum())
@@ -473,10 +474,8 @@ def test_linear_cross_entropy_is_that_of_the_definition(case: Words) -> None:
         assert not total.requires_grad
         return
     slopes = dict(zip(leaves, torch.autograd.grad(total, [inputs[i] for i in leaves]), strict=True))
-    own = lines(s, np.ones_like(table))
-    p = own.slope + np.where(own.log_normalizer == -np.inf, 0, 1 / case.words)[:, None]
-    slope = (each[:, None] * rows.slope + on_g[:, None] * p) * cap_slope
-    size = np.abs(each)[:, None] * rows.size + np.abs(on_g)[:, None] * p
+    slope = (each[:, None] * rows.slope + on_g[:, None] * rows.p) * cap_slope
+    size = np.abs(each)[:, None] * rows.size + np.abs(on_g)[:, None] * rows.p
     slope[:, x.removed], size[:, x.removed] = 0, 0
     relative = rounding.slopes(len(h) + case.words)
     if 0 in slopes:
@@ -488,7 +487,11 @@ def test_linear_cross_entropy_is_that_of_the_definition(case: Words) -> None:
         gradient_near(slopes[2], slope.sum(0), relative * size.sum(0), rounding, "bias")
 
 
-@holds_for(vocabularies().map(lambda c: replace(c, batch=(7,), words=min(c.words, 63))), examples=25)
+def small(case: Words) -> Words:
+    return replace(case, batch=(7,), words=min(case.words, 63), exponent=min(case.exponent, 3))
+
+
+@holds_for(vocabularies().map(small), examples=25)
 def test_what_is_absent_does_not_change_a_bit_of_first_or_second_derivatives(case: Words) -> None:
     x = built(case)
     results = []
