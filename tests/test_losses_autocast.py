@@ -163,7 +163,7 @@ def test_mixed_dtypes_are_refused_outside_of_autocast(name):
 @pytest.mark.parametrize("half", HALVES, ids=str)
 def test_second_derivatives_and_backward_inside_of_autocast_are_summed_in_float32(half):
     """Backward passes called inside: nothing of ours is rounded on the way but what autocast hands over."""
-    q, k = (t.to(half).float().double() for t in (draw(40, 8, seed=0), draw(40, 8, seed=1)))
+    q, k = ((3 * t).to(half).double() for t in (draw(40, 8, seed=0), draw(40, 8, seed=1)))
 
     def second(function: Callable[..., Tensor], dtype: torch.dtype) -> Tensor:
         a, b = (t.to(dtype).requires_grad_() for t in (q, k))
@@ -173,8 +173,8 @@ def test_second_derivatives_and_backward_inside_of_autocast_are_summed_in_float3
     expected = second(lambda a, b: F.cross_entropy(a @ b.T, torch.arange(40)), torch.float64)
     with torch.autocast("cpu", dtype=half):
         found = second(info_nce, torch.float32)
-    # gradients pass the casts in half precision, as torch's own do; sums over 40 rows in it would be 10 × worse
-    assert (found - expected).abs().max() <= 4 * torch.finfo(half).eps * expected.abs().max()
+    # gradients pass the casts in half precision, as torch's own do; products in it would be off by 5 to 7 of these
+    assert (found - expected).abs().max() <= torch.finfo(half).eps * expected.abs().max()
 
 
 def test_float64_is_left_alone_by_autocast_and_not_mixed_with_single():
