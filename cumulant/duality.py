@@ -4,7 +4,8 @@
     F      = −T log Σ e^{−E/T} = ⟨E⟩ − T S                       G with the sign and the unit of an energy   (S3-F1)
     Σq₀ − min_λ Σ q₀ e^{−Mλ} = min{D(p ‖ q₀): p ≥ 0, Mᵀp = 0}    the same without Σp = 1: boosting           (S3-F4)
 
-The dual with a normalised law, maximum entropy, is `cumulant.geometry.maximum_entropy`.
+The dual with a normalised law, maximum entropy, is `cumulant.geometry.maximum_entropy`. Under torch.autocast tables are
+taken in float32, queries and atoms rounded as for a matrix product.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch import Tensor
 from cumulant.checks import broadcast, holds, require_alike, require_finite, require_float, sentence, shape
 from cumulant.geometry import maximum_entropy
 from cumulant.kernels import moments
+from cumulant.kernels.autocast import autocast, autocast_float32, without_autocast
 from cumulant.kernels.dense import accumulate, normalize
 from cumulant.measures import Empirical
 from cumulant.residual import prox
@@ -53,6 +55,7 @@ def free_energy(
     >>> [round(x.item(), 12) for x in found]
     [-0.94815396836, 0.377540668798, 0.662847318579]
     """
+    (energies,), (log_weights,) = autocast_float32(energies), autocast_float32(log_weights)
     e = accumulate(require_float("free_energy.energies", energies))
     if e.ndim == 0 or not holds(e > -torch.inf):  # also false for NaN
         got = shape(e) if e.ndim == 0 else "NaN or -inf"
@@ -91,6 +94,7 @@ def elbo(weights: Tensor, scores: Tensor, log_weights: Tensor | None = None) -> 
     (tensor(1.1931, dtype=torch.float64), tensor(1.3133, dtype=torch.float64))
     """
     q = _law("elbo.weights", weights)
+    (weights, scores), (log_weights,) = autocast_float32(weights, scores), autocast_float32(log_weights)
     require_alike("elbo.scores", require_float("elbo.scores", scores), "weights", weights)
     if scores.ndim == 0 or scores.shape[-1] != q.shape[-1] or not holds(scores < torch.inf):
         expected = f"shape (..., n={q.shape[-1]}) with values below +inf"
@@ -146,15 +150,17 @@ def elbo_gap(
     if single:
         eta, table = eta[None], table[..., None, :]
         log_normalizer = None if log_normalizer is None else log_normalizer[..., None]
+    (eta, atoms), (log_weights,) = autocast(eta, atoms), autocast(log_weights)
     _queries(eta, atoms, log_weights, log_normalizer)
-    if kept is None:
-        gap = _gap_of_weights(eta, atoms, table, log_weights, log_normalizer)
-    elif table.dtype == torch.bool:
-        gap = _gap_of_mask(eta, atoms, table, log_weights, log_normalizer)
-    else:
-        _indices(table, atoms.shape[-2])
-        own = _log_mass_at(eta, atoms, table, log_weights)
-        gap = _difference(_total(eta, atoms, log_weights, log_normalizer), own)
+    with without_autocast(eta):
+        if kept is None:
+            gap = _gap_of_weights(eta, atoms, table, log_weights, log_normalizer)
+        elif table.dtype == torch.bool:
+            gap = _gap_of_mask(eta, atoms, table, log_weights, log_normalizer)
+        else:
+            _indices(table, atoms.shape[-2])
+            own = _log_mass_at(eta, atoms, table, log_weights)
+            gap = _difference(_total(eta, atoms, log_weights, log_normalizer), own)
     if log_normalizer is not None:
         _large_enough(gap, log_normalizer)
     gap = gap.clamp_min(0)
@@ -173,6 +179,7 @@ def generalized_kl(p: Tensor, q: Tensor) -> PerQuery:
     >>> generalized_kl(torch.tensor([2.0, 0.0]), torch.tensor([1.0, 3.0]))            # 2 log 2 − 1 + 3
     tensor(3.3863)
     """
+    p, q = autocast_float32(p, q)
     for name, mass in (("p", p), ("q", q)):
         where = f"generalized_kl.{name}"
         require_alike(where, require_float(where, mass), "p", p)
@@ -238,7 +245,8 @@ def boosting(margins: Tensor, weights: Tensor | None = None) -> Boosting:
     if not used.any():
         zero, code = q.sum(), torch.tensor(int(Status.CONVERGED), dtype=torch.int8, device=m.device)
         return Boosting(m.new_zeros(m.shape[1]), q, zero, zero, torch.ones_like(zero, dtype=torch.bool), code)
-    found = maximum_entropy(-m, q.log())
+    with without_autocast(m):
+        found = maximum_entropy(-m, q.log())
     separable = found.status == Status.OUTSIDE
     if separable:
         p, coefficients = torch.zeros_like(q), _separating(m[used], found.x)

@@ -4,7 +4,8 @@
     ξ⁺  = ξ − ∇E(ξ) = ∇G(βξ)                        one unit step of descent on E; G ascends along it
 
 With the counting measure G(0) = log N, the constant of the paper. Patterns are what you pass: nothing is projected,
-normalised or learned here. Where a state sees no pattern, E = ½|ξ|² and retrieval returns 0.
+normalised or learned here. Where a state sees no pattern, E = ½|ξ|² and retrieval returns 0. Under torch.autocast
+states and patterns are rounded as for attention, and what follows is float32.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from cumulant.checks import broadcast, holds, require_alike, require_float, sentence, shape
 from cumulant.kernels import moments
+from cumulant.kernels.autocast import autocast, autocast_float32, without_autocast
 from cumulant.measures import Empirical
 from cumulant.solve import Damped, Status, fixed_point
 from cumulant.typing import Codes, PerQuery, Queries
@@ -40,8 +42,10 @@ def energy(
     >>> round(energy(torch.tensor([0.5, 0.25], dtype=torch.float64), x).item(), 12)
     0.490939721599
     """
+    state, patterns, log_weights = _rounded(state, patterns, log_weights)
     memory = _Memory(patterns, beta, log_weights, state)
-    return memory.energy(state, memory.measure.log_normalizer(memory.eta(state)))
+    with without_autocast(state):
+        return memory.energy(state, memory.measure.log_normalizer(memory.eta(state)))
 
 
 class Retrieval(NamedTuple):
@@ -89,12 +93,14 @@ def retrieve(
     if not isinstance(gate, int | float):
         got, advice = type(gate).__name__, "One gate serves all states."
         raise TypeError(sentence("retrieve.gate", "a number in (0, 2)", got, advice))
+    state, patterns, log_weights = _rounded(state, patterns, log_weights)
     memory = _Memory(patterns, beta, log_weights, state)
     solver = Damped(gate)
     trace: list[Tensor] = []
 
     def update(x: Tensor) -> Tensor:
-        found = memory.look(x)
+        with without_autocast(x):
+            found = memory.look(x)
         trace.append(memory.energy(x, found.log_normalizer).detach())
         return found.mean  # pyright: ignore[reportReturnType]
 
@@ -270,6 +276,13 @@ def head_class(count: float | Tensor, atoms: int | Tensor) -> Tensor:
 # ---------------------------------------------------------------------- arguments
 
 
+def _rounded(state: Tensor, patterns: Tensor, log_weights: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    """As torch.autocast rounds them; an iteration needs more digits than that, so then held in float32."""
+    state, patterns = autocast_float32(*autocast(state, patterns))
+    (log_weights,) = autocast_float32(*autocast(log_weights))
+    return state, patterns, log_weights
+
+
 class _Memory:
     """Patterns as a measure, with β and the constants of the energy."""
 
@@ -286,7 +299,8 @@ class _Memory:
         else:
             present = present[..., None, :]
         self.largest = present.amax(-1) if patterns.shape[-2] else present.sum(-1)  # M², (*batch, q | 1)
-        mass = self.measure.log_mass
+        with without_autocast(patterns):
+            mass = self.measure.log_mass
         self.log_mass = mass if self.measure.query_rows is not None else mass[..., None]
 
     def eta(self, state: Tensor) -> Tensor:

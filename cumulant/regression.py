@@ -21,6 +21,7 @@ from torch import Tensor
 
 from cumulant.checks import broadcast, holds, require_alike, require_float, sentence, shape
 from cumulant.kernels import moments
+from cumulant.kernels.autocast import autocast, autocast_float32, without_autocast
 from cumulant.kernels.dense import accumulate, normalize
 from cumulant.typing import PerQuery, Queries
 
@@ -65,7 +66,8 @@ def nadaraya_watson(
 
     A query without points has mean 0, variance 0, log density −inf and gradient 0. Differentiable twice in everything,
     the bandwidth included. Distances are taken from the centre of the points, so that a common offset costs nothing;
-    beyond some hundred bandwidths from there float32 loses digits and float64 should be used.
+    beyond some hundred bandwidths from there float32 loses digits and float64 should be used. Under torch.autocast
+    "gaussian" is computed in float32, as torch.cdist is, "dot" from rounded numbers, as attention is.
 
     >>> import torch
     >>> x, y = torch.tensor([[0.0], [1.0], [2.0]]), torch.tensor([[0.0], [1.0], [4.0]])
@@ -74,17 +76,20 @@ def nadaraya_watson(
     """
     if kernel not in KERNELS:
         raise ValueError(sentence("nadaraya_watson.kernel", f"one of {', '.join(KERNELS)}", repr(kernel), "Pick one."))
+    cast = autocast if kernel == "dot" else autocast_float32
+    (query, points, values), (log_weights,) = cast(query, points, values), cast(log_weights)
     _check(query, points, values, log_weights)
     rows, x = accumulate(query[None] if query.ndim == 1 else query), accumulate(points)
     w = None if log_weights is None else accumulate(log_weights)
-    s = _bandwidth(bandwidth, query)
+    s = _bandwidth(cast(bandwidth)[0] if isinstance(bandwidth, Tensor) else bandwidth, query)
     broadcast("nadaraya_watson.bandwidth", s.shape[:-2], query.shape[:-2], points.shape[:-2])
     if kernel == "dot":
         eta, atoms, base = rows / s.square(), x, w
     else:
         eta, atoms, base = _centred(rows, x, w, s)
     statistics = ("mean", "value_trace", "effective_atoms")
-    found = moments(eta, atoms, accumulate(values), log_weights=base, statistics=statistics)
+    with without_autocast(eta):
+        found = moments(eta, atoms, accumulate(values), log_weights=base, statistics=statistics)
     assert found.mean is not None
     assert found.value_trace is not None
     density = _log_density(found.log_normalizer, eta, x, w, s) if kernel == "gaussian" else None
@@ -169,7 +174,8 @@ def random_features(x: Tensor, projection: Tensor, *, log: bool = False) -> Tens
 
         φ_r(x) = exp(⟨ω_r,x⟩ − |x|²/2) / √m,        E ⟨φ(q), φ(k)⟩ = e^{⟨q,k⟩}
 
-    x (*batch, n, d), projection (m, d) → (*batch, n, m); half precision is returned in float32.
+    x (*batch, n, d), projection (m, d) → (*batch, n, m); half precision is returned in float32. Under torch.autocast
+    both are rounded as for a matrix product.
     log  return log φ, which cannot overflow. φ itself does where ⟨ω,x⟩ − |x|²/2 passes 88 in float32, 709 in float64.
 
     >>> import torch
@@ -178,9 +184,12 @@ def random_features(x: Tensor, projection: Tensor, *, log: bool = False) -> Tens
     >>> bool(abs(q @ k - torch.tensor(-0.9).exp()) < 0.01)
     True
     """
+    x, projection = autocast(x, projection)
     _check_projection("random_features", projection, "x", require_float("random_features.x", x))
     wide, directions = accumulate(x), accumulate(projection)
-    exponent = wide @ directions.mT - wide.square().sum(-1, keepdim=True) / 2 - math.log(directions.shape[-2]) / 2
+    with without_autocast(wide):
+        score = wide @ directions.mT
+    exponent = score - wide.square().sum(-1, keepdim=True) / 2 - math.log(directions.shape[-2]) / 2
     return exponent if log else exponent.exp()
 
 
@@ -216,7 +225,7 @@ def approximate_attention(
 
     Computed as two exact attentions, the directions asking the keys and the queries asking the directions, so that no
     feature is ever formed: extreme norms stay finite, and the output is an average of values. A query that sees no key
-    has output 0, log_normalizer −inf and gradient 0.
+    has output 0, log_normalizer −inf and gradient 0. Under torch.autocast all are rounded as for attention.
 
     >>> import torch
     >>> from cumulant.attention import attention
@@ -227,6 +236,7 @@ def approximate_attention(
     True
     """
     where = "approximate_attention"
+    (query, key, value, projection), (log_weights,) = autocast(query, key, value, projection), autocast(log_weights)
     _check_keys(where, query, key, value, log_weights)
     _check_projection(where, projection, "query", query)
     factor = max(1, query.shape[-1]) ** -0.5 if scale is None else float(scale)
@@ -235,11 +245,12 @@ def approximate_attention(
     q, k = math.copysign(root, factor) * q, root * k
     half = k.square().sum(-1) / 2
     w = -half if log_weights is None else accumulate(log_weights) - half
-    told = moments(directions, k, v, log_weights=w, statistics=("mean",))
-    assert told.mean is not None
-    g = told.log_normalizer
-    asked = moments(q, directions.expand(*g.shape, -1), told.mean, log_weights=g, statistics=("mean",))
-    assert asked.mean is not None
+    with without_autocast(q):
+        told = moments(directions, k, v, log_weights=w, statistics=("mean",))
+        assert told.mean is not None
+        g = told.log_normalizer
+        asked = moments(q, directions.expand(*g.shape, -1), told.mean, log_weights=g, statistics=("mean",))
+        assert asked.mean is not None
     total = asked.log_normalizer
     absent = total == -torch.inf
     rest = q.square().sum(-1) / 2 + math.log(directions.shape[-2])

@@ -2,14 +2,17 @@
 
     torchrun --nproc-per-node 2 examples/shared_negatives.py
 
-Two views of scikit-learn's digits, one linear encoder on every rank. `info_nce(..., group=...)` is the loss of the
-whole batch on every rank; gradients of the encoder are partial (each rank used its own rows): sum them, do not average.
+Two views of scikit-learn's digits, one linear encoder in DistributedDataParallel. `info_nce(..., group=...)` is the
+loss of the whole batch on every rank. Gradients of the encoder are partial, as each rank used its own rows, and DDP
+averages them: `gradients="mean"` makes that average the gradient of one process. Where you add gradients up yourself,
+as with `dist.all_reduce(encoder.weight.grad)`, leave it at "sum".
 """
 
 import torch
 import torch.distributed as dist
 from sklearn.datasets import load_digits
 from torch.nn.functional import normalize
+from torch.nn.parallel import DistributedDataParallel
 
 from cumulant.contrastive import info_nce
 
@@ -29,17 +32,16 @@ def train(group, rank: int, ranks: int) -> list[float]:
     images = torch.tensor(load_digits().data) / 16
     torch.manual_seed(0)
     encoder = torch.nn.Linear(images.shape[1], WIDTH, bias=False, dtype=torch.float64)
-    optimizer = torch.optim.Adam(encoder.parameters(), lr=0.01)
+    model = encoder if group is None else DistributedDataParallel(encoder, process_group=group)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     generator, losses = torch.Generator().manual_seed(1), []
     for _ in range(STEPS):
         batch = images[torch.randperm(len(images), generator=generator)[:BATCH]]
         first, second = (view.chunk(ranks)[rank] for view in views(batch, generator))
-        query, key = (normalize(encoder(view), dim=-1) for view in (first, second))
-        loss = info_nce(query, key, temperature=0.1, symmetric=True, group=group)
+        query, key = normalize(model(torch.cat([first, second])), dim=-1).chunk(2)  # DDP: one forward pass a step
+        loss = info_nce(query, key, temperature=0.1, symmetric=True, group=group, gradients="mean")
         optimizer.zero_grad()
         loss.backward()
-        if group is not None:
-            dist.all_reduce(encoder.weight.grad, group=group)
         optimizer.step()
         losses.append(loss.item())
     return losses

@@ -192,6 +192,8 @@ def losses() -> dict[str, float]:
         index = torch.where(index == torch.arange(n), (index + 1) % n, index)
         table = normal(n, n, seed=2) > 0.5
         table[4] = False  # a query without positives
+        odd = query.clone()
+        odd[4] = torch.tensor([torch.nan, torch.inf, 1e30, 0, 1])  # may hold anything
         cases = {
             "own": {},
             "symmetric": {"symmetric": True},
@@ -200,23 +202,24 @@ def losses() -> dict[str, float]:
         }
         cases |= {f"{k}, exclude_self": cases[k] | {"exclude_self": True} for k in ("index", "table")}
         for (name, case), reduction in itertools.product(cases.items(), ("mean", "sum", "none")):
-            whole = [t.clone().requires_grad_() for t in (query, key, tau)]
+            points = odd if "table" in name else query
+            whole = [t.clone().requires_grad_() for t in (points, key, tau)]
             loss = info_nce(*whole[:2], temperature=whole[2], reduction=reduction, **case)
             weight = normal(*loss.shape, dtype=dtype) if reduction == "none" else 1
             (loss * weight).sum().backward()
             mine = {k: deal(v, dim=0) if k == "positives" else v for k, v in case.items()}
-            part = [t.clone().requires_grad_() for t in (deal(query), deal(key), tau)]
+            part = [t.clone().requires_grad_() for t in (deal(points), deal(key), tau)]
             found = info_nce(*part[:2], temperature=part[2], reduction=reduction, group=world, **mine)
             local = deal(weight, dim=0) if reduction == "none" else 1
             (found * local).sum().backward()
             expected = deal(loss, dim=0) if reduction == "none" else loss
             # the slope in τ is a sum over all numbers of the queries: its rounding is judged by what was summed
-            summed = float((whole[0].grad * query).abs().sum() / tau)
+            summed = float((whole[0].grad * points).nan_to_num(0).abs().sum() / tau)
             errors = [gap(expected, found), float((whole[2].grad - part[2].grad).abs()) / max(1.0, summed)]
             errors += [slope_gap(deal(a.grad), b.grad) for a, b in zip(whole[:2], part[:2], strict=True)]
             out[f"info_nce {kind} {name} {reduction}"] = max(errors)
         whole = [t.clone().requires_grad_() for t in (query, key)]
-        part = [deal(t).clone().requires_grad_() for t in (query, key)]
+        part = [deal(t.detach()).clone().requires_grad_() for t in whole]
         loss, found = nt_xent(*whole, temperature=0.3), nt_xent(*part, temperature=0.3, group=Ranks(world, 60))
         loss.backward(), found.backward()
         errors = [slope_gap(deal(a.grad), b.grad) for a, b in zip(whole, part, strict=True)]
@@ -230,16 +233,22 @@ def vocabulary(dtype, kind: str, world) -> dict[str, float]:
     words, d = 11, 5
     hidden, weight, bias = normal(2, 7, d, dtype=dtype), normal(words, d, dtype=dtype), normal(words, dtype=dtype)
     target = torch.arange(14).reshape(2, 7) % words
-    target[0, 2] = -100
+    target[0, 2] = target[1, 3] = -100
+    hidden[0, 2], hidden[1, 3] = torch.nan, torch.inf  # ignored
+    target[target == 1] = 0
+    along = torch.arange(14, dtype=dtype).reshape(2, 7).cos()  # linear, as in `score`
+    fewer, odd = bias.clone(), weight.clone()
+    fewer[1], odd[1] = -torch.inf, torch.nan  # a word that is removed
     for case in ({}, {"z_loss": 0.1}, {"label_smoothing": 0.2}, {"softcap": 3.0}):
         for reduction in ("mean", "sum", "none"):
             arguments = {"reduction": reduction, "return_log_normalizer": True, **case}
-            whole = [t.clone().requires_grad_() for t in (hidden, weight, bias)]
+            atoms, base = (weight, bias) if "label_smoothing" in case else (odd, fewer)
+            whole = [t.clone().requires_grad_() for t in (hidden, atoms, base)]
             loss = linear_cross_entropy(*whole[:2], target, bias=whole[2], **arguments)
-            (loss.loss.sum() + loss.log_normalizer.cos().sum()).backward()
-            part = [t.clone().requires_grad_() for t in (hidden, deal(weight), deal(bias, dim=0))]
+            (loss.loss.sum() + (loss.log_normalizer * along).sum()).backward()
+            part = [t.clone().requires_grad_() for t in (hidden, deal(atoms), deal(base, dim=0))]
             found = linear_cross_entropy(*part[:2], target, bias=part[2], group=world, **arguments)
-            (found.loss.sum() + found.log_normalizer.cos().sum()).backward()
+            (found.loss.sum() + (found.log_normalizer * along).sum()).backward()
             errors = [gap(a, b) for a, b in zip(loss, found, strict=True)]
             expected = (whole[0].grad, deal(whole[1].grad), deal(whole[2].grad, dim=0))
             errors += [slope_gap(a, b.grad) for a, b in zip(expected, part, strict=True)]

@@ -424,6 +424,145 @@ def test_words_that_are_removed():
     assert torch.isfinite(h.grad).all()
 
 
+# ---------------------------------------------------------------------- what is absent
+
+ANYTHING = [math.nan, math.inf, -math.inf, 1e200]
+
+
+def with_slopes(function, *tensors: Tensor) -> list[Tensor]:
+    inputs = leaves(*tensors)
+    value = function(*inputs)
+    return [value, *torch.autograd.grad(value, inputs)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("garbage", ANYTHING, ids=str)
+def test_an_ignored_position_reaches_nothing(garbage, dtype, small_blocks):
+    """torch's cross_entropy keeps the loss clean, but not the gradients."""
+    h, w, b = (t.to(dtype) for t in (draw(40, 3), draw(70, 3, seed=1), draw(70, seed=2)))
+    targets = torch.arange(40)
+    targets[5:9] = -100
+    odd, kept = h.clone(), targets >= 0
+    odd[5:9] = torch.finfo(dtype).max if garbage == 1e200 else garbage  # finite, but not its scores
+
+    def loss(h, w, b, targets=targets, **options):
+        return linear_cross_entropy(h, w, targets, bias=b, z_loss=0.1, label_smoothing=0.1, **options)
+
+    found = with_slopes(loss, odd, w, b)
+    expected = with_slopes(lambda h, w, b: loss(h, w, b, targets[kept]), h[kept], w, b)
+    close(found[0], expected[0], 1e-6 if dtype == torch.float32 else 1e-12)
+    close(found[1][kept], expected[1], 1e-6)
+    assert not found[1][~kept].any()
+    for mine, theirs in zip(found[2:], expected[2:], strict=True):
+        close(mine, theirs, 1e-6)
+    with_g = with_slopes(lambda *t: loss(*t, return_log_normalizer=True).loss, odd, w, b)
+    for mine, theirs in zip(with_g, found, strict=True):
+        close(mine, theirs, 1e-6)
+    given = loss(odd, w, b, return_log_normalizer=True).log_normalizer
+    assert given[kept].isfinite().all()
+
+
+def test_a_finite_ignored_position_still_has_its_log_normalizer_and_second_derivatives():
+    targets = torch.tensor([0, -100, 3])
+
+    def ours(h, w):
+        found = linear_cross_entropy(h, w, targets, return_log_normalizer=True)
+        return found.loss + found.log_normalizer.square().sum()
+
+    def plain(h, w):
+        s = h @ w.T
+        return F.cross_entropy(s, targets) + torch.logsumexp(s, -1).square().sum()
+
+    same(ours, plain, draw(3, 2), draw(5, 2, seed=1))
+
+
+@pytest.mark.parametrize("garbage", ANYTHING, ids=str)
+@pytest.mark.parametrize("softcap", [None, 2.0])
+def test_a_removed_word_reaches_nothing(garbage, softcap, small_blocks):
+    """Nor under a softcap, which bounds scores, not log weights."""
+    h, w, b = draw(40, 3), draw(70, 3, seed=1), draw(70, seed=2)
+    kept = torch.arange(70) % 7 != 2
+    odd, fewer = w.clone(), b.clone()
+    odd[~kept], fewer[~kept] = garbage, -torch.inf
+    words = kept.nonzero()[:, 0]
+    index = torch.arange(40) % len(words)
+
+    def loss(h, w, b, targets):
+        return linear_cross_entropy(h, w, targets, bias=b, softcap=softcap, z_loss=0.1)
+
+    found = with_slopes(lambda *t: loss(*t, words[index]), h, odd, fewer)
+    expected = with_slopes(lambda *t: loss(*t, index), h, w[kept], b[kept])
+    close(found[0], expected[0])
+    close(found[1], expected[1])
+    for mine, theirs in zip(found[2:], expected[2:], strict=True):
+        close(mine[kept], theirs)
+        assert not mine[~kept].any()
+    first = torch.autograd.grad(loss(*(inputs := leaves(h, odd, fewer)), words[index]), inputs, create_graph=True)
+    second = torch.autograd.grad(sum(g.square().sum() for g in first), inputs)
+    assert all(g.isfinite().all() for g in second)
+
+
+@pytest.mark.parametrize("garbage", ANYTHING, ids=str)
+def test_a_query_without_positives_reaches_nothing(garbage, small_blocks):
+    q, k, t = draw(37, 3), draw(70, 3, seed=1), torch.tensor(0.5, dtype=torch.float64)
+    table = table_of(37, 70)
+    kept = table.any(1)
+    assert not kept.all()
+    odd = q.clone()
+    odd[~kept] = garbage
+    found = with_slopes(lambda q, k, t: info_nce(q, k, temperature=t, positives=table), odd, k, t)
+    expected = with_slopes(lambda q, k, t: info_nce(q, k, temperature=t, positives=table[kept]), q[kept], k, t)
+    close(found[0], expected[0])
+    close(found[1][kept], expected[1])
+    assert not found[1][~kept].any()
+    close(found[2], expected[2])
+    close(found[3], expected[3])
+
+
+def test_a_point_alone_with_itself_reaches_nothing():
+    (z,) = leaves(torch.full((1, 3), torch.nan))
+    loss = info_nce(z, z, exclude_self=True, positives=torch.ones(1, 1, dtype=torch.bool))
+    loss.backward()
+    assert loss == 0
+    assert not z.grad.any()
+
+
+def test_absent_rows_when_compiled_and_under_vmap():
+    h, w, targets = draw(6, 3), draw(9, 3, seed=1), torch.tensor([0, 1, -100, 3, 4, 5])
+    expected = with_slopes(lambda h, w: linear_cross_entropy(h, w, targets), h, w)
+    h[2] = torch.nan
+    compiled = torch.compile(lambda h, w: linear_cross_entropy(h, w, targets), backend="eager")
+    mapped = torch.vmap(torch.func.grad(lambda h, w: linear_cross_entropy(h, w, targets), argnums=(0, 1)))
+    for found in (with_slopes(compiled, h, w)[1:], [g[0] for g in mapped(h[None], w[None])]):
+        for mine, theirs in zip(found, expected[1:], strict=True):
+            close(mine, theirs)
+
+
+# ---------------------------------------------------------------------- the edge of the dtype
+
+
+def test_means_of_huge_scores_do_not_overflow():
+    """Two positives of 2e38 in float32, a vocabulary of scores 1e36: their sums are not finite, their means are."""
+    q, k = torch.full((1, 1), 1e19), torch.full((3, 1), 2e19)
+    assert info_nce(q, k, positives=torch.ones(1, 3, dtype=torch.bool)).item() == pytest.approx(math.log(3))
+    assert info_nce(k, q.expand(3, 1), positives=torch.ones(3, 3, dtype=torch.bool), symmetric=True).item() == (
+        pytest.approx(math.log(3))
+    )
+    h, w = torch.full((1, 1), 1e18), torch.full((1000, 1), 1e18)
+    loss = linear_cross_entropy(h, w, torch.tensor([0]), label_smoothing=0.5)
+    assert abs(loss.item() - math.log(1000)) < 1e-6 * 1e36  # as near as scores of that size are known
+    assert loss.isfinite()
+
+
+def test_two_gradients_of_a_view_meet_in_float32():
+    """A point is query and key at once; in bfloat16 the two halves of its gradient nearly cancel."""
+    views = leaves(draw(100, 1).bfloat16(), draw(100, 1, seed=1).bfloat16())
+    exact = leaves(*(v.detach().double() for v in views))
+    found = torch.autograd.grad(nt_xent(*views, temperature=0.5), views)
+    for mine, theirs in zip(found, torch.autograd.grad(nt_xent(*exact, temperature=0.5), exact), strict=True):
+        assert ((mine - theirs).abs() <= torch.finfo(torch.bfloat16).eps * theirs.abs() + 1e-8).all()
+
+
 def test_one_position():
     h, w = draw(3), draw(5, 3, seed=1)
     close(linear_cross_entropy(h, w, torch.tensor(2)), F.cross_entropy(w @ h, torch.tensor(2)))

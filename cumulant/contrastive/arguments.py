@@ -9,12 +9,19 @@ from cumulant.checks import holds, require_alike, require_float, sentence, shape
 from cumulant.kernels.dense import accumulate
 
 REDUCTIONS = ("mean", "sum", "none")
+GRADIENTS = ("sum", "mean")
 
 
 def known_reduction(where: str, reduction: str) -> None:
     if reduction not in REDUCTIONS:
         expected = f"one of {', '.join(map(repr, REDUCTIONS))}"
         raise ValueError(sentence(f"{where}.reduction", expected, repr(reduction), "Pick one."))
+
+
+def known_gradients(where: str, gradients: str) -> None:
+    if gradients not in GRADIENTS:
+        advice = "DistributedDataParallel averages over ranks: pass 'mean' under it."
+        raise ValueError(sentence(f"{where}.gradients", "'sum' or 'mean'", repr(gradients), advice))
 
 
 def reduce(loss: Tensor, reduction: str) -> Tensor:
@@ -27,6 +34,42 @@ def weights_of(counts: Tensor, reduction: str, like: Tensor) -> Tensor:
     """1 for every line that has positives, divided by their number for a mean."""
     has = (counts > 0).to(like.dtype)
     return has / has.sum().clamp_min(1) if reduction == "mean" else has
+
+
+def without(rows: Tensor, absent: Tensor) -> Tensor:
+    """Zeros in the rows that are absent, with gradient 0: nothing that they hold, NaN included, meets the others."""
+    return rows if _nowhere(absent) else torch.where(absent[:, None], 0, rows)
+
+
+def _nowhere(condition: Tensor) -> bool:
+    """Whether ``condition`` is known to be false everywhere; not where values cannot be read (compiling, vmap)."""
+    if torch.compiler.is_compiling():
+        return False
+    try:
+        return not condition.any()
+    except RuntimeError:
+        return False
+
+
+def may_overflow(rows: Tensor, largest: Tensor) -> Tensor:
+    """(n,): rows that some atom may meet in a score that is infinite or NaN, by Σ_k |η_k| max_j |x_jk|.
+
+    ``largest`` (d,) is that maximum, `largest_of` the atoms.
+    """
+    bound = (rows.detach().abs() * largest).sum(-1)
+    return ~(bound < torch.finfo(rows.dtype).max / 4)  # so also NaN
+
+
+def counted_rows(rows: Tensor, ignored: Tensor, largest: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Rows without those that are ignored, and which these are; with ``largest`` only what may overflow goes."""
+    lost = ignored if largest is None else ignored & may_overflow(rows, largest)
+    return without(rows, lost), lost
+
+
+def largest_of(atoms: Tensor) -> Tensor:
+    """max_j |x_jk|: (d,)."""
+    x = atoms.detach()
+    return torch.maximum(x.amax(0), -x.amin(0)) if len(x) else x.sum(0)
 
 
 def matrix_pair(where: str, first: str, a: Tensor, second: str, b: Tensor) -> None:

@@ -10,15 +10,18 @@ from torch import Tensor
 
 from cumulant.checks import sentence, shape
 from cumulant.contrastive.arguments import (
+    known_gradients,
     known_reduction,
     matrix_pair,
     positive_temperature,
     reduce,
     target_of,
     weights_of,
+    without,
 )
 from cumulant.contrastive.sharded import first_row, sharded_info_nce
 from cumulant.kernels import moments
+from cumulant.kernels.autocast import autocast, without_autocast
 from cumulant.kernels.collectives import Group, Ranks
 from cumulant.kernels.dense import accumulate
 from cumulant.kernels.losses import Plan, losses
@@ -35,6 +38,7 @@ def info_nce(
     positives: Tensor | None = None,
     reduction: str = "mean",
     group: Group | Ranks = None,
+    gradients: str = "sum",
 ) -> Tensor:
     """How surely each query finds its key among all keys (InfoNCE; with several positives SupCon, symmetric CLIP).
 
@@ -52,8 +56,14 @@ def info_nce(
                   query and key are then the rows of this rank, the keys of all ranks are candidates, and the loss is
                   that of the whole batch on every rank, with the gradients of one process. positives: None pairs rows
                   of one rank; integers and columns count keys rank after rank; symmetric needs None
+    gradients     how the gradients of an encoder, partial on every rank of a ``group``, are put together: "sum" where
+                  you add them up; "mean" where DistributedDataParallel (DDP) or another average over ranks does, so
+                  that the average is the gradient of one process. The loss is the same, and so is the gradient of the
+                  temperature, which is whole on every rank: leave it to DDP, or as it is, but never add it up
 
-    A query without positives or without candidates has loss 0 and gradient 0.
+    A query without positives or without candidates has loss 0 and gradient 0, and where it is no candidate itself
+    (symmetric), what it holds, NaN included, reaches nothing else. Under torch.autocast query and key are rounded as
+    for a matrix product, sums are formed in float32.
 
     >>> import torch
     >>> x = torch.eye(3, dtype=torch.float64)
@@ -63,8 +73,10 @@ def info_nce(
     tensor([0.3133, 0.6931, 0.3133], dtype=torch.float64)
     """
     where = "info_nce"
+    query, key = autocast(query, key)
     matrix_pair(where, "query", query, "key", key)
     known_reduction(where, reduction)
+    known_gradients(where, gradients)
     n, m = query.shape[0], key.shape[0]
     if (symmetric or exclude_self) and n != m:
         name = "symmetric" if symmetric else "exclude_self"
@@ -73,11 +85,14 @@ def info_nce(
         )
     if group is not None:
         ranks = group if isinstance(group, Ranks) else Ranks(group)
-        return sharded_info_nce(ranks, query, key, temperature, symmetric, exclude_self, positives, reduction)
+        options = (temperature, symmetric, exclude_self, positives, reduction, gradients)
+        return sharded_info_nce(ranks, query, key, *options)
     target = target_of(positives, query, m, exclude_self)
-    eta = accumulate(query) / positive_temperature(where, temperature, query)
-    counts = positives_of(target, m, exclude_self)
+    counts, rows = positives_of(target, m, exclude_self), accumulate(query)
     sides = [counts.row_counts, counts.column_counts] if symmetric else [counts.row_counts]
+    if target.dtype == torch.bool and not symmetric:
+        rows = without(rows, counts.row_counts == 0)
+    eta = rows / positive_temperature(where, temperature, query)
     weight = None if reduction == "none" else torch.cat([weights_of(c, reduction, eta) for c in sides]) / len(sides)
     plan = Plan(exclude_self=exclude_self, two_sided=symmetric)
     value = losses(eta, accumulate(key), target, plan, weight=weight).value
@@ -91,33 +106,43 @@ def nt_xent(
     temperature: float | Tensor = 1.0,
     reduction: str = "mean",
     group: Group | Ranks = None,
+    gradients: str = "sum",
 ) -> Tensor:
     """Each of 2N points looks for its other view among the 2N − 1 other points (NT-Xent, SimCLR).
 
         ℓ_i = G(z_i/τ) − ⟨z_i, z_i'⟩/τ,        G(η) = log Σ_{j≠i} exp⟨η, z_j⟩
 
     view1, view2 (N, d); row i of both shows the same thing. Unit vectors give the cosine form, others are taken as they
-    are. "none" returns (2N,), first view first. With a ``group`` the points of all its processes are candidates (see
-    `info_nce`); both views of a thing are on one rank.
+    are. "none" returns (2N,), first view first. With a ``group`` the points of all its processes are candidates; both
+    views of a thing are on one rank. ``gradients`` is "mean" under DistributedDataParallel (see `info_nce`).
 
     >>> import torch
     >>> x = torch.eye(2, dtype=torch.float64)
     >>> nt_xent(x, x)                                            # log(e + 2) − 1
     tensor(0.5514, dtype=torch.float64)
     """
+    view1, view2 = autocast(view1, view2)
+    known_gradients("nt_xent", gradients)
     matrix_pair("nt_xent", "view1", view1, "view2", view2)
     if view1.shape != view2.shape:
         expected = f"shape {shape(view1)} as view1"
         raise ValueError(sentence("nt_xent.view2", expected, shape(view2), "Row i of both views shows the same thing."))
-    points = torch.cat([view1, view2])
+    points = accumulate(torch.cat([view1, view2]))  # before it is used twice: two gradients meet in float32
     other = torch.arange(len(points), device=points.device).roll(len(view1))
     if group is not None:
         ranks = group if isinstance(group, Ranks) else Ranks(group)
         other = other + first_row("nt_xent", ranks, len(points))
         group = ranks
-    return info_nce(
-        points, points, temperature=temperature, exclude_self=True, positives=other, reduction=reduction, group=group
-    )
+    with without_autocast(points):
+        return info_nce(
+            *(points, points),
+            temperature=temperature,
+            exclude_self=True,
+            positives=other,
+            reduction=reduction,
+            group=group,
+            gradients=gradients,
+        )
 
 
 class Parts(NamedTuple):
@@ -142,12 +167,14 @@ def alignment_uniformity(query: Tensor, key: Tensor, *, temperature: float | Ten
     Parts(alignment=tensor(-2., dtype=torch.float64), uniformity=tensor(2.2395, dtype=torch.float64))
     """
     where = "alignment_uniformity"
+    query, key = autocast(query, key)
     matrix_pair(where, "query", query, "key", key)
     n, m = query.shape[0], key.shape[0]
     if n > m:
         raise ValueError(sentence(f"{where}.key", f"at least {n} rows, one per query", m, "Key i belongs to query i."))
     eta, atoms = accumulate(query) / positive_temperature(where, temperature, query), accumulate(key)
-    log_normalizer = moments(eta, atoms, statistics=()).log_normalizer
+    with without_autocast(eta):
+        log_normalizer = moments(eta, atoms, statistics=()).log_normalizer
     return Parts(-reduce((eta * atoms[:n]).sum(-1), "mean"), reduce(log_normalizer, "mean"))
 
 

@@ -10,6 +10,7 @@ from torch.nn.functional import logsigmoid
 
 from cumulant.checks import broadcast, holds, require_alike, require_float, sentence, shape
 from cumulant.contrastive.arguments import known_reduction, reduce
+from cumulant.kernels.autocast import autocast, autocast_float32, without_autocast
 from cumulant.kernels.dense import accumulate
 from cumulant.measures import Sphere
 
@@ -33,6 +34,8 @@ def nce_loss(
     noise_score      (*batch, k)  s of its k noise samples
     data_log_noise   (*batch)     log p_noise of the data point
     noise_log_noise  (*batch, k)  log p_noise of the noise samples
+
+    Under torch.autocast all are taken in float32, as binary_cross_entropy_with_logits takes its logits.
 
     >>> import torch
     >>> zero = torch.zeros(1, 2, dtype=torch.float64)
@@ -63,7 +66,8 @@ def sgns_loss(center: Tensor, context: Tensor, negatives: Tensor, *, reduction: 
 
     NCE without its correction: at the optimum ⟨c,o⟩ is the pointwise mutual information minus log k, no log-density.
 
-    center, context (*batch, d), negatives (*batch, k, d).
+    center, context (*batch, d), negatives (*batch, k, d). Under torch.autocast they are rounded as for a matrix
+    product, sums are formed in float32.
 
     >>> import torch
     >>> c = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
@@ -71,6 +75,7 @@ def sgns_loss(center: Tensor, context: Tensor, negatives: Tensor, *, reduction: 
     tensor(0.6265, dtype=torch.float64)
     """
     known_reduction("sgns_loss", reduction)
+    center, context, negatives = autocast(center, context, negatives)
     for name, tensor in {"center": center, "context": context, "negatives": negatives}.items():
         require_float(f"sgns_loss.{name}", tensor)
         require_alike(f"sgns_loss.{name}", tensor, "center", center)
@@ -83,7 +88,8 @@ def sgns_loss(center: Tensor, context: Tensor, negatives: Tensor, *, reduction: 
     broadcast("sgns_loss", center.shape[:-1], context.shape[:-1], negatives.shape[:-2])
     c = accumulate(center)
     true = (c * accumulate(context)).sum(-1)
-    drawn = (accumulate(negatives) @ c[..., None])[..., 0]
+    with without_autocast(c):
+        drawn = (accumulate(negatives) @ c[..., None])[..., 0]
     return reduce(-logsigmoid(true) - logsigmoid(-drawn).sum(-1), reduction)
 
 
@@ -122,19 +128,23 @@ def vmf_nll(x: Tensor, eta: Tensor, *, reduction: str = "mean") -> Tensor:
     x    (*batch, d) unit vectors
     eta  (*batch, d) natural parameters; leading axes broadcast
 
+    Under torch.autocast both are taken in float32, as cosine_embedding_loss takes its vectors.
+
     >>> import torch
     >>> x = torch.tensor([[0.0, 0.0, 1.0]], dtype=torch.float64)
     >>> vmf_nll(x, 2 * x)                                        # log(sinh 2 / 2) − 2
     tensor(-1.4048, dtype=torch.float64)
     """
     known_reduction("vmf_nll", reduction)
-    require_alike("vmf_nll.eta", require_float("vmf_nll.eta", eta), "x", require_float("vmf_nll.x", x))
+    slack = 8 * torch.finfo(require_float("vmf_nll.x", x).dtype).eps ** 0.5
+    x, eta = autocast_float32(x, require_float("vmf_nll.eta", eta))
+    require_alike("vmf_nll.eta", eta, "x", x)
     if x.ndim == 0 or eta.ndim == 0 or x.shape[-1] != eta.shape[-1] or x.shape[-1] == 0:
         raise ValueError(sentence("vmf_nll.eta", f"the last axis of x {shape(x)}", shape(eta), "Both are (*batch, d)."))
     broadcast("vmf_nll", x.shape[:-1], eta.shape[:-1])
     point, natural = accumulate(x), accumulate(eta)
     length = torch.linalg.vector_norm(point.detach(), dim=-1)
-    if not holds((length - 1).abs() <= 8 * torch.finfo(x.dtype).eps ** 0.5):
+    if not holds((length - 1).abs() <= slack):
         got = f"lengths from {length.min():.4g} to {length.max():.4g}"
         raise ValueError(sentence("vmf_nll.x", "unit vectors", got, "Call torch.nn.functional.normalize first."))
     return reduce(Sphere(x.shape[-1]).log_normalizer(natural) - (natural * point).sum(-1), reduction)

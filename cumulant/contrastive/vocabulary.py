@@ -8,8 +8,17 @@ import torch
 from torch import Tensor
 
 from cumulant.checks import sentence
-from cumulant.contrastive.arguments import check_vocabulary, in_range, known_reduction, weights_of
+from cumulant.contrastive.arguments import (
+    check_vocabulary,
+    counted_rows,
+    in_range,
+    known_reduction,
+    largest_of,
+    weights_of,
+    without,
+)
 from cumulant.contrastive.sharded import sharded_cross_entropy
+from cumulant.kernels.autocast import autocast
 from cumulant.kernels.collectives import Group, Ranks
 from cumulant.kernels.dense import accumulate
 from cumulant.kernels.losses import Plan, losses
@@ -42,17 +51,23 @@ def linear_cross_entropy(
 
     hidden           (*batch, d)
     weight           (V, d); the atoms of the family
-    targets          (*batch) integers in 0 … V−1, or ``ignore_index``: loss 0, gradient 0, not counted in the mean
-    bias             (V,) log base weights; −inf removes a word
+    targets          (*batch) integers in 0 … V−1, or ``ignore_index``: loss 0, gradient 0, not counted in the mean;
+                     what hidden holds there, NaN included, reaches nothing else
+    bias             (V,) log base weights; −inf removes a word, whatever its weight holds, softcap or not
     z_loss           z, keeps G near 0
     label_smoothing  ε: s_y becomes (1 − ε) s_y + ε · mean of s over the vocabulary, as in torch
     softcap          c: scores become c tanh(s/c). Bounded scores are not linear in h, so this is no exponential family
                      in h: the gradient is not mean − w_y
     reduction        "mean" over positions that are not ignored (0 if all are, where torch has NaN), "sum", or "none"
-    return_log_normalizer   also return G, as `VocabularyLoss`
+    return_log_normalizer   also return G, as `VocabularyLoss`; NaN where an ignored position may have infinite scores
     group            processes that hold parts of the vocabulary: a ProcessGroup, a DeviceMesh, or ``Ranks(group,
                      timeout)``. weight and bias are then the words of this rank, hidden and targets are the same on
-                     every rank, targets count words rank after rank; loss and gradients are those of one process
+                     every rank, targets count words rank after rank; loss and gradients are those of one process.
+                     The gradient of hidden is whole on every rank, so that an encoder may be in
+                     DistributedDataParallel (DDP) as it is; keep weight and bias, which differ by rank, out of it
+
+    Under torch.autocast hidden, weight and bias are rounded as for torch.nn.functional.linear, sums are formed in
+    float32.
 
     >>> import torch
     >>> h, w = torch.tensor([[1.0, 0.0], [0.0, 2.0]], dtype=torch.float64), torch.eye(2, dtype=torch.float64)
@@ -62,30 +77,36 @@ def linear_cross_entropy(
     tensor([1.3133, 2.1269], dtype=torch.float64)
     """
     where = "linear_cross_entropy"
+    (hidden, weight), (bias,) = autocast(hidden, weight), autocast(bias)
     check_vocabulary(hidden, weight, targets, bias)
     known_reduction(where, reduction)
     if not 0 <= label_smoothing <= 1:
         raise ValueError(sentence(f"{where}.label_smoothing", "a number in [0, 1]", label_smoothing, "0 is off."))
     if softcap is not None and not softcap > 0:
         raise ValueError(sentence(f"{where}.softcap", "a positive bound or None", softcap, "None is off."))
-    rows, flat = accumulate(hidden).reshape(-1, hidden.shape[-1]), targets.reshape(-1).long()
+    rows, flat = accumulate(hidden).reshape(targets.numel(), hidden.shape[-1]), targets.reshape(-1).long()
+    atoms, own = accumulate(weight), None if bias is None else accumulate(bias)
+    if own is not None:
+        atoms = without(atoms, own == -torch.inf)
     if group is not None:
         value, log_normalizer = sharded_cross_entropy(
             group if isinstance(group, Ranks) else Ranks(group),
-            *(rows, weight, flat),
-            bias=bias,
+            *(rows, atoms, flat),
+            bias=own,
             ignored=ignore_index,
             z_loss=z_loss,
             smoothing=label_smoothing,
             softcap=softcap,
             reduction=reduction,
+            with_log_normalizer=return_log_normalizer,
         )
     else:
         in_range(f"{where}.targets", flat, weight.shape[0], ignore_index)
+        rows, lost = counted_rows(rows, flat == ignore_index, largest_of(atoms) if return_log_normalizer else None)
         index = torch.where(flat == ignore_index, -1, flat)
         counted = None if reduction == "none" else weights_of(index >= 0, reduction, rows)
         plan = Plan(softcap=softcap, smoothing=label_smoothing, z_loss=z_loss)
-        own = None if bias is None else accumulate(bias)
-        value, log_normalizer = losses(rows, accumulate(weight), index, plan, bias=own, weight=counted)
+        value, log_normalizer = losses(rows, atoms, index, plan, bias=own, weight=counted)
+        log_normalizer = torch.where(lost, torch.nan, log_normalizer)
     loss = value.reshape(targets.shape) if reduction == "none" else value
     return VocabularyLoss(loss, log_normalizer.reshape(targets.shape)) if return_log_normalizer else loss

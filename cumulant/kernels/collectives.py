@@ -71,6 +71,10 @@ class Ranks:
         """Σ over ranks, on every rank."""
         return _Total.apply(x, self)
 
+    def averaged(self, x: Tensor) -> Tensor:
+        """The same tensor; its gradient times the number of ranks, so that their average is the sum over ranks."""
+        return _Averaged.apply(x, self)
+
     # ------------------------------------------------------------------ without
 
     def sum(self, x: Tensor) -> Tensor:
@@ -225,6 +229,18 @@ class _Total(_Alike):
     @staticmethod
     def backward(ctx, grad: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
         return _Spread.apply(grad, ctx.ranks), None
+
+
+class _Averaged(_Alike):
+    """Identity; backwards, times the number of ranks."""
+
+    @staticmethod
+    def forward(x: Tensor, ranks: Ranks) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
+        return grad * ctx.ranks.size, None
 
 
 class _Largest(_Alike):

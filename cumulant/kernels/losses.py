@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from cumulant.checks import sentence
+from cumulant.kernels.autocast import without_autocast
 from cumulant.kernels.dense import normalize
 from cumulant.kernels.strips import LogSum, Side, Tiling, positives_of
 
@@ -56,7 +57,8 @@ def losses(
     """Every ℓ_i, or Σ_i w_i ℓ_i, and G; a row without positives or without atoms has loss 0 and gradient 0.
 
     eta (n, d), atoms (m, d), positives (n,) indices with −1 for none or Boolean (n, m), bias (m,) on one side only,
-    weight as many as there are losses. Differentiable twice in eta, atoms and bias, through both results, and never
+    −inf where an atom is absent, weight as many as there are losses. A row without positives still has its G: what it
+    holds must be finite. Differentiable twice in eta, atoms and bias, through both results, and never
     with n × m numbers in memory.
     """
     wanted = tuple(t is not None and t.requires_grad and torch.is_grad_enabled() for t in (eta, atoms, bias))
@@ -85,6 +87,8 @@ class Sweep:
         self.tiling = Tiling.of(self.n, self.m, eta.shape[1], buffers)
         self.spans = self.tiling.spans()
         self.space = eta.new_empty(buffers, len(self.spans) * self.tiling.rows * self.tiling.cols)
+        self.mean = eta.new_full((self.m,), 1 / max(1, self.m)) if plan.smoothing else None
+        self.removed = bias == -torch.inf if bias is not None and plan.softcap is not None else None
 
     def run(self, weight: Tensor | None, extra: Tensor | None, needs: Needs) -> Swept:
         """Losses, log-normalizers, and the gradients of Σ weight·ℓ + Σ extra·G."""
@@ -97,7 +101,8 @@ class Sweep:
             loss, log_normalizer = self.eta.new_zeros(lines), self.eta.new_full((lines,), -torch.inf)
         else:
             sweep = self._two_sided if self.plan.two_sided else self._one_sided
-            loss, log_normalizer = sweep(weight if any(needs) else None, extra)
+            with without_autocast(self.eta):
+                loss, log_normalizer = sweep(weight if any(needs) else None, extra)
         return Swept(loss, log_normalizer, tuple(g for g in self.gradients if g is not None))
 
     def _one_sided(self, weight: Tensor | None, extra: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -126,7 +131,7 @@ class Sweep:
             columns = columns.plus(LogSum.of(s, 1, self._view(1, strip)))
             sides.append(self._compare(s, strip, positive)[0])
         flat = LogSum(*(part.flatten()[: self.m] for part in columns))
-        side = Side.of(flat, positive / counts.clamp_min(1), counts, self.plan.z_loss)
+        side = Side.of(flat, positive, counts, self.plan.z_loss)
         if weight is not None:
             more = None if extra is None else extra[self.n :]
             on_p, on_t = side.weights(weight[self.n :], more)
@@ -162,6 +167,9 @@ class Sweep:
                 block.diagonal(strip.start - cols.start).fill_(-torch.inf)
         if self.plan.softcap is not None:
             s.div_(self.plan.softcap).tanh_().mul_(self.plan.softcap)
+            if self.removed is not None:
+                for block, cols in self._blocks(s):
+                    block.masked_fill_(self.removed[cols], -torch.inf)
         s[-1, :, self.spans[-1].stop - self.spans[-1].start :] = -torch.inf
         return s
 
@@ -170,19 +178,19 @@ class Sweep:
         return [(s[k, :, : cols.stop - cols.start], cols) for k, cols in enumerate(self.spans)]
 
     def _slope(self, s: Tensor) -> Tensor | None:
-        """The derivative 1 − (s/c)² of the cap."""
+        """The derivative 1 − (s/c)² of the cap; 0 where there is no atom."""
         if self.plan.softcap is None:
             return None
         kept = self.space[1, : s.numel()].view(s.shape)
-        return torch.div(s, self.plan.softcap, out=kept).square_().neg_().add_(1)
+        return torch.div(s, self.plan.softcap, out=kept).clamp_min_(-1).square_().neg_().add_(1)
 
     def _compare(self, s: Tensor, strip: slice, by_column: Tensor | None) -> tuple[Side, LogSum]:
         """The losses of a strip, and the sums of its chunks; ``s`` becomes the softmax of every chunk by itself."""
         counts = self.counts[strip]
-        positive = self.positives.pick(s, strip, self.tiling, by_column) / counts.clamp_min(1)
-        if self.plan.smoothing:
-            total = torch.stack([block.sum(1) for block, _ in self._blocks(s)]).sum(0)
-            positive = (1 - self.plan.smoothing) * positive + self.plan.smoothing / self.m * total
+        positive = self.positives.pick(s, strip, self.tiling, by_column)
+        if self.mean is not None:
+            mean = torch.stack([block @ self.mean[cols] for block, cols in self._blocks(s)]).sum(0)
+            positive = (1 - self.plan.smoothing) * positive + self.plan.smoothing * mean
         chunks = LogSum.of(s, -1, s)
         return Side.of(chunks.joined(), positive, counts, self.plan.z_loss), chunks
 
@@ -326,12 +334,12 @@ def _second_order(inputs: Pulled, vectors, positives: Tensor, plan: Plan, transp
         losses_of = slice(before + part.start, before + part.stop)
         where = (*((every, part) if transposed else (part, every)), every, losses_of, losses_of)
         leaves = Pulled(*(t[w].detach().requires_grad_() for t, w in zip(inputs, where, strict=True)))
-        with torch.enable_grad():
+        with torch.enable_grad(), without_autocast(inputs.eta):
             loss, g = reference(leaves, matrix.dense(part, transposed), plan, transposed, i)
             total = (leaves.weight * loss + leaves.extra * torch.where(g == -torch.inf, 0, g)).sum()
             first = torch.autograd.grad(total, [leaves[k] for k in wanted], create_graph=True, materialize_grads=True)
             along = [(f * vectors[k][where[k]]).sum() for k, f in zip(wanted, first, strict=True)]
-        second = torch.autograd.grad(along, leaves, materialize_grads=True)
+            second = torch.autograd.grad(along, leaves, materialize_grads=True)
         for target, w, piece in zip(totals, where, second, strict=True):
             target[w] += piece
 
@@ -340,7 +348,7 @@ def reference(x: Pulled, positives: Tensor, plan: Plan, transposed: bool, first:
     """ℓ and G of some rows (or columns) by their definitions; ``first`` is the index of row 0."""
     s = x.atoms @ x.eta.T if transposed else x.eta @ x.atoms.T + x.bias
     if plan.softcap is not None:
-        s = plan.softcap * torch.tanh(s / plan.softcap)
+        s = torch.where(x.bias == -torch.inf, -torch.inf, plan.softcap * torch.tanh(s / plan.softcap))
     if plan.exclude_self:
         i, j = (torch.arange(size, device=s.device) for size in s.shape)
         s = s.masked_fill(i[:, None] + first == j, -torch.inf)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from cumulant.kernels.autocast import without_autocast
 from cumulant.kernels.collectives import Ranks
 from cumulant.kernels.losses import Plan, losses
 from cumulant.kernels.sharded_sums import Block, Fields, all_reduced, round_the_ring
@@ -31,24 +32,23 @@ class Row(NamedTuple):
 
 
 def ring_rows(ranks: Ranks, eta: Tensor, atoms: Tensor, target: Tensor, lengths: list[int], exclude_self: bool) -> Row:
-    """Rows (n, d) of this rank against the atoms of all ranks; target (n,) global indices, −1 for none, or (n, Σm)."""
+    """Rows (n, d) of this rank against the atoms of all ranks; target (n,) global indices, −1 for none, or (n, Σm).
 
-    def share(owner: int) -> tuple[Tensor, bool, Tensor]:
-        """The targets among one rank's atoms, whether row i is atom i there, and how many targets each row has."""
-        own = exclude_self and owner == ranks.rank
-        local = part_of(target, sum(lengths[:owner]), lengths[owner])
-        return local, own, positives_of(local, lengths[owner], own).row_counts
+    With exclude_self row i is atom i of this rank, and must not be a target.
+    """
 
     def part(rows: Tensor, block: Block, owner: int) -> Fields:
-        local, own, _ = share(owner)
+        own = exclude_self and owner == ranks.rank
+        local = part_of(target, sum(lengths[:owner]), lengths[owner])
         keys = block[0]
         assert keys is not None
-        found = losses(rows, keys, local, Plan(exclude_self=own))
-        return {"log_normalizer": found.log_normalizer, "positive": _positive(rows, keys, local, own)}
+        with without_autocast(rows):
+            found = losses(rows, keys, local, Plan(exclude_self=own))
+            return {"log_normalizer": found.log_normalizer, "positive": _positive(rows, keys, local, count)}
 
+    count = positives_of(target, sum(lengths), False).row_counts
     found = round_the_ring(ranks, part, eta, (atoms, None, None), lengths)
-    count = sum((share(owner)[2] for owner in range(ranks.size)), torch.zeros(len(eta), device=eta.device))
-    return Row(found["log_normalizer"], found["positive"] / count.clamp_min(1), count)
+    return Row(found["log_normalizer"], found["positive"], count)
 
 
 def vocabulary_rows(
@@ -67,11 +67,13 @@ def vocabulary_rows(
     local = part_of(target, start, len(weight))
 
     def part(rows: Tensor, block: Block, owner: int) -> Fields:
-        found = losses(rows, weight, local, Plan(softcap=softcap), bias=bias)
-        score = _positive(rows, weight, local, False, bias, softcap)
-        if smoothing:
-            every = rows @ weight.sum(0) + (0 if bias is None else bias.sum())
-            score = (1 - smoothing) * score + smoothing / words * every
+        with without_autocast(rows):
+            found = losses(rows, weight, local, Plan(softcap=softcap), bias=bias)
+            score = _positive(rows, weight, local, (local >= 0).long(), bias, softcap)
+            if smoothing:
+                mean = rows @ (weight.T @ weight.new_full((len(weight),), 1 / words))
+                mean = mean if bias is None else mean + (bias / words).sum()
+                score = (1 - smoothing) * score + smoothing * mean
         return {"log_normalizer": found.log_normalizer, "positive": score}
 
     found = all_reduced(ranks, part, hidden, (weight, None, bias))
@@ -90,19 +92,23 @@ def _positive(
     rows: Tensor,
     atoms: Tensor,
     target: Tensor,
-    exclude_self: bool,
+    count: Tensor,
     bias: Tensor | None = None,
     cap: float | None = None,
 ) -> Tensor:
-    """Σ of the scores of each row's positives, straight from the vectors: G − ℓ would lose digits."""
+    """Each row's positives here: the sum of their scores / ``count``, straight from the vectors.
+
+    G − ℓ would lose digits.
+    """
     if target.dtype == torch.bool:
-        table = target.to(rows.dtype)
-        if exclude_self:
-            table = table - torch.diag_embed(table.diagonal())
-        return (rows * (table @ atoms)).sum(-1)
+        share = target.to(rows.dtype) / count.clamp_min(1)[:, None]
+        return (rows * (share @ atoms)).sum(-1)
     found, index = target >= 0, target.clamp_min(0)
     if len(atoms) == 0:
         return torch.zeros_like(rows[:, 0])
     score = (rows * atoms[index]).sum(-1)
     score = score if bias is None else score + bias[index]
-    return torch.where(found, score if cap is None else cap * torch.tanh(score / cap), 0)
+    score = score if cap is None else cap * torch.tanh(score / cap)
+    if bias is not None:
+        score = torch.where(bias[index] == -torch.inf, -torch.inf, score)
+    return torch.where(found, score, 0)

@@ -4,7 +4,8 @@ The matrix T of positives, T_ij = 1 where atom j is what row i should find, come
 table. Both answer the same questions:
 
     row_counts, column_counts   Σ_j T_ij and Σ_i T_ij
-    pick                        Σ_j T_ij s_ij of a strip of scores; Σ_i T_ij s_ij is added to ``by_column``
+    pick                        Σ_j T_ij s_ij / Σ_j T_ij of a strip of scores, 0 without positives; its rows' share of
+                                Σ_i T_ij s_ij / Σ_i T_ij is added to ``by_column``. Divided first: a sum may overflow
     subtract                    s_ij −= T_ij (row_i + column_j), in place
     dense                       T itself for some rows, or its transpose for some columns
 """
@@ -12,6 +13,7 @@ table. Both answer the same questions:
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -132,11 +134,11 @@ class Index:
     index: Tensor  # (n,) int64
     m: int
 
-    @property
+    @cached_property
     def row_counts(self) -> Tensor:
         return (self.index >= 0).long()
 
-    @property
+    @cached_property
     def column_counts(self) -> Tensor:
         return torch.bincount(self.index[self.index >= 0], minlength=self.m)
 
@@ -150,7 +152,7 @@ class Index:
         j, cells = self._cells(rows, tiling)
         found = torch.where(self.index[rows] >= 0, s[cells], 0)
         if by_column is not None:
-            by_column.index_add_(0, j, found)
+            by_column.index_add_(0, j, found / self.column_counts[j].clamp_min(1))
         return found
 
     def subtract(self, s: Tensor, rows: slice, tiling: Tiling, row: Tensor, column: Tensor | None) -> None:
@@ -171,11 +173,11 @@ class Table:
     table: Tensor  # (n, m)
     exclude_self: bool
 
-    @property
+    @cached_property
     def row_counts(self) -> Tensor:
         return self.table.sum(1) - self._own
 
-    @property
+    @cached_property
     def column_counts(self) -> Tensor:
         return self.table.sum(0) - self._own
 
@@ -191,13 +193,13 @@ class Table:
         return block
 
     def pick(self, s: Tensor, rows: slice, tiling: Tiling, by_column: Tensor | None) -> Tensor:
-        total = s.new_zeros(s.shape[1])
+        mean, counts = s.new_zeros(s.shape[1]), self.row_counts[rows, None].clamp_min(1)
         for chunk, cols in zip(s, tiling.spans(), strict=True):
             found = torch.where(self._block(rows, cols), chunk[:, : cols.stop - cols.start], 0)
-            total += found.sum(1)
             if by_column is not None:
-                by_column[cols] += found.sum(0)
-        return total
+                by_column[cols] += (found / self.column_counts[cols].clamp_min(1)).sum(0)
+            mean += found.div_(counts).sum(1)
+        return mean
 
     def subtract(self, s: Tensor, rows: slice, tiling: Tiling, row: Tensor, column: Tensor | None) -> None:
         for chunk, cols in zip(s, tiling.spans(), strict=True):
