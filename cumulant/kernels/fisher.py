@@ -26,7 +26,7 @@ def fisher_sweep(x: Inputs, vector: Tensor, plan: Plan) -> Tensor:
         found = Pieces(x, 1)
         for heads, rows in strips(x, plan):
             part, small = cut(x, plan, heads, rows)
-            found.add(heads, [], [reference_product(part, vector[heads, rows], small)])
+            found.add(heads, rows, [], [reference_product(part, vector[heads, rows], small)])
         return found.rowwise()[0]
     groups, queries, _ = x.eta.shape
     step, rows, cols = tiles(groups, queries, x.atoms.shape[1])
@@ -102,7 +102,7 @@ class FisherProduct(torch.autograd.Function):
             primal, function = _rows(x, ctx.plan, heads, rows)
             back = torch.func.vjp(function, *primal, vector[heads, rows])[1]
             pieces = back(grad[heads, rows])
-            found.add(heads, pieces[:-1], pieces[-1:])
+            found.add(heads, rows, pieces[:-1], pieces[-1:])
         d_eta, d_atoms, _, d_atom_w, d_pair_w = found.inputs()
         return d_eta, d_atoms, d_atom_w, d_pair_w, None, found.rowwise()[0], None
 
@@ -117,7 +117,7 @@ class FisherProduct(torch.autograd.Function):
             primal = tuple(t.contiguous() for t in (*primal, vector[heads, rows]))
             moving = [*present(part_of(tangents, heads, rows), x), None if d_vector is None else d_vector[heads, rows]]
             moving = tuple(or_zeros(t, p) for t, p in zip(moving, primal, strict=True))
-            found.add(heads, [], [torch.func.jvp(function, primal, moving)[1]])
+            found.add(heads, rows, [], [torch.func.jvp(function, primal, moving)[1]])
         return found.rowwise()[0]
 
     @staticmethod

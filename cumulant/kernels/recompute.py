@@ -18,6 +18,7 @@ from cumulant.kernels.moments import STATISTICS
 from cumulant.kernels.streaming import ranges
 from cumulant.kernels.support import block
 
+SHARED = (1, 2, 3)  # slots that all rows share: atoms, values, per_atom
 STRIP = 1 << 17  # scores held at once, in each of some sixty temporaries of a second derivative
 
 
@@ -47,7 +48,7 @@ def push_forward(x: Inputs, plan: Plan, tangents: Inputs) -> list[Tensor]:
         vector = tuple(
             or_zeros(t, p) for t, p in zip(present(part_of(tangents, heads, rows), part), primal, strict=True)
         )
-        found.add(heads, [], torch.func.jvp(function, primal, vector)[1])
+        found.add(heads, rows, [], torch.func.jvp(function, primal, vector)[1])
     return found.rowwise()
 
 
@@ -61,7 +62,7 @@ def second_order(x: Inputs, plan: Plan, grads: list[Tensor], incoming: list[Tens
         vectors = present(part_of(Inputs.of(incoming), heads, rows), part)
         back = torch.func.vjp(pull, *primal, *gs)[1]
         pieces = back(tuple(or_zeros(v, p) for v, p in zip(vectors, primal, strict=True)))
-        found.add(heads, pieces[: len(primal)], pieces[len(primal) :])
+        found.add(heads, rows, pieces[: len(primal)], pieces[len(primal) :])
     return [*found.inputs(), *found.rowwise()]
 
 
@@ -78,63 +79,74 @@ def push_pullback(
         vectors += [None if t is None else t[heads, rows] for t in moving]
         whole = (*primal, *gs)
         vector = tuple(or_zeros(v, p) for v, p in zip(vectors, whole, strict=True))
-        found.add(heads, torch.func.jvp(pull, whole, vector)[1], [])
+        found.add(heads, rows, torch.func.jvp(pull, whole, vector)[1], [])
     return found.inputs()
 
 
 class Pieces:
-    """Results of strips put together again without writing in place, so that vmap may stand outside.
+    """Results of strips put together again.
 
-    What belongs to rows (eta, per_pair, outputs) is kept strip by strip; what all rows share (atoms, values, per_atom)
-    is summed at once, head by head, so that nothing but the answer is held.
+    What belongs to rows (eta, per_pair, outputs) is written into its place; what all rows share (atoms, values,
+    per_atom) is summed. Both go into tensors that were there before the first strip: small results kept among the large
+    temporaries of a strip leave holes in memory that nothing fits into, and what is held grows like queries × atoms.
+    Under a transform of torch.func nothing may be written in place; there pieces are kept.
     """
 
     def __init__(self, x: Inputs, outputs: int):
         self.x = x
         self.slots = [i for i in range(5) if x[i] is not None]
-        self.rows: dict[int, list[list[Tensor]]] = {}  # slot (outputs from 5 on) → head → pieces
-        self.sums: dict[int, list[Tensor]] = {}  # slot → head → sum
         self.outputs = range(5, 5 + outputs)
-        self.head = -1
+        self.whole: dict[int, Tensor] = {}  # slot (outputs from 5 on) → the answer, where it can be written
+        self.kept: dict[int, list[tuple[int, int, Tensor]]] = {}  # slot → head, first row, piece, where it cannot
 
-    def add(self, heads: slice, inputs, outputs) -> None:
-        fresh = heads.start != self.head
-        self.head = heads.start
+    def add(self, heads: slice, rows: slice, inputs, outputs) -> None:
         slots = [*(self.slots if len(inputs) else ()), *(self.outputs if len(outputs) else ())]
         for slot, piece in zip(slots, (*inputs, *outputs), strict=True):
-            if slot in (1, 2, 3):
-                sums = self.sums.setdefault(slot, [])
-                if fresh:
-                    sums.append(piece)
-                else:
-                    sums[-1] = sums[-1] + piece
+            if _transformed(piece):
+                self.kept.setdefault(slot, []).append((heads.start, rows.start, piece))
+                continue
+            if slot not in self.whole:
+                self.whole[slot] = self._empty(slot, piece)
+            whole = self.whole[slot]
+            if slot == 4 and whole.shape[0] == 1:  # one table for all heads
+                whole[:, rows] += piece
+            elif slot in SHARED:
+                whole[heads] += piece
             else:
-                rows = self.rows.setdefault(slot, [])
-                if fresh:
-                    rows.append([])
-                rows[-1].append(piece)
+                whole[heads, rows] = piece
 
-    def _join(self, slot: int) -> Tensor:
-        return torch.cat([torch.cat(head, 1) for head in self.rows[slot]])
+    def _empty(self, slot: int, piece: Tensor) -> Tensor:
+        if slot < 5:
+            return piece.new_zeros(self.x[slot].shape)  # pyright: ignore[reportOptionalMemberAccess]
+        return piece.new_zeros(*self.x.eta.shape[:2], *piece.shape[2:])
+
+    def _joined(self, slot: int) -> Tensor:
+        if slot in self.whole:
+            return self.whole[slot]
+        heads: dict[int, list[Tensor]] = {}
+        for head, _, piece in sorted(self.kept[slot], key=lambda part: part[:2]):
+            heads.setdefault(head, []).append(piece)
+        joined = [sum(pieces[1:], pieces[0]) if slot in SHARED else torch.cat(pieces, 1) for pieces in heads.values()]
+        whole = torch.cat(joined)
+        alone = slot == 4 and self.x[4].shape[0] == 1  # pyright: ignore[reportOptionalMemberAccess]
+        return whole.sum(0, keepdim=True) if alone else whole
 
     def rowwise(self) -> list[Tensor]:
-        return [self._join(slot) for slot in self.outputs]
+        return [self._joined(slot) for slot in self.outputs]
 
     def inputs(self) -> list[Tensor | None]:
-        total: list[Tensor | None] = [None] * 5
-        for slot in self.slots:
-            whole = torch.cat(self.sums[slot]) if slot in (1, 2, 3) else self._join(slot)
-            shared = slot == 4 and self.x[4].shape[0] == 1  # pyright: ignore[reportOptionalMemberAccess]
-            total[slot] = whole.sum(0, keepdim=True) if shared else whole
-        return total
+        return [self._joined(slot) if slot in self.slots else None for slot in range(5)]
+
+
+def _transformed(tensor: Tensor) -> bool:
+    return torch._C._functorch.is_functorch_wrapped_tensor(tensor)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def untracked(tensors) -> list[Any]:
     """Saved tensors without their history. The recomputation turns gradients on for itself; tensors that still
     require one would have every strip recorded once more, which is queries × atoms. Those of a torch.func transform
     stay: their history is the transform's."""
-    wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # pyright: ignore[reportAttributeAccessIssue]
-    return [t if t is None or wrapped(t) else t.detach() for t in tensors]
+    return [t if t is None or _transformed(t) else t.detach() for t in tensors]
 
 
 def present(x: Inputs, like: Inputs | None = None) -> tuple[Tensor, ...]:
