@@ -20,6 +20,8 @@ from torch import Tensor
 from cumulant.checks import holds, sentence
 from cumulant.filters.records import Filtered
 
+EXCEEDS = 1 + 1e-4  # more than the rounding of single precision
+
 
 class SmootherWarning(RuntimeWarning):
     """An approximate smoother is less certain than its own filter, which then may be nearer the truth."""
@@ -63,16 +65,19 @@ def excess(filtered: Filtered, covariance: Tensor, lengths: Tensor | None = None
     return torch.where(uncertain, torch.maximum(variances, ratios), 1)
 
 
+def exceeds(found: float) -> bool:
+    """Whether an excess is above 1 by more than rounding, or no number."""
+    return not found <= EXCEEDS
+
+
 def warn_of_excess(where: str, filtered: Filtered, covariance: Tensor, lengths: Tensor | None) -> None:
     """A `SmootherWarning` where a sequence has an excess above 1; attributed to the caller of the smoother."""
-    if lengths is not None:
-        lengths = lengths.reshape(filtered.log_likelihood.shape[:-1])
     found = excess(filtered, covariance.detach(), lengths)
     if not found.numel():
         return
     found = found.reshape(-1, found.shape[-1])
     largest = found.amax(-1)
-    fine = largest <= 1 + torch.finfo(found.dtype).eps ** 0.5  # not so where a variance is no number
+    fine = largest <= EXCEEDS  # not so where a variance is no number
     if holds(fine):
         return
     worst = int(torch.where(fine, 0, largest).argmax())

@@ -125,15 +125,23 @@ def smooth(model: SwitchingLinearGaussian, y: Tensor, *, order: int = 2, mask: T
     >>> smooth(walk, torch.tensor([[0.0], [3.0]], dtype=torch.float64)).mean[:, 0]
     tensor([1., 2.], dtype=torch.float64)
     """
+    filtered, smoothed = filter_and_smooth(model, y, order=order, mask=mask)
+    if not is_exact(model, order, y.shape[-2]):
+        lengths = None if mask is None else mask.sum(-1)
+        warn_of_excess(f"smooth.order={order}", filtered, smoothed.covariance, lengths)
+    return smoothed
+
+
+def filter_and_smooth(
+    model: SwitchingLinearGaussian, y: Tensor, *, order: int = 2, mask: Tensor | None = None
+) -> tuple[Filtered, Smoothed]:
+    """The filter that `smooth` begins with and what it returns, for callers who compare them themselves: no warning."""
     require_linear("smooth.model", model)
     require_order("smooth.order", order)
     filtered = gpb(model, y, order=order, mask=mask)
     lengths = None if mask is None else mask.sum(-1).flatten()
     beliefs = paths(model, y, order, lengths) if order > 2 and model.modes > 1 else by_mode(filtered)
-    smoothed = _smoothed(model, filtered, beliefs, lengths)
-    if not _is_exact(model, order, y.shape[-2]):
-        warn_of_excess(f"smooth.order={order}", filtered, smoothed.covariance, lengths)
-    return smoothed
+    return filtered, _smoothed(model, filtered, beliefs, lengths)
 
 
 def kim(model: SwitchingLinearGaussian, filtered: Filtered, *, mask: Tensor | None = None) -> Smoothed:
@@ -159,8 +167,8 @@ def kim(model: SwitchingLinearGaussian, filtered: Filtered, *, mask: Tensor | No
             raise ValueError(sentence("kim.mask", expected, got, "Pass the mask that the filter had."))
         lengths = mask.sum(-1).flatten()
     smoothed = _smoothed(model, filtered, by_mode(filtered), lengths)
-    if not _is_exact(model, 2, filtered.log_likelihood.shape[-1]):
-        warn_of_excess("kim", filtered, smoothed.covariance, lengths)
+    if not is_exact(model, 2, filtered.log_likelihood.shape[-1]):
+        warn_of_excess("kim", filtered, smoothed.covariance, None if mask is None else mask.sum(-1))
     return smoothed
 
 
@@ -313,7 +321,7 @@ def _smoothed(
     return Smoothed(mean, covariance, weights, means, covariances, variance_ratio(filtered, covariance))
 
 
-def _is_exact(model: SwitchingLinearGaussian, order: int, steps: int) -> bool:
+def is_exact(model: SwitchingLinearGaussian, order: int, steps: int) -> bool:
     """Whether no mode is ever forgotten: one mode, one that never changes, or an order above the modes of a path."""
     still = model.transition == torch.eye(model.modes, dtype=model.transition.dtype, device=model.transition.device)
     return model.modes == 1 or order > steps + (model.start == "belief") or holds(still)

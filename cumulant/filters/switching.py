@@ -212,8 +212,10 @@ def _advance(state: FilterState, y: Tensor, observed: Tensor | None) -> tuple[Fi
     predicted = propagator.predict(prior.belief, t, moves=moves)
     belief, log_likelihood = propagator.update(predicted, y, observed, t)
     joint = prior.log_weights + log_likelihood.clamp_min(-(torch.finfo(y.dtype).max ** 0.5))  # an overflow is no NaN
-    evidence = normalize(joint.flatten(0, -2), 0).log_total
-    posterior = Keyed(joint - evidence, belief)
+    top = joint.detach().flatten(0, -2).amax(0)
+    joint = joint - top  # evidence of any size: what is left of large numbers is exact
+    rest = normalize(joint.flatten(0, -2), 0).log_total
+    evidence, posterior = rest + top, Keyed(joint - rest, belief)
     if observed is not None:
         evidence = torch.where(observed.any(0), evidence, 0)  # not the rounding of the weights
     prior = _forget(propagator, prior._replace(belief=propagator.state(predicted)), keys, 1)
