@@ -11,6 +11,7 @@ from cumulant.filters.conjugate import GammaPoisson, SwitchingConjugate
 from cumulant.filters.fitting import Joint, Law, completed, fit
 from cumulant.filters.learning import PARAMETERS, em
 from cumulant.solve import Status
+from tests.generated.test_switching import Case, build
 
 NAN = float("nan")
 FIELDS = ("state_offset", "observation_offset", "initial_mean", "initial_covariance", "initial_modes")
@@ -315,6 +316,24 @@ def test_observations_without_noise_leave_it_positive():
     exactly = em(replace(begin, initial_mean=t([[1.0]]), initial_covariance=0 * one[None]), 0 * y + 1, steps=40, tol=0)
     assert (exactly.model.observation_noise > 0).all()
     assert exactly.log_likelihoods.isfinite().all()
+
+
+@pytest.mark.parametrize("fixed", [(), ("observation", "initial_covariance")])
+def test_rounding_of_a_mode_without_noise_is_no_negative_variance(fixed):
+    """A generated case: em was ended by the refusal of its own process noise of −1e-17."""
+    case = Case(seed=0, modes=2, dim=1, observed=1, steps=2, ranks="none")
+    built = build(case)
+    y = built.observations + t(np.random.default_rng(0).normal(size=(3, 2, 1)))
+    found = em(built.model, y, steps=4, fixed=fixed)
+    assert (found.model.process_noise >= 0).all()
+    assert found.log_likelihood >= found.log_likelihoods[0]
+
+
+def test_models_that_observe_nothing_learn_nothing():
+    begin = model(2, 2, 0)
+    found = em(begin, torch.zeros(3, 4, 0, dtype=torch.float64), steps=2)
+    assert found.log_likelihoods.tolist() == [0.0, 0.0]
+    assert found.status is Status.CONVERGED
 
 
 def test_single_precision():

@@ -234,7 +234,8 @@ def _maximise(
     model: SwitchingLinearGaussian, expected: Expected, y: Tensor, free: set[str], shared: set[str]
 ) -> dict[str, Tensor]:
     """The parameters that are free, by name."""
-    rows = y.reshape(-1, *y.shape[-2:]).mT.permute(2, 0, 1).flatten(0, 1)  # cases, time first
+    count, (steps, m) = y.shape[:-2].numel(), y.shape[-2:]
+    rows = y.reshape(count, steps, m).transpose(0, 1).reshape(steps * count, m)  # cases, time first
     looks = completed(expected.looks, rows, _law(model, "looks", expected.look_times))
     cases = {"moves": (expected.moves, expected.move_times), "looks": (looks, expected.look_times)}
     cases["first"] = expected.first, expected.look_times
@@ -244,6 +245,8 @@ def _maximise(
         roles = dict(zip(names, Law._fields, strict=True))
         made = fit(joint, _law(model, kind, times), *({roles[n] for n in names if n in s} for s in (free, shared)))
         found |= {name: part for name, part in zip(names, made, strict=True) if name in free}
+    for name in {"process_noise", "initial_covariance"} & free:
+        found[name] = _semidefinite(found[name])
     if "observation_noise" in free:
         found["observation_noise"] = _definite(found["observation_noise"], rows)
     if "transition" in free:
@@ -265,6 +268,13 @@ def _shares(counts: Tensor, before: Tensor) -> Tensor:
     total = counts.sum(-1, keepdim=True)
     known = total > torch.finfo(counts.dtype).eps
     return torch.where(known, counts / torch.where(known, total, 1), before)
+
+
+def _semidefinite(noise: Tensor) -> Tensor:
+    """Without the negative eigenvalues that rounding gives to a mode that moves without noise."""
+    values, vectors = torch.linalg.eigh(noise)
+    clipped = vectors * values.clamp_min(0)[..., None, :] @ vectors.mT
+    return torch.where((values[..., :1] < 0)[..., None], (clipped + clipped.mT) / 2, noise)
 
 
 def _definite(noise: Tensor, y: Tensor) -> Tensor:

@@ -216,7 +216,9 @@ def _advance(state: FilterState, y: Tensor, observed: Tensor | None) -> tuple[Fi
     joint = joint - top  # evidence of any size: what is left of large numbers is exact
     rest = normalize(joint.flatten(0, -2), 0).log_total
     evidence, posterior = rest + top, Keyed(joint - rest, belief)
-    if observed is not None:
+    if not len(y):
+        evidence = torch.zeros_like(evidence)
+    elif observed is not None:
         evidence = torch.where(observed.any(0), evidence, 0)  # not the rounding of the weights
     prior = _forget(propagator, prior._replace(belief=propagator.state(predicted)), keys, 1)
     kept = _forget(propagator, posterior, keys, max(after, 1))
