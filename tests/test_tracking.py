@@ -341,6 +341,16 @@ def test_bad_matrices_are_refused_in_a_sentence(case, model_file):
         read_model(model_file(text))
 
 
+def test_columns_may_have_units_far_apart(model_file):
+    """A correlation of a half between columns of 1e12 and 1e-12, whose eigenvalues in those units are rounding."""
+    noise = [[1e24, 0.5], [0.5, 1e-24]]
+    text = ONE_MODE.format(step="").replace('["z"]', '["z", "w"]').replace("noise = 0.5", f"noise = {noise}")
+    model = read_model(model_file(text.replace("[4.0, 1.0]", "1.0")))
+    close(model.at(()).observation_noise[0], t(noise))
+    with pytest.raises(ValueError, match=r"noise: expected variances > 0, got an indefinite matrix"):
+        read_model(model_file(text.replace("[4.0, 1.0]", "1.0").replace("0.5], [0.5", "1.5], [1.5")))
+
+
 def test_other_refusals_of_models(model_file, tmp_path):
     text = ONE_MODE.format(step="")
     with pytest.raises(ValueError, match=r'start: expected "prior" where times are irregular'):

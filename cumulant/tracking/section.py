@@ -100,12 +100,15 @@ class Section:
         if float((matrix - matrix.mT).abs().max()) > SLACK * scale:
             raise ValueError(sentence(self.at(key), "a symmetric matrix", "another", "Entries i, j and j, i agree."))
         smallest = float(torch.linalg.eigvalsh(matrix)[0])
-        if smallest < -SLACK * scale or (definite and smallest <= 0):
+        variances = matrix.diagonal()
+        unit = torch.where(variances > 0, variances, 1).sqrt()
+        inside = float(torch.linalg.eigvalsh(matrix / unit / unit[:, None])[0])  # columns may have units far apart
+        if (smallest < -SLACK * scale and inside < -SLACK) or (definite and inside <= 0):
             expected = "variances > 0" if definite else "variances ≥ 0"
             got = f"an indefinite matrix, smallest eigenvalue {smallest:.3g}" if nested else f"{smallest:.3g}"
             raise ValueError(sentence(self.at(key), expected, got, advice))
         if definite:
-            self._check_size(key, smallest, at_least=SMALLEST)
+            self._check_size(key, float(variances.min()), at_least=SMALLEST)
         return (matrix + matrix.mT) / 2
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import strategies as st
 from scipy import special, stats
@@ -338,6 +339,36 @@ def quiet_smooth(*arguments, **options):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SmootherWarning)
         return smooth(*arguments, **options)
+
+
+# -------------------------------------------------------------------------------------------------- cases once found
+
+
+def test_a_covariance_in_units_far_apart_is_still_definite():
+    """Its eigenvalues in its own units are rounding; those of its correlations are not."""
+    case = Case(seed=2, modes=3, dim=2, observed=3, steps=1, missing="entries", decades=8)
+    test_filters_that_forget_nothing_are_the_sum_over_paths.hypothesis.inner_test(case)
+
+
+@pytest.mark.parametrize("size", [1e12, 1e40, 1e120])
+def test_evidence_of_any_size_leaves_probabilities_with_sum_one(size):
+    """Two modes that explain an outlier equally badly, with log-likelihoods whose rounding is larger than log 2."""
+    eye = torch.eye(1, dtype=torch.float64)
+    model = SwitchingLinearGaussian(
+        torch.tensor([[0.7, 0.3], [0.2, 0.8]], dtype=torch.float64),
+        eye,
+        eye,
+        eye,
+        eye,
+        initial_mean=0 * eye[0],
+        initial_covariance=eye,
+        initial_modes=torch.tensor([0.6, 0.4], dtype=torch.float64),
+    )
+    y = torch.tensor([[size], [0.0], [-size]], dtype=torch.float64)
+    for method in METHODS:
+        found = run(method, model, y).mode_probabilities
+        torch.testing.assert_close(found[0], model.initial_modes, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(found.sum(-1), torch.ones(3, dtype=torch.float64), rtol=1e-12, atol=1e-12)
 
 
 # ---------------------------------------------------------------------------------------------------------- properties
