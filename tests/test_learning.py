@@ -11,6 +11,7 @@ from cumulant.filters.conjugate import GammaPoisson, SwitchingConjugate
 from cumulant.filters.fitting import Joint, Law, completed, fit
 from cumulant.filters.learning import PARAMETERS, em
 from cumulant.solve import Status
+from tests.generated.test_switching import Case, build
 
 NAN = float("nan")
 FIELDS = ("state_offset", "observation_offset", "initial_mean", "initial_covariance", "initial_modes")
@@ -199,6 +200,52 @@ def test_a_step_that_would_lose_likelihood_is_not_taken():
     close(likelihood(found.model, y), found.log_likelihoods[-2], 1e-12)
 
 
+def turning() -> SwitchingLinearGaussian:
+    """The target of the docstrings of `smooth` and `em`: straight, or a turn of 0.1 rad a step."""
+    sin, cos, rate = np.sin(0.1), np.cos(0.1), 0.1
+    turn = np.eye(4)
+    turn[:2, 2:] = np.array([[sin, cos - 1], [1 - cos, sin]]) / rate
+    turn[2:, 2:] = [[cos, -sin], [sin, cos]]
+    return SwitchingLinearGaussian(
+        t([[0.9, 0.1], [0.1, 0.9]]),
+        t(np.array([np.eye(4) + np.eye(4, k=2), turn])),
+        t(1e-2 * np.kron([[1 / 3, 1 / 2], [1 / 2, 1]], np.eye(2))),
+        t(np.eye(2, 4)),
+        t(25 * np.eye(2)),
+        initial_mean=t([0, 0, 10, 0]),
+        initial_covariance=torch.diag(t([25, 25, 1, 1])),
+    )
+
+
+def test_a_first_step_down_returns_the_given_model_and_says_so():
+    begin = turning()
+    y = begin.simulate(100, generator=torch.Generator().manual_seed(0)).observations
+    found = em(begin, y)
+    assert found.log_likelihoods.tolist() == pytest.approx([-643.4, -798.5], abs=0.1)
+    assert (found.status, found.step, found.model) == (Status.STALLED, 0, begin)
+    close(found.log_likelihood, likelihood(begin, y), 1e-12)
+
+
+@pytest.mark.parametrize("steps", [0, 1, 4, 30])
+def test_the_step_is_that_of_the_best_model(steps):
+    begin = model(2, 1, 1, seed=4)
+    y = begin.simulate(8, batch_shape=(10,), generator=torch.Generator().manual_seed(0)).observations
+    found = em(begin, y + t(np.random.default_rng(0).normal(size=y.shape)), steps=steps)
+    assert found.log_likelihood == found.log_likelihoods.max() == found.log_likelihoods[found.step]
+    assert (found.model is begin) == (found.step == 0)
+    close(likelihood(found.model, y + t(np.random.default_rng(0).normal(size=y.shape))), found.log_likelihood, 1e-12)
+
+
+def test_a_model_without_a_likelihood_ends_it():
+    """Squares of the data are numbers, those of what they make of the state are not."""
+    begin = model(1, 1, 1, seed=0)
+    begin = replace(begin, dynamics=t([[[1e60]]]))
+    y = t([[1.0]] * 8)
+    found = em(begin, y)
+    assert (found.status, found.step, found.model) == (Status.NONFINITE, 0, begin)
+    assert found.log_likelihoods.isfinite().tolist() == [True, False]
+
+
 def test_when_it_stops():
     source, begin = model(1, seed=0), model(1, seed=1)
     y, _ = data(source)
@@ -269,6 +316,24 @@ def test_observations_without_noise_leave_it_positive():
     exactly = em(replace(begin, initial_mean=t([[1.0]]), initial_covariance=0 * one[None]), 0 * y + 1, steps=40, tol=0)
     assert (exactly.model.observation_noise > 0).all()
     assert exactly.log_likelihoods.isfinite().all()
+
+
+@pytest.mark.parametrize("fixed", [(), ("observation", "initial_covariance")])
+def test_rounding_of_a_mode_without_noise_is_no_negative_variance(fixed):
+    """A generated case: em was ended by the refusal of its own process noise of −1e-17."""
+    case = Case(seed=0, modes=2, dim=1, observed=1, steps=2, ranks="none")
+    built = build(case)
+    y = built.observations + t(np.random.default_rng(0).normal(size=(3, 2, 1)))
+    found = em(built.model, y, steps=4, fixed=fixed)
+    assert (found.model.process_noise >= 0).all()
+    assert found.log_likelihood >= found.log_likelihoods[0]
+
+
+def test_models_that_observe_nothing_learn_nothing():
+    begin = model(2, 2, 0)
+    found = em(begin, torch.zeros(3, 4, 0, dtype=torch.float64), steps=2)
+    assert found.log_likelihoods.tolist() == [0.0, 0.0]
+    assert found.status is Status.CONVERGED
 
 
 def test_single_precision():

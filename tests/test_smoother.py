@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -11,10 +12,14 @@ import numpy as np
 import pytest
 import torch
 
-from cumulant.filters import SwitchingLinearGaussian, exact, gpb, imm, kalman
+from cumulant.filters import SmootherWarning, SwitchingLinearGaussian, exact, gpb, imm, kalman
 from cumulant.filters.conjugate import GammaPoisson, SwitchingConjugate
+from cumulant.filters.excess import excess
 from cumulant.filters.forecast import Forecast, forecast
 from cumulant.filters.smoother import Smoothed, kim, regression, smooth
+
+# sequences of a few steps give it by chance; where it is due is tested by pytest.warns
+pytestmark = pytest.mark.filterwarnings("ignore::cumulant.filters.SmootherWarning")
 
 NAN = float("nan")
 SHARED = Path(os.environ.get("CUMULANT_SHARED", Path(__file__).parents[2] / "shared")) / "data" / "filters"
@@ -49,6 +54,16 @@ def model_of(p, start="prior") -> SwitchingLinearGaussian:
 
 def series(steps=4, m=2, seed=1, batch=()):
     return t(np.random.default_rng(seed).normal(size=(*batch, steps, m), scale=2))
+
+
+class Reference(NamedTuple):
+    """The fields of a `Smoothed` that an oracle has."""
+
+    mean: np.ndarray
+    covariance: np.ndarray
+    mode_probabilities: np.ndarray
+    mode_means: np.ndarray
+    mode_covariances: np.ndarray
 
 
 class Given(NamedTuple):
@@ -99,7 +114,7 @@ def mixture(weights, means, covariances):
     return mean, np.tensordot(weights, covariances, 1) + np.einsum("i,ia,ib->ab", weights, gaps, gaps)
 
 
-def enumerated(p, y, start, paths=None) -> Smoothed:
+def enumerated(p, y, start, paths=None) -> Reference:
     """The sum over all mode paths."""
     modes, length = range(len(p[0])), len(y) + (start == "belief")
     paths = np.array(list(itertools.product(modes, repeat=length) if paths is None else paths))
@@ -113,10 +128,10 @@ def enumerated(p, y, start, paths=None) -> Smoothed:
         share = np.array([weights[mode == s].sum() for s in modes])
         each = [mixture(weights[mode == s] / share[s], means[mode == s], covs[mode == s]) for s in modes]
         out.append((*mixture(weights, means, covs), share, *map(np.array, zip(*each, strict=True))))
-    return Smoothed(*map(np.array, zip(*out, strict=True)))
+    return Reference(*map(np.array, zip(*out, strict=True)))
 
 
-def textbook(p, y, start) -> Smoothed:
+def textbook(p, y, start) -> Reference:
     """Kim's smoother in loops, from the filter's record."""
     transition, f, q, b = p[0], p[1], p[2], p[5]
     filtered = gpb(model_of(p, start), t(y))
@@ -139,11 +154,11 @@ def textbook(p, y, start) -> Smoothed:
         out.append(later)
     w, x, v = map(np.array, zip(*out[::-1], strict=True))
     whole = [mixture(*step) for step in zip(w, x, v, strict=True)]
-    return Smoothed(*map(np.array, zip(*whole, strict=True)), w, x, v)
+    return Reference(*map(np.array, zip(*whole, strict=True)), w, x, v)
 
 
 def agrees(ours, theirs, atol=1e-10):
-    for name in Smoothed._fields:
+    for name in theirs._fields:
         value = getattr(theirs, name)
         value = value if isinstance(value, torch.Tensor) else t(value)
         torch.testing.assert_close(getattr(ours, name), value, rtol=atol, atol=atol, msg=lambda m, n=name: n + m)
@@ -297,6 +312,129 @@ def test_errors_of_simulated_states():
         assert (after / found.covariance[..., 0]).mean() == pytest.approx(stated, abs=0.01)
 
 
+# ---------------------------------------------------------------------- where it is worse than its filter
+
+
+def turning(q, covariance=(25.0, 25.0, 1.0, 1.0)) -> SwitchingLinearGaussian:
+    """Flies straight or turns at 0.1 rad a step: x, y and their velocities, of which the position is measured."""
+    sin, cos, rate = np.sin(0.1), np.cos(0.1), 0.1
+    straight = np.eye(4) + np.eye(4, k=2)
+    turn = [
+        [1, 0, sin / rate, (cos - 1) / rate],
+        [0, 1, (1 - cos) / rate, sin / rate],
+        [0, 0, cos, -sin],
+        [0, 0, sin, cos],
+    ]
+    noise = np.kron([[1 / 3, 1 / 2], [1 / 2, 1]], np.eye(2))
+    return SwitchingLinearGaussian(
+        t([[0.9, 0.1], [0.1, 0.9]]),
+        t(np.array([straight, turn])),
+        t(q * noise),
+        t(np.eye(2, 4)),
+        t(25 * np.eye(2)),
+        initial_mean=t([0, 0, 10, 0]),
+        initial_covariance=torch.diag(t(covariance)),
+    )
+
+
+def flown(q, count=40):
+    return turning(q).simulate(150, batch_shape=(count,), generator=torch.Generator().manual_seed(0))
+
+
+def position_error(record, drawn) -> float:
+    return (record.mean - drawn.states)[..., :2].square().sum(-1).mean().sqrt().item()
+
+
+@pytest.mark.parametrize(
+    ("q", "filtered", "smoothed"),
+    [(1e-2, 4.0, (13.8, 7.4, 4.2)), (1e-3, 3.9, (43.7, 26.4, 15.9)), (1e-4, 3.8, (106.8, 72.8, 47.8))],
+)
+def test_the_figures_of_a_turning_target_and_that_it_is_said(q, filtered, smoothed):
+    model, drawn = turning(q), flown(q)
+    y = drawn.observations
+    assert position_error(imm(model, y), drawn) == pytest.approx(filtered, rel=0.02)
+    assert position_error(gpb(model, y), drawn) < filtered
+    for order, error in zip((2, 3, 4), smoothed, strict=True):
+        expected = rf"^smooth.order={order}: expected .* got .* and more in 40 of 40 sequences\. .*variance_ratio\.$"
+        with pytest.warns(SmootherWarning, match=expected) as given:
+            found = smooth(model, y, order=order)
+        assert len(given) == 1
+        assert Path(given[0].filename) == Path(__file__)
+        assert position_error(found, drawn) == pytest.approx(error, rel=0.02)
+        before, after = (r.covariance.diagonal(dim1=-2, dim2=-1) for r in (gpb(model, y, order=order), found))
+        close(found.variance_ratio, after / before, 1e-12)
+        assert (found.variance_ratio.mean(1)[:, :2] > 1).all()
+
+
+def test_kim_says_it_too():
+    model, y = turning(1e-3), flown(1e-3, 1).observations[0]
+    with pytest.warns(SmootherWarning, match=r"^kim: expected .* times as much for entry [01] of the state\. "):
+        kim(model, imm(model, y))
+
+
+def test_a_vague_start_does_not_hide_what_comes_later():
+    """Nothing is known of the first rows: their variances are a million times those of all later ones together."""
+    model, y = turning(1e-3, (1e12, 1e12, 1e6, 1e6)), flown(1e-3, 1).observations[0]
+    y[:5] = NAN
+    with pytest.warns(SmootherWarning) as given:
+        found = smooth(model, y)
+    before, after = (r.covariance.diagonal(dim1=-2, dim2=-1).sum(0) for r in (gpb(model, y), found))
+    assert (after < before).all()
+    assert len(given) == 1
+
+
+def test_only_the_steps_of_a_sequence_count():
+    """A sequence of one step and one of none beside a long one: they cannot be worse than their filter."""
+    model, y = turning(1e-3), flown(1e-3, 3).observations
+    mask = torch.arange(150) < torch.tensor([[1], [150], [0]])
+    with pytest.warns(SmootherWarning, match=r" in sequence 1, and more in 1 of 3 sequences\."):
+        smooth(model, y, mask=mask)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        smooth(model, y, mask=torch.arange(150) < torch.tensor([[1], [0], [1]]))
+
+
+@pytest.mark.parametrize("case", ["one mode", "no switching", "every path", "no steps", "no sequences", "known states"])
+def test_no_warning_where_it_is_exact_or_there_is_nothing(case):
+    model, y, order = turning(1e-3), flown(1e-3, 3).observations, 2
+    if case == "one mode":
+        model = turning(1e-3)
+        names = "dynamics", "process_noise", "observation", "observation_noise", "initial_mean", "initial_covariance"
+        kept = {name: getattr(model, name)[:1] for name in (*names, "state_offset", "observation_offset")}
+        model = SwitchingLinearGaussian(torch.ones(1, 1).double(), **kept)
+    if case == "no switching":
+        model = replace(model, transition=torch.eye(2).double())
+    if case == "every path":
+        y, order = 50 * y[:, :4], 5
+    if case == "no steps":
+        y = y[:, :0]
+    if case == "no sequences":
+        y = y[:0]
+    if case == "known states":
+        model = replace(model, initial_covariance=0 * model.initial_covariance, process_noise=0 * model.process_noise)
+        model = replace(model, dynamics=model.dynamics[:1].expand(2, 4, 4))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = smooth(model, y, order=order)
+    assert found.variance_ratio.shape == found.mean.shape
+    assert found.variance_ratio.isfinite().all()
+    if case == "one mode":
+        assert (found.variance_ratio < 1 + 1e-9).all()
+    if case == "known states":
+        assert (found.variance_ratio == 1).all()
+
+
+def test_alarms_of_exact_smoothing_are_rare():
+    """By chance the exact variances of a sequence exceed those of the filter, the less often the longer it is."""
+    rates = []
+    for steps in (4, 8):
+        y = walk().simulate(steps, batch_shape=(200,), generator=torch.Generator().manual_seed(1)).observations
+        found = smooth(walk(), y, order=steps + 1)
+        rates.append((excess(gpb(walk(), y, order=steps + 1), found.covariance) > 1).double().mean().item())
+    assert rates[0] < 0.12
+    assert rates[1] < 0.04
+
+
 # ---------------------------------------------------------------------- layouts and edges
 
 
@@ -313,7 +451,8 @@ def test_sequences_of_different_lengths_as_one_by_one(order, start):
         length = int(lengths[index])
         alone = smooth(model, y[index][:length], order=order)
         agrees(Smoothed(*(part[index][:length] for part in found)), alone, 1e-12)
-        for name in Smoothed._fields:
+        close(found.variance_ratio[index][length:], torch.ones(6 - length, 2), 1e-12)
+        for name in Reference._fields:
             end = getattr(filtered, name)[index][length:]
             torch.testing.assert_close(getattr(found, name)[index][length:], end, rtol=1e-12, atol=1e-12)
     if order == 2:

@@ -8,6 +8,7 @@ from cumulant.filters.conjugate import (
     NormalNormal,
     SwitchingConjugate,
 )
+from cumulant.filters.excess import SmootherWarning
 from cumulant.filters.forecast import Forecast, forecast
 from cumulant.filters.heads import (
     AttentionFilter,
@@ -43,6 +44,7 @@ __all__ = [
     "SinkhornAttention",
     "Slots",
     "Smoothed",
+    "SmootherWarning",
     "StepRecord",
     "SwitchingConjugate",
     "SwitchingLinearGaussian",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -92,23 +93,43 @@ def _with_modes(name: str, value: Tensor, modes: int, event: tuple[int, ...]) ->
 
 
 def _check_covariance(name: str, value: Tensor, definite: bool) -> None:
-    where, matrices = f"{NAME}.{name}", value.detach()
-    if not matrices.numel() or torch.compiler.is_compiling():
+    where, given = f"{NAME}.{name}", value.detach()
+    if not given.numel() or torch.compiler.is_compiling():
         return
-    scale = matrices.abs().amax((-2, -1)).clamp_min(torch.finfo(value.dtype).tiny)
     slack = 1e3 * torch.finfo(value.dtype).eps
-    asymmetry = (matrices - matrices.mT).abs().amax((-2, -1)) / scale
+    plain, scaled = (_departures(m) for m in (given.double(), _correlations(given.double())))
+    asymmetry = torch.minimum(plain.asymmetry, scaled.asymmetry)
     if not holds(asymmetry <= slack):
         got = f"a relative asymmetry of {asymmetry.max().item():.2g}"
         raise ValueError(sentence(where, "symmetric matrices", got, "Pass (S + S.mT) / 2 if it is rounding."))
-    smallest = torch.linalg.eigvalsh(matrices.double())[..., 0] / scale
-    if definite and not holds(smallest > 0):
-        got = f"a smallest eigenvalue of {smallest.min().item():.2g} relative to its largest entry"
+    if definite and not holds(scaled.smallest > 0):
+        got = f"a smallest eigenvalue of {scaled.smallest.min().item():.2g} in units of the deviations"
         advice = "An entry observed without noise needs a small variance."
         raise ValueError(sentence(where, "positive definite matrices", got, advice))
+    smallest = torch.maximum(plain.smallest, scaled.smallest)
     if not holds(smallest >= -slack * value.shape[-1]):
         got = f"a smallest eigenvalue of {smallest.min().item():.2g} relative to its largest entry"
         raise ValueError(sentence(where, "positive semidefinite matrices", got, "Clip the eigenvalues at 0."))
+
+
+class Departures(NamedTuple):
+    """Asymmetry and smallest eigenvalue of matrices, relative to their largest entries."""
+
+    asymmetry: Tensor
+    smallest: Tensor
+
+
+def _departures(matrices: Tensor) -> Departures:
+    scale = matrices.abs().amax((-2, -1)).clamp_min(torch.finfo(matrices.dtype).tiny)
+    asymmetry = (matrices - matrices.mT).abs().amax((-2, -1)) / scale
+    return Departures(asymmetry, torch.linalg.eigvalsh(matrices / scale[..., None, None])[..., 0])
+
+
+def _correlations(matrices: Tensor) -> Tensor:
+    """Matrices in units of the deviations: being definite does not depend on units, its rounding does."""
+    unit = matrices.diagonal(dim1=-2, dim2=-1).abs().sqrt()
+    unit = torch.where(unit > 0, unit, 1)[..., None]
+    return matrices / unit / unit.mT
 
 
 def check_probabilities(name: str, value: object, ranks: tuple[int, ...]) -> None:

@@ -53,7 +53,8 @@ def m_projection(weights: Tensor, means: Tensor, covariances: Tensor) -> Project
     mean = (weights[..., None] * means).sum(-2)
     apart = means - mean[..., None, :]
     within = (weights[..., None, None] * covariances).sum(-3)
-    return Projected(mean, within + (weights[..., None] * apart).mT @ apart)
+    between = (weights[..., None] * apart).mT @ apart
+    return Projected(mean, within + (between + between.mT) / 2)
 
 
 def m_projection_in(measure: Measure, weights: Tensor, eta: Tensor) -> Solution:

@@ -211,10 +211,16 @@ def _advance(state: FilterState, y: Tensor, observed: Tensor | None) -> tuple[Fi
     prior, keys = _forget(propagator, prior, keys, before), min(keys, before)
     predicted = propagator.predict(prior.belief, t, moves=moves)
     belief, log_likelihood = propagator.update(predicted, y, observed, t)
-    joint = prior.log_weights + log_likelihood.clamp_min(-(torch.finfo(y.dtype).max ** 0.5))  # an overflow is no NaN
-    evidence = normalize(joint.flatten(0, -2), 0).log_total
-    posterior = Keyed(joint - evidence, belief)
-    if observed is not None:
+    log_likelihood = log_likelihood.clamp_min(-(torch.finfo(y.dtype).max ** 0.5))  # an overflow is no NaN
+    # relative to the best hypothesis that can be, lest evidence of any size rounds the weights away
+    possible = prior.log_weights.detach() > -(torch.finfo(y.dtype).max ** 0.625)
+    top = torch.where(possible, log_likelihood.detach(), -torch.inf).flatten(0, -2).amax(0)
+    joint = prior.log_weights + (log_likelihood - top)
+    rest = normalize(joint.flatten(0, -2), 0).log_total
+    evidence, posterior = rest + top, Keyed(joint - rest, belief)
+    if not len(y):
+        evidence = torch.zeros_like(evidence)
+    elif observed is not None:
         evidence = torch.where(observed.any(0), evidence, 0)  # not the rounding of the weights
     prior = _forget(propagator, prior._replace(belief=propagator.state(predicted)), keys, 1)
     kept = _forget(propagator, posterior, keys, max(after, 1))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+import warnings
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -15,11 +16,12 @@ from rich.table import Table
 
 from cumulant.checks import sentence
 from cumulant.documents import versions
+from cumulant.filters import SmootherWarning
 from cumulant.terminal import sentences
 from cumulant.tracking.directory import MARK, claim, write_directory
 from cumulant.tracking.estimates import summary_of
 from cumulant.tracking.example import write_example
-from cumulant.tracking.filter import filter_tracks, method_of
+from cumulant.tracking.filter import filter_tracks, method_of, smoother_order
 from cumulant.tracking.model import TrackModel, read_model
 from cumulant.tracking.table import read_tracks
 
@@ -31,7 +33,9 @@ def track_command(
     model: Annotated[Path | None, typer.Option(help="A TOML file: columns, modes, switching, noise.")] = None,
     out: Annotated[Path | None, typer.Option(help="Where to put table and figures; tracked/FILE if none.")] = None,
     method: Annotated[str, typer.Option(help="imm, gpb1, gpb2, … or kalman (for one mode).")] = "imm",
-    smooth: Annotated[bool, typer.Option("--smooth", help="Add what all rows say about each row.")] = False,
+    smooth: Annotated[
+        bool, typer.Option("--smooth", help="Add what all rows say about each row; with the order of gpb3, gpb4, ….")
+    ] = False,
     figures: Annotated[int, typer.Option(min=0, help="Draw so many tracks, the first ones of the file.")] = 12,
     example: Annotated[
         Path | None, typer.Option(help="Write manoeuvre.csv and manoeuvre.toml, a manoeuvring target, and stop.")
@@ -58,12 +62,16 @@ def track_command(
             built = read_model(model)
             tracks = read_tracks(file, built.columns)
             status.update(f"filtering {len(tracks)} tracks")
-            estimates = filter_tracks(built, tracks, method=method, smooth=smooth)
+            with warnings.catch_warnings(record=True) as given:
+                warnings.simplefilter("always", SmootherWarning)
+                estimates = filter_tracks(built, tracks, method=method, smooth=smooth)
             told = [summary_of(built, estimate) for estimate in estimates]
             about = _about(file, model, built, method, smooth) | {"tracks": told}
             status.update("drawing")
             drawn = write_directory(place, built, estimates, about, figures=figures, force=force)
     _tell(screen, built, told, place, drawn)
+    for warning in given:
+        errors.print(f"Warning: {warning.message}", style="yellow", markup=False, highlight=False, soft_wrap=True)
 
 
 def _write_example(screen: Console, place: Path, force: bool) -> None:
@@ -78,6 +86,7 @@ def _about(file: Path, path: Path, model: TrackModel, method: str, smooth: bool)
         "model": path.name,
         "method": method,
         "smoothed": smooth,
+        "smoother_order": smoother_order(method) if smooth else None,
         "state": model.states,
         "modes": [mode.name for mode in model.modes],
         "command": shlex.join(["cumulant", *sys.argv[1:]]),

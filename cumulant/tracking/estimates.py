@@ -45,7 +45,8 @@ def summary_of(model: TrackModel, estimate: Estimate) -> dict:
     """One track in a few numbers.
 
     rows counts the rows of the estimates, complete those with every column measured, empty those with none.
-    mode_shares is the mean probability of each mode, and log_likelihood is log p(y_1 … y_T).
+    mode_shares is the mean probability of each mode, log_likelihood is log p(y_1 … y_T), and smoothed_excess, of tracks
+    that were smoothed, is `Estimate.excess`: above 1 the filtered columns may be nearer the truth.
     """
     seen = ~estimate.track.y.isnan()
     shares = estimate.filtered.mode_probabilities.mean(0)
@@ -58,4 +59,5 @@ def summary_of(model: TrackModel, estimate: Estimate) -> dict:
         "to": estimate.track.times[-1],
         "mode_shares": {mode.name: float(p) for mode, p in zip(model.modes, shares, strict=True)},
         "log_likelihood": float(estimate.filtered.log_likelihood.sum()),
+        **({} if estimate.excess is None else {"smoothed_excess": estimate.excess}),
     }

@@ -42,7 +42,7 @@ from torch import Tensor
 from cumulant.checks import sentence
 from cumulant.filters import SwitchingLinearGaussian
 from cumulant.tracking.headings import headings
-from cumulant.tracking.motion import ORDERS, Chain, Drift, Fixed, Motion
+from cumulant.tracking.motion import ORDERS, Chain, Drift, Fixed, Motion, Moved, halve
 from cumulant.tracking.section import Section, load_toml, section, suggestion
 from cumulant.tracking.table import Columns
 
@@ -71,8 +71,11 @@ class Switching(NamedTuple):
         """Probabilities (T, M, M) of T gaps of time (T,)."""
         if not self.timed:
             return self.matrix.expand(len(gaps), -1, -1)
-        made = torch.matrix_exp(self.matrix * gaps[:, None, None]).clamp_min(0)
-        return made / made.sum(-1, keepdim=True)
+        halved = halve(self.matrix, gaps)
+        made = _rows(torch.matrix_exp(self.matrix * halved.gaps[:, None, None]))
+        for again in halved.doublings():
+            made = torch.where(again, _rows(made @ made), made)
+        return made
 
 
 class Initial(NamedTuple):
@@ -109,7 +112,7 @@ class TrackModel:
         first = step or (gaps[0] if len(gaps) else 1.0)  # used at the first row by start = "belief" alone
         equal = all(gap == first for gap in gaps)
         lengths = torch.tensor([first] if equal else [first, *gaps], dtype=torch.float64)
-        moved = [mode.motion.over(lengths) for mode in self.modes]
+        moved = [_moved(mode, lengths) for mode in self.modes]
         places = [[self.states.index(name) for name in mode.states] for mode in self.modes]
         when = 0 if equal else slice(None)
         return SwitchingLinearGaussian(
@@ -126,6 +129,16 @@ class TrackModel:
         )
 
 
+def _moved(mode: Mode, gaps: Tensor) -> Moved:
+    moved = mode.motion.over(gaps)
+    finite = moved.dynamics.isfinite().all(-1).all(-1) & moved.process_noise.isfinite().all(-1).all(-1)
+    if not bool(finite.all()):
+        got = f"an overflow in mode {mode.name} over a gap of {float(gaps[~finite].min()):g}"
+        advice = "Look at the times of the table and at the drift, or use other units."
+        raise ValueError(sentence("TrackModel.at", "a motion of finite size over every gap", got, advice))
+    return moved
+
+
 def read_model(path: Path) -> TrackModel:
     """The model that a TOML file describes; see the top of this module."""
     whole = section(f"{path},", load_toml(path), ("table", "measurement", "mode", "switching", "initial"))
@@ -139,6 +152,12 @@ def read_model(path: Path) -> TrackModel:
     advice = "Say how sure the state at the first row is: covariance."
     initial = section(f"{path}, [initial]", whole.need("initial", advice), known)
     return TrackModel(columns, modes, switching, _initial(initial, names, modes, columns))
+
+
+def _rows(made: Tensor) -> Tensor:
+    """Rows of probabilities again, after rounding."""
+    made = made.clamp_min(0)
+    return made / made.sum(-1, keepdim=True)
 
 
 def common_states(modes: Sequence[Mode]) -> tuple[str, ...]:

@@ -17,8 +17,9 @@ so that two gaps in a row are one gap of their sum, F(Δ+Δ') = F(Δ')F(Δ): sam
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from math import ceil, factorial, log2
+from math import factorial
 from typing import NamedTuple, Protocol, final
 
 import torch
@@ -33,6 +34,30 @@ class Moved(NamedTuple):
 
     dynamics: Tensor
     process_noise: Tensor
+
+
+class Halved(NamedTuple):
+    """Gaps (T,) halved so often, (T,), that a matrix has a norm of at most 1 over each.
+
+    Each has its own count: halving a short gap as often as a long one would round it away.
+    """
+
+    gaps: Tensor
+    times: Tensor
+
+    def doublings(self) -> Iterator[Tensor]:
+        """Which gaps are to be doubled, (T, 1, 1), until all are whole again."""
+        for k in range(int(self.times.max()) if len(self.times) else 0):
+            yield (self.times > k)[:, None, None]
+
+
+def halve(matrix: Tensor, gaps: Tensor) -> Halved:
+    """
+    >>> halve(torch.tensor([[-3.0]]), torch.tensor([0.1, 8.0]))
+    Halved(gaps=tensor([0.1000, 0.2500]), times=tensor([0, 5]))
+    """
+    times = (torch.linalg.matrix_norm(matrix, 1) * gaps).log2().ceil().clamp_min(0).long()
+    return Halved(gaps * torch.exp2(-times.to(gaps.dtype)), times)
 
 
 class Motion(Protocol):
@@ -97,15 +122,14 @@ class Drift:
 
     def over(self, gaps: Tensor) -> Moved:
         a, d = self.drift, len(self.drift)
-        longest = float(torch.linalg.matrix_norm(a, 1) * gaps.max())
-        halvings = max(0, ceil(log2(longest))) if longest > 0 else 0
+        halved = halve(a, gaps)
         # e^{−AΔ} of a drift that damps is huge: Van Loan's block on a short gap, then doubled
         block = torch.cat([torch.cat([-a, self.diffusion], 1), torch.cat([torch.zeros_like(a), a.mT], 1)])
-        whole = torch.matrix_exp(block * (gaps / 2**halvings)[:, None, None])
+        whole = torch.matrix_exp(block * halved.gaps[:, None, None])
         f = whole[:, d:, d:].mT
         q = f @ whole[:, :d, d:]
-        for _ in range(halvings):
-            f, q = f @ f, q + f @ q @ f.mT
+        for again in halved.doublings():
+            f, q = torch.where(again, f @ f, f), torch.where(again, q + f @ q @ f.mT, q)
         return Moved(f, (q + q.mT) / 2)
 
 

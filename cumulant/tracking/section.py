@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from torch import Tensor
 
 from cumulant.checks import sentence, shape
 
+LARGEST = 1e50  # q Δ⁵, the highest power that a motion takes of what is read, is a number up to here
+SMALLEST = 1e-50  # of what must be positive, because it divides
 SLACK = 1e-9  # asymmetry and negative eigenvalues, relative to the largest entry, that count as rounding
 
 
@@ -52,13 +55,21 @@ class Section:
         return tuple(value)
 
     def number(self, key: str, advice: str, *, positive: bool = False) -> float:
-        value = self.need(key, advice)
-        if not _is_number(value):
-            raise TypeError(sentence(self.at(key), "a number", repr(value), advice))
+        given = self.need(key, advice)
+        if not _is_number(given):
+            raise TypeError(sentence(self.at(key), "a number", repr(given), advice))
+        value = _float(given)
         if not isfinite(value) or (positive and value <= 0):
             expected = "a finite number > 0" if positive else "a finite number"
-            raise ValueError(sentence(self.at(key), expected, value, advice))
-        return float(value)
+            raise ValueError(sentence(self.at(key), expected, f"{value:g}", advice))
+        self._check_size(key, value, at_least=SMALLEST if positive else 0.0)
+        return value
+
+    def _check_size(self, key: str, *sizes: float, at_least: float = 0.0) -> None:
+        for size in map(abs, sizes):
+            if not at_least <= size <= LARGEST:
+                bound = f"at most {LARGEST:g}" if size > LARGEST else f"at least {at_least:g}"
+                raise ValueError(sentence(self.at(key), f"a size of {bound}", f"{size:.3g}", "Use other units."))
 
     def array(self, key: str, size: Sequence[int], advice: str) -> Tensor:
         """Numbers in nested lists of this size, float64."""
@@ -71,6 +82,7 @@ class Section:
             raise ValueError(sentence(self.at(key), "finite numbers", repr(value), advice))
         if found.shape != torch.Size(size):
             raise ValueError(sentence(self.at(key), expected, shape(found), advice))
+        self._check_size(key, *found.flatten().tolist())
         return found
 
     def diagonal(self, key: str, size: int, advice: str) -> Tensor:
@@ -88,10 +100,15 @@ class Section:
         if float((matrix - matrix.mT).abs().max()) > SLACK * scale:
             raise ValueError(sentence(self.at(key), "a symmetric matrix", "another", "Entries i, j and j, i agree."))
         smallest = float(torch.linalg.eigvalsh(matrix)[0])
-        if smallest < -SLACK * scale or (definite and smallest <= 0):
+        variances = matrix.diagonal()
+        unit = torch.where(variances > 0, variances, 1).sqrt()
+        inside = float(torch.linalg.eigvalsh(matrix / unit / unit[:, None])[0])  # columns may have units far apart
+        if (smallest < -SLACK * scale and inside < -SLACK) or (definite and inside <= 0):
             expected = "variances > 0" if definite else "variances ≥ 0"
             got = f"an indefinite matrix, smallest eigenvalue {smallest:.3g}" if nested else f"{smallest:.3g}"
             raise ValueError(sentence(self.at(key), expected, got, advice))
+        if definite:
+            self._check_size(key, float(variances.min()), at_least=SMALLEST)
         return (matrix + matrix.mT) / 2
 
 
@@ -146,10 +163,15 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
+def _float(value: float) -> float:
+    """An integer may be too large for one: it becomes the largest."""
+    return float(max(min(value, sys.float_info.max), -sys.float_info.max)) if isinstance(value, int) else value
+
+
 def _tensor(value: object) -> Tensor | None:
     """Nested lists of numbers as a tensor; None where they are not that, or ragged."""
     if _is_number(value):
-        return torch.tensor(float(value), dtype=torch.float64)  # pyright: ignore[reportArgumentType]
+        return torch.tensor(_float(value), dtype=torch.float64)  # pyright: ignore[reportArgumentType]
     if not isinstance(value, list) or not value:
         return None
     parts = [_tensor(v) for v in value]

@@ -15,10 +15,9 @@ import torch
 from torch import Tensor
 
 from cumulant.checks import sentence
-from cumulant.tracking.section import read_text, suggestion
+from cumulant.tracking.section import LARGEST, read_text, suggestion
 
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,4})?", re.ASCII)
-LARGEST = 1e150  # squares must be numbers too
 ONLY = "1"  # the name of the track in a file that has one
 OFF_GRID = Decimal("0.01")  # of a step: how far rounded times may lie from the grid
 MOST_ROWS = 1_000_000  # rows, with those that the grid adds
@@ -161,7 +160,7 @@ def _number(path: Path, cells: Cells, column: str) -> Decimal | None:
             advice = "Write a point before the decimals."
         raise _wrong(path, cells.number, column, "a finite number or an empty cell", repr(text), advice)
     value = Decimal(text)
-    if abs(value) > LARGEST:
+    if abs(value) > Decimal(f"{LARGEST:g}"):
         raise _wrong(path, cells.number, column, f"a number of size at most {LARGEST:g}", text, "Use other units.")
     return value
 
