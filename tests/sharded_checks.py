@@ -84,7 +84,7 @@ def agreement() -> dict[str, float]:
 
             parts = [eta if queries == "replicated" else cut(eta, -2)]
             parts += [cut(atoms, -2), cut(values, -2), cut(weights, -1)]
-            parts = [t.clone().requires_grad_() for t in parts]
+            parts = [t.mT.clone(memory_format=torch.contiguous_format).mT.requires_grad_() for t in parts]  # by columns
             found = sharded_moments(
                 *(parts[0], parts[1], parts[2] if own else None),
                 log_weights=parts[3],

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from cumulant import attend, attention
+from cumulant import attend, attention, fisher_product, moments
+from cumulant.nn import MultiheadAttention
 
 
 def normal(*shape, seed=0, dtype=torch.float64):
@@ -33,6 +34,9 @@ SETTINGS = {
     "bias per head": ({}, {"attn_mask": normal(1, 4, 33, 41, seed=4, dtype=torch.float32)}),
     "bias per key": ({}, {"attn_mask": normal(2, 1, 1, 41, seed=4, dtype=torch.float32)}),
     "bias of two axes": ({}, {"attn_mask": normal(33, 41, seed=4, dtype=torch.float32)}),
+    "mask per query": ({}, {"attn_mask": normal(33, 1, seed=5) > -9}),
+    "bias per query": ({}, {"attn_mask": normal(33, 1, seed=4, dtype=torch.float32)}),
+    "one bias": ({}, {"attn_mask": normal(1, 1, seed=4, dtype=torch.float32)}),
     "grouped": ({"key_heads": 2}, {"enable_gqa": True}),
     "grouped, causal": ({"key_heads": 1, "n": 33}, {"enable_gqa": True, "is_causal": True}),
     "wide values": ({"e": 24}, {}),
@@ -75,6 +79,59 @@ def test_half_precision_keeps_its_dtype():
     out = attention(q, k, v)
     assert out.dtype == torch.float16
     torch.testing.assert_close(out, scaled_dot_product_attention(q, k, v), rtol=2e-3, atol=2e-3)
+
+
+def test_a_mask_per_query_silences_it():
+    q, k, v = inputs()
+    seen = torch.arange(33)[:, None] % 3 > 0
+    out, expected = attention(q, k, v, attn_mask=seen), scaled_dot_product_attention(q, k, v)
+    torch.testing.assert_close(out, torch.where(seen, expected, 0), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("n", [33, 300], ids=["dense", "streaming"])
+@pytest.mark.parametrize("given", ["single", "mixed"])
+def test_autocast_rounds_as_for_a_product_and_sums_in_float32(half, n, given):
+    """Beside SDPA in float32 on the rounded numbers; the backward pass stands inside too."""
+    ours = list(inputs(q=n, n=n))
+    if given == "mixed":
+        ours[1] = ours[1].to(half)
+    exact = [x.to(half).float().requires_grad_() for x in ours]
+    ours = [x.requires_grad_() for x in ours]
+    expected = scaled_dot_product_attention(*exact, is_causal=True)
+    direction = normal(*expected.shape, seed=9, dtype=torch.float32)
+    slopes = torch.autograd.grad(expected, exact, direction)
+    with torch.autocast("cpu", dtype=half):
+        out = attention(*ours, is_causal=True)
+        found = attend(*ours, causal=True)
+        record = moments(ours[0] / 4, ours[1], ours[2], causal=True, statistics=("mean",))
+        gradients = torch.autograd.grad(found.output, ours, direction)
+        product = fisher_product(ours[0], ours[1], ours[0])
+    assert out.dtype == half
+    assert found.output.dtype == found.entropy.dtype == record.log_normalizer.dtype == product.dtype == torch.float32
+    slack = torch.finfo(half).eps
+    torch.testing.assert_close(out.float(), expected, rtol=slack, atol=slack)
+    torch.testing.assert_close(found.output, expected, rtol=1e-6, atol=2e-6)
+    torch.testing.assert_close(product, fisher_product(exact[0], exact[1], exact[0]), rtol=1e-5, atol=1e-5)
+    for own, mine, peer in zip(ours, gradients, slopes, strict=True):
+        assert mine.dtype == own.dtype
+        assert (mine.float() - peer).abs().max() <= slack * peer.abs().max()
+
+
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("need_weights", [True, False])
+def test_the_layer_under_autocast_is_torchs(half, need_weights):
+    torch.manual_seed(0)
+    theirs = torch.nn.MultiheadAttention(24, 3, batch_first=True)
+    ours, x = MultiheadAttention.of(theirs), normal(2, 9, 24, dtype=torch.float32)
+    with torch.autocast("cpu", dtype=half):
+        mine, peer = (m(x, x, x, need_weights=need_weights)[0] for m in (ours, theirs))
+        heads = ours.attend(x, x, x).heads
+    assert mine.dtype == peer.dtype
+    torch.testing.assert_close(mine, peer, rtol=0.03 if half == torch.bfloat16 else 4e-3, atol=4e-3)
+    assert heads.entropy.dtype == torch.float32
+    mine.float().square().sum().backward()
+    assert all(p.grad is None or p.grad.dtype == torch.float32 for p in ours.parameters())
 
 
 def test_a_query_that_sees_nothing_gives_zero_and_no_gradient():

@@ -431,3 +431,130 @@ def test_no_path_materialises_queries_times_atoms(backend, order, n, share):
 def test_a_direction_of_another_shape_gets_a_sentence():
     with pytest.raises(ValueError, match="One direction per query"):
         fisher_product(torch.zeros(5, 4), torch.zeros(6, 4), torch.zeros(5, 3))
+
+
+LINEAR = """
+import re, torch
+from cumulant import moments
+from cumulant.kernels import fisher_product
+torch.set_num_threads(1)
+def peak():
+    return int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read()).group(1)) / 1024
+def once(n):
+    eta, atoms = ((torch.randn(n, 16) / 4).requires_grad_() for _ in range(2))
+    if {fisher}:
+        torch.autograd.grad(fisher_product(eta, atoms, torch.randn(n, 16)).square().sum(), (eta, atoms))
+        return
+    m = moments(eta, atoms, statistics=("mean", "score_variance"))
+    g = torch.autograd.grad(m.log_normalizer.sum() + m.mean.sin().sum(), (eta, atoms), create_graph=True)
+    torch.autograd.grad(g[0].square().sum(), (eta, atoms))
+once(256)
+before = peak()
+once({n})
+print(peak() - before)
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("fisher", [True, False], ids=["gradient of the Fisher product", "second derivative"])
+def test_derivatives_by_recomputation_hold_linear_memory_with_the_usual_allocator(fisher):
+    """Peak of resident memory at 3, 6 and 12 thousand queries and atoms: linear would double, the square quadruple."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("MALLOC_")}
+    used = []
+    for n in (3000, 6000, 12000):
+        run = subprocess.run(
+            [sys.executable, "-c", LINEAR.format(fisher=fisher, n=n)], env=environment, capture_output=True, text=True
+        )
+        assert run.returncode == 0, run.stderr[-2000:]
+        used.append(float(run.stdout))
+    assert max(used) < 60, used  # one matrix of 12 000 × 12 000 has 549 MiB
+    assert used[2] < 2.5 * max(used[0], 16), used
+
+
+@pytest.mark.parametrize("kind", ["transposed", "every other", "expanded", "Fortran order"])
+@pytest.mark.parametrize("how", ["fused", "streaming", "compiled", "vmap"])
+def test_every_layout_is_read_rightly(kind, how):
+    """Above the size up to which the reference serves; `tests/generated` has many more."""
+    plain = [torch.randn(2, 300, 8, generator=torch.Generator().manual_seed(k), dtype=torch.float64) for k in range(3)]
+    if kind == "expanded":
+        plain[1] = plain[1][..., :1].expand(2, 300, 8)
+
+    def laid(t):
+        if kind == "transposed":
+            return t.mT.contiguous().mT
+        if kind == "every other":
+            return torch.stack([t, t + torch.nan], -1).flatten(-2)[..., ::2]
+        if kind == "Fortran order":
+            return torch.from_numpy(np.asfortranarray(t.numpy()))
+        return t
+
+    given = [laid(t).requires_grad_() for t in plain]
+    assert all(torch.equal(a, b) for a, b in zip(given, plain, strict=True))
+    exact = [t.clone(memory_format=torch.contiguous_format).requires_grad_() for t in plain]
+
+    def ours(eta, atoms, values):
+        backend = "streaming" if how == "streaming" else "fused" if how == "fused" else "auto"
+        found = moments(eta, atoms, values, backend=backend, statistics=("mean",))
+        return torch.cat([found.mean, found.log_normalizer[..., None]], -1)
+
+    run = {"compiled": torch.compile(ours, backend="aot_eager"), "vmap": torch.vmap(ours)}.get(how, ours)
+    found = run(*given)
+    record = moments(*exact, backend="dense", statistics=("mean",))
+    expected = torch.cat([record.mean, record.log_normalizer[..., None]], -1)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    slopes = torch.autograd.grad(found.sin().sum(), given), torch.autograd.grad(expected.sin().sum(), exact)
+    for mine, theirs in zip(*slopes, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("backend", ["dense", "streaming"])
+@pytest.mark.parametrize("outlier", [1e6, 1e12])
+def test_traces_do_not_feel_what_a_row_does_not_see(backend, outlier):
+    """One value that late rows see, and one that no row sees: 31 % of a trace once, in float32."""
+    x = torch.randn(200, 16, generator=torch.Generator().manual_seed(0))
+    mask = torch.ones(200, dtype=torch.bool)
+    mask[50] = False
+    clean = moments(x / 4, x, x, mask=mask, causal=True, backend="dense", statistics=("value_trace", "atom_trace"))
+    values, keys = x.clone(), x.clone()
+    values[50] = values[150] = keys[50] = outlier
+    found = moments(
+        x / 4, keys, values, mask=mask, causal=True, backend=backend, statistics=("value_trace", "atom_trace")
+    )
+    torch.testing.assert_close(found.value_trace[:150], clean.value_trace[:150], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found.atom_trace, clean.atom_trace, rtol=1e-5, atol=1e-5)
+    assert (found.value_trace[0] == 0).all()
+
+
+@pytest.mark.parametrize("garbage", [float("nan"), float("inf"), 1e38])
+@pytest.mark.parametrize("backend", ["dense", "streaming", "fused"])
+def test_padding_may_hold_any_bits(backend, garbage):
+    """Values and gradients are those of the tokens alone, and padding has gradient 0."""
+    q, k, v = (torch.randn(2, 3, 150, 8, generator=torch.Generator().manual_seed(s)) for s in range(3))
+    mask = torch.ones(2, 1, 1, 150, dtype=torch.bool)
+    mask[0, ..., 100:] = False
+    k, v = (torch.where(mask.mT, t, torch.tensor(garbage)).requires_grad_() for t in (k, v))
+    q = q.requires_grad_()
+    statistics = ("mean",) if backend == "fused" else "all"
+    found = moments(q / 3, k, v, mask=mask, backend=backend, statistics=statistics)
+    alone = moments(q[:1] / 3, k[:1, :, :100], v[:1, :, :100], backend="dense", statistics=statistics)
+    for name in vars(alone):
+        mine, theirs = getattr(found, name), getattr(alone, name)
+        if theirs is not None:
+            torch.testing.assert_close(mine[:1], theirs, rtol=1e-5, atol=1e-5)
+    total = sum(t[:1].sum() for t in vars(found).values() if t is not None)
+    slopes = torch.autograd.grad(total, (q, k, v))
+    assert all(s.isfinite().all() for s in slopes)
+    assert not slopes[1][0, :, 100:].any()
+    assert not slopes[2][0, :, 100:].any()
+
+
+def test_an_absent_sink_over_an_empty_row():
+    sink = torch.tensor([-torch.inf, 0.5], dtype=torch.float64, requires_grad=True)
+    x = torch.randn(2, 3, 4, dtype=torch.float64)
+    mask = torch.tensor([False, True, True])[:, None].expand(3, 3)
+    found = moments(x, x, mask=mask, sink=sink, statistics=("mean", "entropy"))
+    assert found.sink_mass[0, 0] == 0
+    assert found.sink_mass[1, 0] == 1
+    (slope,) = torch.autograd.grad(found.sink_mass.sum() + found.entropy.sum() + found.mean.sum(), sink)
+    assert slope.isfinite().all()
+    assert slope[0] == 0

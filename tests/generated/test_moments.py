@@ -397,6 +397,9 @@ def _gradients(case: Request, on_mean: np.ndarray, on: dict[str, np.ndarray]):
         rough = rough if rough < 1e-9 * LARGEST[case.dtype] else np.inf
         k = (*b[:-1], b[-1] // ratio) if b else b
         add("eta", (*b, i), on_score @ atoms, rough * (np.abs(atoms).max() + 1e-12))
+        for name in ("atoms", "values") if rough == np.inf else ():  # its NaN meets a weight of 0 in a product
+            if name in size:
+                size[name][k] = np.inf
         flat = (*k, j)
         add("atoms", flat, on_score[:, None] * eta, rough * (np.abs(eta) + 1e-12))
         add("atoms" if own else "values", flat, on_value, rough)
