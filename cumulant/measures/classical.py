@@ -24,7 +24,7 @@ from cumulant.measures.gaussian import Gaussian
 from cumulant.measures.statistics import FULL_STATISTICS
 from cumulant.measures.transform import independent
 from cumulant.solve import Solution, Status
-from cumulant.special import standard_gamma
+from cumulant.special import expm1, log_left, standard_gamma, times_exp
 from cumulant.typing import Draws, Matrices, PerQuery, Queries
 
 
@@ -99,6 +99,11 @@ class _Line(Measure):
         return self._v(eta[..., 0])[..., None, None]
 
     @per_query
+    def log_volume(self, eta: Queries) -> PerQuery:
+        self._check_domain(eta, self._g(eta[..., 0]))
+        return torch.log1p(self._v(eta[..., 0]))
+
+    @per_query
     def sample(self, eta: Queries, n: int, *, generator: torch.Generator | None = None) -> Draws:
         self._check_domain(eta, self._g(eta[..., 0]))
         return self._draw(eta.expand(*eta.shape[:-1], n), generator)[..., None]
@@ -136,10 +141,13 @@ class PoissonLaw(_Line):
         return self.rate.shape
 
     def _g(self, t: Tensor) -> Tensor:
-        return self.rate[..., None] * torch.expm1(t)
+        large = t > 1
+        by_expm1 = self.rate[..., None] * expm1(torch.where(large, 0, t))
+        by_exp = times_exp(self.rate[..., None], torch.where(large, t, 0)) - self.rate[..., None]
+        return torch.where(large, by_exp, by_expm1)
 
     def _m(self, t: Tensor) -> Tensor:
-        return self.rate[..., None] * torch.exp(t)
+        return times_exp(self.rate[..., None], t)
 
     _v = _m
 
@@ -172,14 +180,15 @@ class GammaLaw(_Line):
 
     def _g(self, t: Tensor) -> Tensor:
         _, inside = self._left(t)
-        ratio = torch.where(inside, t / self.rate[..., None], 0)
-        return torch.where(inside, -self.concentration[..., None] * torch.log1p(-ratio), torch.inf)
+        share = log_left(torch.where(inside, t, 0), self.rate[..., None])
+        return torch.where(inside, -self.concentration[..., None] * share, torch.inf)
 
     def _m(self, t: Tensor) -> Tensor:
         return self.concentration[..., None] / self._left(t)[0]
 
     def _v(self, t: Tensor) -> Tensor:
-        return self.concentration[..., None] / self._left(t)[0].square()
+        left = self._left(t)[0]
+        return self.concentration[..., None] / left / left
 
     def _link(self, m: Tensor) -> Tensor:
         return self.rate[..., None] - self.concentration[..., None] / m
@@ -204,23 +213,29 @@ class NegativeBinomialLaw(_Line):
     def batch_shape(self) -> torch.Size:
         return self.probs.shape
 
-    def _odds(self, t: Tensor) -> tuple[Tensor, Tensor]:
-        """p e^η where below 1, ½ elsewhere; and where."""
-        log_p = torch.log(self.probs)[..., None] + t
-        return torch.exp(torch.where(log_p < 0, log_p, -0.6931471805599453)), log_p < 0
+    def _odds(self) -> Tensor:
+        """p/(1−p), with which e^G = (1 − odds (e^η − 1))^−r: no difference of logarithms."""
+        return (self.probs / (1 - self.probs))[..., None]
+
+    def _left(self, t: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(1 − p e^η)/(1 − p) − 1 and η where the first is above −1, both 0 elsewhere; and where."""
+        below = torch.log(self.probs)[..., None] + t < 0
+        spent = -self._odds() * expm1(torch.where(below, t, 0))
+        inside = below & (spent > -1)
+        return torch.where(inside, spent, 0), torch.where(inside, t, 0), inside
 
     def _g(self, t: Tensor) -> Tensor:
-        p, inside = self._odds(t)
-        gap = torch.log1p(-self.probs)[..., None] - torch.log1p(-p)
-        return torch.where(inside, self.total_count[..., None] * gap, torch.inf)
+        spent, _, inside = self._left(t)
+        return torch.where(inside, -self.total_count[..., None] * torch.log1p(spent), torch.inf)
 
     def _m(self, t: Tensor) -> Tensor:
-        p, _ = self._odds(t)
-        return self.total_count[..., None] * p / (1 - p)
+        spent, t, _ = self._left(t)
+        return self.total_count[..., None] * times_exp(self._odds(), t) / (1 + spent)
 
     def _v(self, t: Tensor) -> Tensor:
-        p, _ = self._odds(t)
-        return self.total_count[..., None] * p / (1 - p).square()
+        spent, t, _ = self._left(t)
+        odds = self._odds()
+        return self.total_count[..., None] * times_exp(odds, t) / (1 + spent) * ((1 + odds) / (1 + spent))
 
     def _link(self, m: Tensor) -> Tensor:
         return torch.log(m / (self.total_count[..., None] + m)) - torch.log(self.probs)[..., None]
@@ -256,7 +271,7 @@ class LaplaceLaw(_Line):
 
     def _m(self, t: Tensor) -> Tensor:
         s, _ = self._square(t)
-        return self.loc[..., None] + 2 * self.scale[..., None].square() * t / (1 - s)
+        return self.loc[..., None] + 2 * self.scale[..., None] * (self.scale[..., None] * t) / (1 - s)
 
     def _v(self, t: Tensor) -> Tensor:
         s, _ = self._square(t)
