@@ -2,7 +2,7 @@ r"""Special functions of the families, each in a form whose terms do not cancel,
 
 Bessel      F(b, x) = ₀F₁(; b; x) = Σ_k x^k / ((b)_k k!), the log-normalizer of the sphere (b = dim/2)
 interval    log(sinh y / y) and its derivatives, the log-normalizer of a uniform law
-lines       e^t − 1, log(1 − t/r) with exact slopes in their tails
+lines       c e^t, c (e^t − 1) and log(1 − t/r), with exact slopes in their tails
 gamma       differences of log Γ, ψ and ψ′, and the second difference of log Γ
 volume      log det(I + F)
 
@@ -265,18 +265,6 @@ def log_sinhc_gap(y: Tensor) -> Tensor:
 # ---------------------------------------------------------------------- lines: tails with exact slopes
 
 
-def expm1(t: Tensor) -> Tensor:
-    """e^t − 1; the derivative is e^t also where e^t − 1 rounds to −1, while that of torch.expm1 is 0 there.
-
-    >>> import torch
-    >>> t = torch.tensor([-50.0, 1e-20], dtype=torch.float64, requires_grad=True)
-    >>> torch.autograd.grad(expm1(t).sum(), t)[0]
-    tensor([1.9287e-22, 1.0000e+00], dtype=torch.float64)
-    """
-    low = t < -1
-    return torch.where(low, torch.exp(torch.where(low, t, -1)) - 1, torch.expm1(torch.where(low, 0, t)))
-
-
 def times_exp(factor: Tensor, t: Tensor) -> Tensor:
     """c e^t where e^t alone would overflow or underflow: the exponential in two halves.
 
@@ -286,6 +274,19 @@ def times_exp(factor: Tensor, t: Tensor) -> Tensor:
     """
     half = torch.exp(t / 2)
     return factor * half * half
+
+
+def times_expm1(factor: Tensor, t: Tensor) -> Tensor:
+    """c (e^t − 1); the slope is c e^t also where e^t − 1 rounds to −1, while that of torch.expm1 is 0 there.
+
+    >>> import torch
+    >>> t = torch.tensor([-50.0, 1e-20], dtype=torch.float64, requires_grad=True)
+    >>> torch.autograd.grad(times_expm1(torch.ones_like(t), t).sum(), t)[0]
+    tensor([1.9287e-22, 1.0000e+00], dtype=torch.float64)
+    """
+    small = t.abs() <= 1
+    large = times_exp(factor, torch.where(small, 0, t)) - factor
+    return torch.where(small, factor * torch.expm1(torch.where(small, t, 0)), large)
 
 
 def log_left(t: Tensor, rate: Tensor) -> Tensor:
@@ -318,6 +319,18 @@ def trigamma(a: Tensor) -> Tensor:
     steps, z = _raised(a)
     tail = sum(b * z ** -(2 * k + 1) for k, b in enumerate(BERNOULLI, 1))
     return steps.pow(-2).sum(-1) + (1 / z + 0.5 * z.pow(-2) + tail)
+
+
+def digamma(a: Tensor) -> Tensor:
+    """ψ(a) for a > 0, with derivatives as exact as itself; those of torch.digamma go through torch.polygamma.
+
+    >>> import torch
+    >>> digamma(torch.tensor(1.0, dtype=torch.float64))                      # minus Euler's constant
+    tensor(-0.5772, dtype=torch.float64)
+    """
+    steps, z = _raised(a)
+    tail = sum(b / (2 * k) * z ** (-2 * k) for k, b in enumerate(BERNOULLI, 1))
+    return torch.log(z) - 0.5 / z - tail - (1 / steps).sum(-1)
 
 
 def digamma_gap(a: Tensor, delta: Tensor) -> Tensor:

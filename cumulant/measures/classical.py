@@ -24,7 +24,7 @@ from cumulant.measures.gaussian import Gaussian
 from cumulant.measures.statistics import FULL_STATISTICS
 from cumulant.measures.transform import independent
 from cumulant.solve import Solution, Status
-from cumulant.special import expm1, log_left, standard_gamma, times_exp
+from cumulant.special import log_left, standard_gamma, times_exp, times_expm1
 from cumulant.typing import Draws, Matrices, PerQuery, Queries
 
 
@@ -141,10 +141,7 @@ class PoissonLaw(_Line):
         return self.rate.shape
 
     def _g(self, t: Tensor) -> Tensor:
-        large = t > 1
-        by_expm1 = self.rate[..., None] * expm1(torch.where(large, 0, t))
-        by_exp = times_exp(self.rate[..., None], torch.where(large, t, 0)) - self.rate[..., None]
-        return torch.where(large, by_exp, by_expm1)
+        return times_expm1(self.rate[..., None], t)
 
     def _m(self, t: Tensor) -> Tensor:
         return times_exp(self.rate[..., None], t)
@@ -220,7 +217,7 @@ class NegativeBinomialLaw(_Line):
     def _left(self, t: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(1 − p e^η)/(1 − p) − 1 and η where the first is above −1, both 0 elsewhere; and where."""
         below = torch.log(self.probs)[..., None] + t < 0
-        spent = -self._odds() * expm1(torch.where(below, t, 0))
+        spent = -times_expm1(self._odds(), torch.where(below, t, 0))
         inside = below & (spent > -1)
         return torch.where(inside, spent, 0), torch.where(inside, t, 0), inside
 
@@ -230,12 +227,12 @@ class NegativeBinomialLaw(_Line):
 
     def _m(self, t: Tensor) -> Tensor:
         spent, t, _ = self._left(t)
-        return self.total_count[..., None] * times_exp(self._odds(), t) / (1 + spent)
+        return times_exp(self.total_count[..., None] * self._odds(), t) / (1 + spent)
 
     def _v(self, t: Tensor) -> Tensor:
         spent, t, _ = self._left(t)
         odds = self._odds()
-        return self.total_count[..., None] * times_exp(odds, t) / (1 + spent) * ((1 + odds) / (1 + spent))
+        return times_exp(self.total_count[..., None] * odds, t) / (1 + spent) * ((1 + odds) / (1 + spent))
 
     def _link(self, m: Tensor) -> Tensor:
         return torch.log(m / (self.total_count[..., None] + m)) - torch.log(self.probs)[..., None]
@@ -291,13 +288,28 @@ class LaplaceLaw(_Line):
 
 def _bernoulli(d: td.Bernoulli) -> Measure:
     atoms = torch.tensor([[0.0], [1.0]], dtype=d.logits.dtype, device=d.logits.device)
-    log_p = torch.nn.functional.logsigmoid(torch.stack([-d.logits, d.logits], dim=-1))
+    if _given_by_probs(d):
+        log_p = _log(torch.stack([1 - d.probs, d.probs], dim=-1))
+    else:
+        log_p = torch.nn.functional.logsigmoid(torch.stack([-d.logits, d.logits], dim=-1))
     return Empirical(atoms.expand(*d.batch_shape, 2, 1), log_p)
 
 
 def _one_hot(d: td.Categorical | td.OneHotCategorical) -> Measure:
     atoms = torch.eye(d.logits.shape[-1], dtype=d.logits.dtype, device=d.logits.device)
-    return Empirical(atoms.expand(*d.batch_shape, -1, -1), torch.log_softmax(d.logits, -1))
+    law = d._categorical if isinstance(d, td.OneHotCategorical) else d
+    log_p = _log(d.probs) if _given_by_probs(law) else torch.log_softmax(d.logits, -1)
+    return Empirical(atoms.expand(*d.batch_shape, -1, -1), log_p)
+
+
+def _given_by_probs(d: td.Bernoulli | td.Categorical) -> bool:
+    """Whether probabilities are what the law was made of: logits that torch derives from them are cut off at ε."""
+    return d._param is d.__dict__.get("probs")
+
+
+def _log(p: Tensor) -> Tensor:
+    """log p; −inf with gradient 0 at p = 0, where an atom is not there."""
+    return torch.where(p > 0, torch.log(torch.where(p > 0, p, 1)), -torch.inf)
 
 
 def _independent(d: td.Independent) -> Measure:

@@ -26,6 +26,7 @@ from torch import distributions as td
 
 from cumulant.measures.base import Measure, per_query
 from cumulant.special import (
+    digamma,
     digamma_gap,
     log_beta_gap,
     log_gamma_gap,
@@ -132,7 +133,7 @@ class GammaStatistics(_OnStatistics):
 
     def _m(self, home: Tensor, eta: Tensor) -> Tensor:
         shape, rate = self._moved(home, eta)
-        return torch.stack([shape / rate, torch.digamma(shape) - torch.log(rate)], dim=-1)
+        return torch.stack([shape / rate, digamma(shape) - torch.log(rate)], dim=-1)
 
     def _v(self, home: Tensor, eta: Tensor) -> Tensor:
         shape, rate = self._moved(home, eta)

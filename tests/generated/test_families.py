@@ -84,6 +84,7 @@ class Family:
     determined: Callable[[list, list, float], bool] = lambda p, e, eps: (
         True
     )  # whether roundings leave the law what it is
+    g_floor: float = 0.0  # absolute error of G, in ε
     product_floor: Callable[[list, float], float] = lambda p, eps: 0.0  # absolute error of fisher_mv
 
 
@@ -140,6 +141,20 @@ def laplace(p: list, e: list) -> Answer | None:
     return Answer(
         loc * eta - mp.log(1 - s), (loc + 2 * scale**2 * eta / (1 - s),), (2 * scale**2 * (1 + s) / (1 - s) ** 2,)
     )
+
+
+def coin(p: list, e: list) -> Answer:
+    p1 = p[0] * mp.exp(e[0])
+    total = 1 - p[0] + p1
+    return Answer(mp.log(total), (p1 / total,), (p1 * (1 - p[0]) / total**2,))
+
+
+def one_hot(p: list, e: list) -> Answer:
+    tilted = [q * mp.exp(x) for q, x in zip(p, e, strict=True)]
+    total = mp.fsum(tilted)
+    m = [x / total for x in tilted]
+    fisher = [x * (mp.fsum(m) - x) if i == j else -x * y for i, x in enumerate(m) for j, y in enumerate(m)]
+    return Answer(mp.log(total / mp.fsum(p)), tuple(m), tuple(fisher))
 
 
 def gaussian(p: list, e: list) -> Answer:
@@ -203,12 +218,16 @@ def atoms(p: list, e: list) -> Answer:
     return Answer(top + mp.log(total), tuple(mean), tuple(fisher))
 
 
-def scores_apart(p: list, e: list, eps: float) -> bool:
+def apart(scores: list, rounding: float) -> bool:
     """Whether the rounding of scores cannot change which atoms have mass: else the law itself is a matter of chance."""
-    sizes = [abs(x * e[0]) + abs(y * e[1]) for x, y in (p[0:2], p[2:4], p[4:6])]
-    scores = sorted(x * e[0] + y * e[1] + w for x, y, w in zip(p[0:6:2], p[1:6:2], p[6:9], strict=True))
-    rounding = 4 * eps * max(sizes)
-    return rounding < 0.1 or scores[-1] - scores[-2] > rounding + 200
+    *_, second, first = sorted(scores)
+    return rounding < 0.1 or first - second > rounding + 200
+
+
+def scores_apart(p: list, e: list, eps: float) -> bool:
+    points = p[0:2], p[2:4], p[4:6]
+    scores = [x * e[0] + y * e[1] + w for (x, y), w in zip(points, p[6:9], strict=True)]
+    return apart(scores, 4 * eps * max(abs(x * e[0]) + abs(y * e[1]) for x, y in points))
 
 
 # ---------------------------------------------------------------------- families
@@ -231,6 +250,21 @@ FAMILIES = {
     ),
     "Laplace": Family(
         lambda p: from_distribution(td.Laplace(*p)), laplace, (signed(1e-3, 1e3), SCALE), edge=lambda p: (1 / p[1],)
+    ),
+    # two and three atoms with logarithms of probabilities, whose sum is 1 up to rounding
+    "Bernoulli": Family(
+        lambda p: from_distribution(td.Bernoulli(probs=p[0])),
+        coin,
+        (st.one_of(sizes(1e-30, 0.5), sizes(1e-4, 0.5).map(lambda x: 1 - x)),),
+        g_floor=1.0,
+    ),
+    "Categorical": Family(
+        lambda p: from_distribution(td.Categorical(probs=p)),
+        one_hot,
+        (sizes(1e-20, 1),) * 3,
+        dim=3,
+        g_floor=1.0,
+        determined=lambda p, e, eps: apart(e, 4 * eps * max(map(abs, e))),
     ),
     "Gaussian": Family(
         lambda p: Gaussian(p[:2], p[2:][[0, 1, 1, 2]].reshape(2, 2)),
@@ -351,7 +385,7 @@ def check_family(case: Query, family: Family) -> None:
         slacks[-1] += want.volume_conditioning()
         d = h.dim
         (slope,) = torch.autograd.grad(g, query)
-        check("G", g.item(), base[0], slacks[0], case.dtype)
+        check("G", g.item(), base[0], slacks[0] + family.g_floor, case.dtype)
         if abs(base[0]) >= info.max * (1 - 1e-3) or not family.determined(p, e, info.eps):
             return
         floor = family.product_floor(p, info.eps) / (ROUNDINGS * info.eps)
