@@ -403,7 +403,7 @@ def check_family(case: Query, family: Family) -> None:
         check("log_volume", volume.item(), base[-1], slacks[-1], case.dtype)
 
 
-@holds_for(queries(FAMILIES), examples=150)
+@holds_for(queries(FAMILIES), examples=120)
 def test_families_are_exact_over_the_whole_range(case: Query) -> None:
     check_family(case, FAMILIES[case.family])
 
@@ -481,7 +481,7 @@ def radial(dim: int, kappa) -> tuple:
     return g, a, slope, -2 * a * slope - (dim - 1) * (slope / k - a / k**2)
 
 
-@holds_for(spheres(), examples=80)
+@holds_for(spheres(), examples=50)
 def test_spheres_are_exact_over_the_whole_range(case: OnSphere) -> None:
     dtype = DTYPES[case.dtype]
     query = case.query().requires_grad_()
