@@ -28,6 +28,7 @@ from cumulant.measures import Hull, Measure, convolve, per_query
 from cumulant.measures.link import spread
 from cumulant.measures.transform import add_logs
 from cumulant.residual import Step
+from cumulant.special import log_det_plus_identity
 from cumulant.typing import Draws, Matrices, PerQuery, Queries
 
 
@@ -161,10 +162,7 @@ class Potential(ABC):
 
     def step(self, eta: Queries) -> Step:
         """η + ∇(η) and log det(I + ∇²) ≥ 0: one step of ascent on a convex potential expands (X-1, X-14)."""
-        curvature = accumulate(self.hessian(eta))
-        eye = torch.eye(self.dim, dtype=curvature.dtype, device=curvature.device)
-        factor = torch.linalg.cholesky(eye + curvature)
-        volume = 2 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        volume = log_det_plus_identity(accumulate(self.hessian(eta)))
         return Step(eta + self.gradient(eta), volume.to(eta.dtype))
 
 

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from cumulant.checks import broadcast, holds, sentence, shape
 from cumulant.solve import Solution
+from cumulant.special import log_det_plus_identity
 from cumulant.typing import Draws, Matrices, PerQuery, Queries
 
 P = ParamSpec("P")
@@ -123,10 +124,7 @@ class Measure(ABC):
 
     def log_volume(self, eta: Queries) -> PerQuery:
         """log det(I + ∇²G(η)): how much the residual step η + ∇G(η) expands volume (X-1)."""
-        fisher = self.fisher(eta)
-        eye = torch.eye(self.dim, dtype=fisher.dtype, device=fisher.device)
-        factor = torch.linalg.cholesky(eye + fisher)
-        return 2 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        return log_det_plus_identity(self.fisher(eta))
 
     @per_query
     def kl(self, eta1: Queries, eta2: Queries) -> PerQuery:

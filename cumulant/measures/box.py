@@ -1,11 +1,12 @@
-"""The uniform law on a box.
+"""The uniform law on a box: small queries seen from the centre of an edge, large ones from its favoured end.
 
-A coordinate of a uniform point on S² is uniform on an interval (Archimedes), so each edge is the sphere in R³ seen from
-one axis, and the box rests on the same special function.
+A coordinate of a uniform point on S² is uniform on an interval (Archimedes), so that `natural` of an edge is that of
+the sphere in R³.
 """
 
+import math
 from dataclasses import dataclass
-from typing import final
+from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from cumulant.kernels.dense import accumulate
 from cumulant.measures.base import Measure, per_query
 from cumulant.measures.sphere import inverse_resultant
 from cumulant.solve import Solution, Status
-from cumulant.special import hyp0f1
+from cumulant.special import langevin, langevin_slope, log_sinhc, log_sinhc_gap
 from cumulant.typing import Draws, Matrices, PerQuery, Queries
 
 
@@ -57,36 +58,52 @@ class Box(Measure):
         return broadcast("batch_shape", self.low.shape, self.high.shape)[:-1]
 
     def _centre(self) -> Tensor:
-        return accumulate(self.low + (self.high - self.low) / 2)[..., None, :]
+        return (accumulate(self.low) / 2 + accumulate(self.high) / 2)[..., None, :]
 
     def _half(self) -> Tensor:
-        return accumulate((self.high - self.low) / 2)[..., None, :]
+        return (accumulate(self.high) / 2 - accumulate(self.low) / 2)[..., None, :]
+
+    def _edges(self, eta: Tensor) -> "_Edges":
+        wide, half = accumulate(eta), self._half()
+        far = (wide * half).abs() > 1
+        up = wide > 0
+        end = torch.where(up, accumulate(self.high)[..., None, :], accumulate(self.low)[..., None, :])
+        size = torch.where(far, torch.where(up, wide, -wide), 1)
+        return _Edges(torch.where(far, 0, wide), half, far, up, end, size, torch.where(far, half, 1))
 
     @per_query
     def log_normalizer(self, eta: Queries) -> PerQuery:
-        wide = accumulate(eta)
-        y = wide * self._half()
-        return (self._centre() * wide + hyp0f1(1.5, y.square() / 4).log).sum(-1).to(eta.dtype)
+        e = self._edges(eta)
+        near = self._centre() * e.near + log_sinhc(e.near * e.half)
+        away = torch.where(e.up, e.size, -e.size) * e.end + e.log_share()
+        return torch.where(e.far, away, near).sum(-1).to(eta.dtype)
 
     @per_query
     def mean(self, eta: Queries) -> Queries:
-        y, half = accumulate(eta) * self._half(), self._half()
-        return (self._centre() + half * y / 3 * hyp0f1(1.5, y.square() / 4).ratio).to(eta.dtype)
+        e = self._edges(eta)
+        near = self._centre() + e.half * langevin(e.near * e.half)
+        depth = 1 / e.size - 2 * e.width * torch.exp(-e.t()) / -torch.expm1(-e.t())
+        away = torch.where(e.up, e.end - depth, e.end + depth)
+        return torch.where(e.far, away, near).to(eta.dtype)
 
     def _variances(self, eta: Tensor) -> Tensor:
-        """Variance of each coordinate: half² (ρ/3 + y²/6 · dρ/dx)."""
-        x = (accumulate(eta) * self._half()).square() / 4
-        ratio, after = hyp0f1(1.5, x).ratio, hyp0f1(2.5, x).ratio
-        bend = ratio * (after / 2.5 - ratio / 1.5)
-        return (self._half().square() * (ratio / 3 + x * bend * 2 / 3)).to(eta.dtype)
+        """half² L′(y) of each coordinate; far out 1/η² − (half/sinh y)²."""
+        e = self._edges(eta)
+        near = e.half.square() * langevin_slope(e.near * e.half)
+        inverse_sinh = 2 * torch.exp(-e.t() / 2) / -torch.expm1(-e.t())
+        return torch.where(e.far, (1 / e.size).square() - (e.width * inverse_sinh).square(), near)
 
     @per_query
     def fisher_mv(self, eta: Queries, v: Queries) -> Queries:
-        return self._variances(eta) * v
+        return (self._variances(eta) * v).to(eta.dtype)
 
     @per_query
     def fisher(self, eta: Queries) -> Matrices:
-        return torch.diag_embed(self._variances(eta))
+        return torch.diag_embed(self._variances(eta).to(eta.dtype))
+
+    @per_query
+    def log_volume(self, eta: Queries) -> PerQuery:
+        return torch.log1p(self._variances(eta)).sum(-1).to(eta.dtype)
 
     @per_query
     def natural(self, mean: Queries, *, max_steps: int = 100) -> Solution:
@@ -128,3 +145,31 @@ class Box(Measure):
         small = t < 1e-6
         depth = torch.where(small, u, -torch.log1p(u * torch.expm1(-t)) / torch.where(small, 1, t))
         return torch.where(wide > 0, high - depth * (high - low), low + depth * (high - low)).to(eta.dtype)
+
+
+class _Edges(NamedTuple):
+    """Queries by their distance from 0; each of the two groups is held at a harmless value where the other is meant.
+
+    near   η where |y| ≤ 1, y = η · half           up    whether η > 0, so that the upper end is favoured
+    far    where |y| > 1                           end   the favoured end, of which the law keeps within about 1/|η|
+    size   |η| where far                           width half the edge where far
+    """
+
+    near: Tensor
+    half: Tensor
+    far: Tensor
+    up: Tensor
+    end: Tensor
+    size: Tensor
+    width: Tensor
+
+    def t(self) -> Tensor:
+        """|η| (high − low), at most the largest finite number, from where e^-t is 0 anyway."""
+        return (self.size * self.width).clamp_max(torch.finfo(self.size.dtype).max / 2) * 2
+
+    def log_share(self) -> Tensor:
+        """log((1 − e^-t)/t): how the mass falls off from the favoured end; t itself may overflow."""
+        y = self.size * self.width
+        huge = y.isinf()
+        by_parts = -torch.log(self.size) - torch.log(self.width) - math.log(2)
+        return torch.where(huge, by_parts, log_sinhc_gap(torch.where(huge, 1, y)))

@@ -24,7 +24,7 @@ from cumulant.measures.gaussian import Gaussian
 from cumulant.measures.statistics import FULL_STATISTICS
 from cumulant.measures.transform import independent
 from cumulant.solve import Solution, Status
-from cumulant.special import standard_gamma
+from cumulant.special import log_left, standard_gamma, times_exp, times_expm1
 from cumulant.typing import Draws, Matrices, PerQuery, Queries
 
 
@@ -99,6 +99,11 @@ class _Line(Measure):
         return self._v(eta[..., 0])[..., None, None]
 
     @per_query
+    def log_volume(self, eta: Queries) -> PerQuery:
+        self._check_domain(eta, self._g(eta[..., 0]))
+        return torch.log1p(self._v(eta[..., 0]))
+
+    @per_query
     def sample(self, eta: Queries, n: int, *, generator: torch.Generator | None = None) -> Draws:
         self._check_domain(eta, self._g(eta[..., 0]))
         return self._draw(eta.expand(*eta.shape[:-1], n), generator)[..., None]
@@ -136,10 +141,10 @@ class PoissonLaw(_Line):
         return self.rate.shape
 
     def _g(self, t: Tensor) -> Tensor:
-        return self.rate[..., None] * torch.expm1(t)
+        return times_expm1(self.rate[..., None], t)
 
     def _m(self, t: Tensor) -> Tensor:
-        return self.rate[..., None] * torch.exp(t)
+        return times_exp(self.rate[..., None], t)
 
     _v = _m
 
@@ -172,14 +177,15 @@ class GammaLaw(_Line):
 
     def _g(self, t: Tensor) -> Tensor:
         _, inside = self._left(t)
-        ratio = torch.where(inside, t / self.rate[..., None], 0)
-        return torch.where(inside, -self.concentration[..., None] * torch.log1p(-ratio), torch.inf)
+        share = log_left(torch.where(inside, t, 0), self.rate[..., None])
+        return torch.where(inside, -self.concentration[..., None] * share, torch.inf)
 
     def _m(self, t: Tensor) -> Tensor:
         return self.concentration[..., None] / self._left(t)[0]
 
     def _v(self, t: Tensor) -> Tensor:
-        return self.concentration[..., None] / self._left(t)[0].square()
+        left = self._left(t)[0]
+        return self.concentration[..., None] / left / left
 
     def _link(self, m: Tensor) -> Tensor:
         return self.rate[..., None] - self.concentration[..., None] / m
@@ -204,23 +210,29 @@ class NegativeBinomialLaw(_Line):
     def batch_shape(self) -> torch.Size:
         return self.probs.shape
 
-    def _odds(self, t: Tensor) -> tuple[Tensor, Tensor]:
-        """p e^η where below 1, ½ elsewhere; and where."""
-        log_p = torch.log(self.probs)[..., None] + t
-        return torch.exp(torch.where(log_p < 0, log_p, -0.6931471805599453)), log_p < 0
+    def _odds(self) -> Tensor:
+        """p/(1−p), with which e^G = (1 − odds (e^η − 1))^−r: no difference of logarithms."""
+        return (self.probs / (1 - self.probs))[..., None]
+
+    def _left(self, t: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(1 − p e^η)/(1 − p) − 1 and η where the first is above −1, both 0 elsewhere; and where."""
+        below = torch.log(self.probs)[..., None] + t < 0
+        spent = -times_expm1(self._odds(), torch.where(below, t, 0))
+        inside = below & (spent > -1)
+        return torch.where(inside, spent, 0), torch.where(inside, t, 0), inside
 
     def _g(self, t: Tensor) -> Tensor:
-        p, inside = self._odds(t)
-        gap = torch.log1p(-self.probs)[..., None] - torch.log1p(-p)
-        return torch.where(inside, self.total_count[..., None] * gap, torch.inf)
+        spent, _, inside = self._left(t)
+        return torch.where(inside, -self.total_count[..., None] * torch.log1p(spent), torch.inf)
 
     def _m(self, t: Tensor) -> Tensor:
-        p, _ = self._odds(t)
-        return self.total_count[..., None] * p / (1 - p)
+        spent, t, _ = self._left(t)
+        return times_exp(self.total_count[..., None] * self._odds(), t) / (1 + spent)
 
     def _v(self, t: Tensor) -> Tensor:
-        p, _ = self._odds(t)
-        return self.total_count[..., None] * p / (1 - p).square()
+        spent, t, _ = self._left(t)
+        odds = self._odds()
+        return times_exp(self.total_count[..., None] * odds, t) / (1 + spent) * ((1 + odds) / (1 + spent))
 
     def _link(self, m: Tensor) -> Tensor:
         return torch.log(m / (self.total_count[..., None] + m)) - torch.log(self.probs)[..., None]
@@ -256,7 +268,7 @@ class LaplaceLaw(_Line):
 
     def _m(self, t: Tensor) -> Tensor:
         s, _ = self._square(t)
-        return self.loc[..., None] + 2 * self.scale[..., None].square() * t / (1 - s)
+        return self.loc[..., None] + 2 * self.scale[..., None] * (self.scale[..., None] * t) / (1 - s)
 
     def _v(self, t: Tensor) -> Tensor:
         s, _ = self._square(t)
@@ -276,13 +288,28 @@ class LaplaceLaw(_Line):
 
 def _bernoulli(d: td.Bernoulli) -> Measure:
     atoms = torch.tensor([[0.0], [1.0]], dtype=d.logits.dtype, device=d.logits.device)
-    log_p = torch.nn.functional.logsigmoid(torch.stack([-d.logits, d.logits], dim=-1))
+    if _given_by_probs(d):
+        log_p = _log(torch.stack([1 - d.probs, d.probs], dim=-1))
+    else:
+        log_p = torch.nn.functional.logsigmoid(torch.stack([-d.logits, d.logits], dim=-1))
     return Empirical(atoms.expand(*d.batch_shape, 2, 1), log_p)
 
 
 def _one_hot(d: td.Categorical | td.OneHotCategorical) -> Measure:
     atoms = torch.eye(d.logits.shape[-1], dtype=d.logits.dtype, device=d.logits.device)
-    return Empirical(atoms.expand(*d.batch_shape, -1, -1), torch.log_softmax(d.logits, -1))
+    law = d._categorical if isinstance(d, td.OneHotCategorical) else d
+    log_p = _log(d.probs) if _given_by_probs(law) else torch.log_softmax(d.logits, -1)
+    return Empirical(atoms.expand(*d.batch_shape, -1, -1), log_p)
+
+
+def _given_by_probs(d: td.Bernoulli | td.Categorical) -> bool:
+    """Whether probabilities are what the law was made of: logits that torch derives from them are cut off at ε."""
+    return d._param is d.__dict__.get("probs")
+
+
+def _log(p: Tensor) -> Tensor:
+    """log p; −inf with gradient 0 at p = 0, where an atom is not there."""
+    return torch.where(p > 0, torch.log(torch.where(p > 0, p, 1)), -torch.inf)
 
 
 def _independent(d: td.Independent) -> Measure:

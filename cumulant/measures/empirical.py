@@ -109,7 +109,12 @@ class Empirical(Measure):
             basis = torch.eye(self.dim, dtype=eta.dtype, device=eta.device)
             return torch.stack([self.fisher_mv(eta, e.expand_as(eta)) for e in basis], dim=-1)
         p, atoms = self._probabilities(eta), accumulate(self.atoms)
-        centred = atoms[..., None, :, :] - (p @ atoms)[..., None, :]  # (*batch, q, n, d)
+        atoms = atoms.expand(*p.shape[:-2], *atoms.shape[-2:])[..., None, :, :]
+        if p.shape[
+            -1
+        ]:  # seen from the likeliest atom, so that a rare one's variance does not meet the rounding of a mean
+            atoms = atoms - torch.take_along_dim(atoms, p.argmax(-1)[..., None, None], dim=-2).detach()
+        centred = atoms - p[..., None, :] @ atoms  # (*batch, q, n, d)
         return (centred.mT @ (p[..., None] * centred)).to(eta.dtype)
 
     def _probabilities(self, eta: Tensor) -> Tensor:

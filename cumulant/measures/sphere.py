@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import final
+from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from cumulant.checks import holds, require_float, sentence
 from cumulant.kernels.dense import accumulate
 from cumulant.measures.base import Measure, per_query
 from cumulant.solve import Solution, Status, newton
-from cumulant.special import hyp0f1, standard_gamma
+from cumulant.special import Radial, bessel_radial, far_from, standard_gamma
 from cumulant.typing import Draws, Matrices, PerQuery, Queries
 
 
@@ -53,38 +53,66 @@ class Sphere(Measure):
         radius = torch.as_tensor(self.radius, device=eta.device)
         return accumulate(radius.to(eta.dtype))[..., None]
 
-    def _quarter(self, eta: Tensor) -> Tensor:
-        """x = κ²/4; smooth in η, also at 0."""
-        return (self._radius(eta)[..., None] * accumulate(eta)).square().sum(-1) / 4
+    def _polar(self, eta: Tensor) -> "_Polar":
+        wide, radius = accumulate(eta), self._radius(eta)
+        top = torch.finfo(wide.dtype).max
+        largest = wide.detach().abs().amax(-1)
+        zero = largest == 0
+        scaled = wide / torch.where(zero, 1, largest)[..., None]
+        length = torch.where(zero[..., None], 1, scaled).square().sum(-1).sqrt()  # from 1 to √d
+        kappa = ((radius * largest).clamp_max(top) * length).clamp_max(top)
+        far = kappa >= far_from(wide.dtype)
+        near = torch.where(far[..., None], 0, wide)
+        quarter = (radius[..., None] * near).square().sum(-1) / 4
+        radial = bessel_radial(self.dim / 2, quarter, kappa, far)
+        infinite = (radius * largest * length).isinf()
+        radial = radial._replace(log=torch.where(infinite, torch.inf, radial.log))
+        return _Polar(near, far, scaled, length, largest, radial)
 
     @per_query
     def log_normalizer(self, eta: Queries) -> PerQuery:
-        return hyp0f1(self.dim / 2, self._quarter(eta)).log.to(eta.dtype)
+        return self._polar(eta).radial.log.to(eta.dtype)
 
     @per_query
     def mean(self, eta: Queries) -> Queries:
-        """∇G = (r²/d) ρ(x) η with ρ = F(d/2+1)/F(d/2): no division by |η|, so exact at η = 0."""
-        ratio = hyp0f1(self.dim / 2, self._quarter(eta)).ratio
-        return (self._radius(eta).square() / self.dim * ratio)[..., None].to(eta.dtype) * eta
+        """∇G = r A_d(κ) η/|η|; near 0 it is r² (A_d/κ) η, smooth in η."""
+        polar, radius = self._polar(eta), self._radius(eta)
+        away = (radius * polar.radial.slope)[..., None] * polar.unit()
+        across = polar.radial.across
+        near = (radius[..., None] * polar.near) * (radius * across)[..., None]
+        # r η may underflow where r² η does not
+        large = (radius > 1) & (radius < torch.finfo(radius.dtype).max ** 0.5)
+        lifted = polar.near * (torch.where(large, radius, 1).square() * across)[..., None]
+        return torch.where(polar.far[..., None], away, torch.where(large[..., None], lifted, near)).to(eta.dtype)
 
-    def _bend(self, eta: Tensor) -> tuple[Tensor, Tensor]:
-        """∇²G = a I + b ηηᵀ; from dρ/dx = ρ (ρ₁/(β+1) − ρ/β), β = d/2."""
-        beta, x = self.dim / 2, self._quarter(eta)
-        ratio, after = hyp0f1(beta, x).ratio, hyp0f1(beta + 1, x).ratio
-        a = self._radius(eta).square() / self.dim * ratio
-        b = a * self._radius(eta).square() / 2 * (after / (beta + 1) - ratio / beta)
-        return a[..., None].to(eta.dtype), b[..., None].to(eta.dtype)
+    def _spread(self, eta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """∇²G = a(I − uuᵀ) + b uuᵀ: the variances a across and b along the direction u of η, which is 0 at η = 0."""
+        polar, radius = self._polar(eta), self._radius(eta)
+        radial = polar.radial
+        across = torch.where(polar.far, polar.over_length(radius * radial.slope), radius * (radius * radial.across))
+        along = torch.where(
+            polar.far, polar.over_length(polar.over_length(radial.scaled)), radius * (radius * radial.along)
+        )
+        return across[..., None], along[..., None], polar.unit()
 
     @per_query
     def fisher_mv(self, eta: Queries, v: Queries) -> Queries:
-        a, b = self._bend(eta)
-        return a * v + b * eta * (eta * v).sum(-1, keepdim=True)
+        across, along, unit = self._spread(eta)
+        wide = accumulate(v)
+        shadow = unit * (unit * wide).sum(-1, keepdim=True)
+        return (across * (wide - shadow) + along * shadow).to(eta.dtype)
 
     @per_query
     def fisher(self, eta: Queries) -> Matrices:
-        a, b = self._bend(eta)
-        eye = torch.eye(self.dim, dtype=eta.dtype, device=eta.device)
-        return a[..., None] * eye + b[..., None] * eta[..., :, None] * eta[..., None, :]
+        across, along, unit = (x[..., None] for x in self._spread(eta))
+        outer = unit * unit.mT
+        eye = torch.eye(self.dim, dtype=outer.dtype, device=outer.device)
+        return (across * (eye - outer) + along * outer).to(eta.dtype)
+
+    @per_query
+    def log_volume(self, eta: Queries) -> PerQuery:
+        across, along, _ = self._spread(eta)
+        return ((self.dim - 1) * torch.log1p(across) + torch.log1p(along))[..., 0].to(eta.dtype)
 
     @per_query
     def natural(self, mean: Queries, *, max_steps: int = 100) -> Solution:
@@ -102,13 +130,15 @@ class Sphere(Measure):
         return Solution(eta.to(mean.dtype), found.status, found.steps, found.residual * radius, found.trace * radius)
 
     def _attach(self, mu: Tensor, eta: Tensor, status: Tensor) -> Tensor:
-        """The implicit gradient dη = ∇²G⁻¹(dμ − d∇G), with (aI + bηηᵀ)⁻¹ by Sherman–Morrison."""
+        """The implicit gradient dη = ∇²G⁻¹(dμ − d∇G), across and along η."""
         residual = mu - self.mean(eta)
         if not residual.requires_grad:
             return eta
-        a, b = self._bend(eta)
-        along = (eta * residual).sum(-1, keepdim=True) * b / (a + b * eta.square().sum(-1, keepdim=True))
-        step = torch.where((status == Status.CONVERGED)[..., None], (residual - along * eta) / a, 0)
+        across, along, unit = self._spread(eta)
+        shadow = unit * (unit * residual).sum(-1, keepdim=True)
+        converged = (status == Status.CONVERGED)[..., None]
+        inverse = (residual - shadow) / across + shadow / torch.where(along > 0, along, 1)
+        step = torch.where(converged, inverse, 0)
         return eta + step - step.detach()
 
     @per_query
@@ -137,22 +167,45 @@ class Sphere(Measure):
         return (radius[..., None, None] * (height[..., None] * axis + side)).to(eta.dtype)
 
 
+class _Polar(NamedTuple):
+    """Queries by length and direction: η = largest · scaled, |scaled| = length, so that no square over- or underflows.
+
+    near  η where κ = r|η| is below `far_from`, 0 elsewhere; far  where it is not
+    """
+
+    near: Tensor
+    far: Tensor
+    scaled: Tensor
+    length: Tensor
+    largest: Tensor
+    radial: Radial
+
+    def unit(self) -> Tensor:
+        """η/|η|, 0 at η = 0."""
+        return self.scaled / self.length[..., None]
+
+    def over_length(self, x: Tensor) -> Tensor:
+        """x/|η| where far, x elsewhere."""
+        return x / torch.where(self.far, self.length, 1) / torch.where(self.far, self.largest, 1)
+
+
 def inverse_resultant(b: float, resultant: Tensor, max_steps: int) -> Solution:
     """κ ≥ 0 with κ/(2b) · ρ_b(κ²/4) = R, elementwise; BOUNDARY from R = 1 − 1e-9 on, OUTSIDE beyond 1 + 1e-9."""
     edge = 1e-9
     target = resultant.clamp(max=1 - edge)
     start = target * (2 * b - target.square()) / (1 - target.square())  # Banerjee et al. 2005
 
+    def radial(k: Tensor) -> Radial:
+        return bessel_radial(b, k.square() / 4, k, k >= far_from(k.dtype))
+
     def potential(k: Tensor) -> Tensor:
-        return hyp0f1(b, k[..., 0].square() / 4).log - k[..., 0] * target
+        return radial(k[..., 0]).log - k[..., 0] * target
 
     def gradient(k: Tensor) -> Tensor:
-        return k / (2 * b) * hyp0f1(b, k.square() / 4).ratio - target[..., None]
+        return radial(k).slope - target[..., None]
 
     def hessian(k: Tensor) -> Tensor:
-        x = k[..., None].square() / 4
-        ratio, after = hyp0f1(b, x).ratio, hyp0f1(b + 1, x).ratio
-        return ratio / (2 * b) * (1 + 2 * x * (after / (b + 1) - ratio / b))
+        return radial(k[..., None]).along
 
     def verdict(local) -> Tensor:
         on_edge = torch.where(resultant >= 1 - edge, int(Status.BOUNDARY), -1)
