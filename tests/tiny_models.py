@@ -71,3 +71,117 @@ def inputs(kind: str, *, batch: int = 3, length: int = 7, seed: int = 0) -> dict
     if kind in ("t5", "bart", "mbart"):
         return {"input_ids": ids, "decoder_input_ids": ids[:, : length - 2]}
     return {"input_ids": ids}
+
+
+# Random transformers of any size, by the model type of transformers' configurations. What a family calls its sizes:
+
+ENCODERS = ("bert", "roberta", "electra", "distilbert", "albert", "ernie", "esm", "nomic_bert", "modernbert")
+DECODERS = ("gpt2", "gpt_neox", "opt", "biogpt")  # without grouped keys
+GROUPED_DECODERS = (
+    *("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi", "phi3", "olmo", "olmo2", "olmo3"),
+    *("cohere", "cohere2", "starcoder2", "stablelm", "smollm3", "granite", "gpt_oss", "mixtral", "qwen3_moe", "olmoe"),
+    *("glm", "glm4", "helium", "nemotron", "exaone4", "arcee", "apertus", "seed_oss", "doge", "vaultgemma", "eurobert"),
+)
+TWO_SIDED = ("t5", "mt5", "umt5", "bart", "mbart", "pegasus", "marian", "m2m_100", "blenderbot")
+SIGHTED = ("vit", "deit", "dinov2", "clip", "siglip")
+HEARING = ("whisper",)
+ON_THE_INTERFACE = (*ENCODERS, *DECODERS, *GROUPED_DECODERS, *TWO_SIDED, *SIGHTED, *HEARING)
+
+OFF_THE_INTERFACE = (
+    *("mpnet", "deberta", "deberta-v2", "gpt_neo", "gptj", "bloom", "falcon", "mpt", "xlm", "codegen", "roformer"),
+    *("rembert", "megatron-bert", "xglm", "ibert", "rwkv"),
+)
+WITHOUT_ATTENTION = ("mamba", "fnet", "falcon_mamba")
+PARTLY_ON_THE_INTERFACE = ("longt5", "minimax")
+
+# what a type needs besides, or has under another name
+EXTRA = {
+    "electra": {"embedding_size": 12},
+    "albert": {"embedding_size": 12},
+    "esm": {"position_embedding_type": "absolute", "mask_token_id": 1},
+    "gpt_neox": {"rotary_pct": 1.0},
+    "phi": {"partial_rotary_factor": 1.0},
+    "stablelm": {"partial_rotary_factor": 1.0},
+    "nemotron": {"partial_rotary_factor": 1.0},
+    "mixtral": {"num_local_experts": 2, "num_experts_per_tok": 1},
+    "gpt_oss": {"num_local_experts": 2, "num_experts_per_tok": 1, "sliding_window": 5},
+    "qwen3_moe": {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16},
+    "olmoe": {"num_experts": 2, "num_experts_per_tok": 1},
+    "gemma2": {"sliding_window": 5},
+    "gemma3_text": {"sliding_window": 5},
+    "olmo3": {"sliding_window": 5},
+    "cohere2": {"sliding_window": 5},
+    "mistral": {"sliding_window": 5},
+    "modernbert": {"local_attention": 6, "global_attn_every_n_layers": 2},
+    "gpt_neo": {"window_size": 4},
+    "minimax": {"num_local_experts": 2, "num_experts_per_tok": 1},
+}
+POSITIONS = 64
+
+
+def transformer(kind: str, *, heads: int, key_heads: int, head_dim: int, layers: int, seed: int) -> torch.nn.Module:
+    """A model of a type of transformers in evaluation mode, with weights that differ everywhere."""
+    model = hf.AutoModel.from_config(_config(kind, heads, key_heads, head_dim, layers)).eval()
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        parameter.data.normal_(std=parameter.shape[-1] ** -0.5 if parameter.ndim > 1 else 0.3, generator=generator)
+        if "norm" in name.lower() and name.endswith("weight"):
+            parameter.data.abs_().add_(0.5)
+    return model.requires_grad_(False)
+
+
+def _config(kind: str, heads: int, key_heads: int, head_dim: int, layers: int):
+    width = heads * head_dim
+    special = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    text = special | {"vocab_size": 50, "max_position_embeddings": POSITIONS}
+    sizes = {"hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": heads, "intermediate_size": 32}
+    image = sizes | {"image_size": 8, "patch_size": 4}
+    each = {"layers": layers, "ffn_dim": 32, "attention_heads": heads}
+    sides = {"d_model": width} | {f"{side}_{name}": n for side in ("encoder", "decoder") for name, n in each.items()}
+    given = text | sizes | EXTRA.get(kind, {})
+    if kind in (*GROUPED_DECODERS, "minimax"):
+        given |= {"num_key_value_heads": key_heads, "head_dim": head_dim}
+    elif kind == "distilbert":
+        given = text | {"dim": width, "n_heads": heads, "n_layers": layers, "hidden_dim": 32}
+    elif kind in ("gpt2", "gptj", "codegen"):
+        given = special | {
+            "vocab_size": 50,
+            "n_positions": POSITIONS,
+            "n_embd": width,
+            "n_layer": layers,
+            "n_head": heads,
+        }
+        given |= {} if kind == "gpt2" else {"rotary_dim": head_dim}
+    elif kind == "opt":
+        given |= {"ffn_dim": 32, "word_embed_proj_dim": width}
+    elif kind in ("t5", "mt5", "umt5", "longt5"):
+        given = {
+            "vocab_size": 50,
+            "d_model": width,
+            "d_kv": head_dim,
+            "num_heads": heads,
+            "num_layers": layers,
+            "d_ff": 32,
+        }
+    elif kind in TWO_SIDED:
+        given = text | sides | {"decoder_start_token_id": 1, "scale_embedding": False}
+    elif kind == "whisper":
+        audio = {"num_mel_bins": 8, "max_source_positions": 10, "max_target_positions": POSITIONS}
+        given = special | {"vocab_size": 50, "decoder_start_token_id": 1} | sides | audio
+    elif kind in ("clip", "siglip"):
+        given = {"text_config": text | sizes, "vision_config": image}
+        given |= {"projection_dim": 8} if kind == "clip" else {}
+    elif kind in SIGHTED:
+        given = image
+    elif kind in ("mpt", "xlm"):
+        names = {"mpt": ("d_model", "n_heads", "n_layers"), "xlm": ("emb_dim", "n_heads", "n_layers")}[kind]
+        given = {"vocab_size": 50, "n_words": 50} | dict(zip(names, (width, heads, layers), strict=True))
+    elif kind == "gpt_neo":
+        given |= {"num_layers": layers, "num_heads": heads, "attention_types": [[["local"], layers]]}
+    elif kind == "rwkv":
+        given |= {"attention_hidden_size": width}
+    elif kind == "bloom":
+        given = {"vocab_size": 50, "hidden_size": width, "n_head": heads, "n_layer": layers}
+    elif kind == "xglm":
+        given = text | {"d_model": width, "ffn_dim": 32, "num_layers": layers, "attention_heads": heads}
+    return hf.AutoConfig.for_model(kind, **given)

@@ -19,7 +19,10 @@ from torch import Tensor, nn
 
 from cumulant.checks import sentence
 from cumulant.nn.hearing import Heard, hearing
+from cumulant.observatory.blocks import attention_modules
 from cumulant.observatory.own_layers import support_of, telling_modules, visible_rows
+from cumulant.observatory.token_masks import TokenMasks
+from cumulant.observatory.wrapped import is_transformers, unwrapped
 
 # arguments that models pass along and that do not change what attention computes from q, k, v and the mask
 HARMLESS = {
@@ -64,14 +67,25 @@ Change = Callable[[Call], Tensor | None]
 
 @dataclass
 class Ear:
-    """Where the listener of a model and the masks of the running forward pass are kept."""
+    """Where the listener of a model and the masks of the running forward pass are kept.
 
-    listener: Change  # of `listen` it gives None
+    listener  of `listen` it gives None
+    names     paths of the modules
+    masks     which tokens of the running pass are padding
+    calls     attention calls so far
+    ran       paths of the attention modules that were called, through the interface or not
+    """
+
+    listener: Change
     names: dict[nn.Module, str]
-    two_sided: bool  # an encoder and a decoder, each with a mask of its own
-    token_masks: dict[str, Tensor] = field(default_factory=dict)
+    masks: TokenMasks
     calls: int = 0
-    passes: int = 0
+    ran: set[str] = field(default_factory=set)
+
+    @property
+    def passes(self) -> int:
+        """Calls of the model, or of a transformers model in it."""
+        return self.masks.passes
 
 
 EARS: list[Ear] = []  # the models that are listened to, innermost last
@@ -96,32 +110,32 @@ def intervene(model: nn.Module, change: Change) -> Iterator[Ear]:
 
     Everyone hears the model's own output; of several changes of one call the innermost is the one that counts.
     """
+    model = unwrapped(model)
     foreign, own = is_transformers(model), bool(telling_modules(model))
-    if not foreign and not own:
-        got, advice = type(model).__name__, "Load it with AutoModel.from_pretrained(...)."
-        expected = "a transformers model, or one with layers of cumulant.nn"
-        raise TypeError(sentence("attach.model", expected, got, advice))
     names: dict[nn.Module, str] = {module: name for name, module in model.named_modules()}
-    ear = Ear(change, names, bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False)))
+    ear = Ear(change, names, TokenMasks(model))
     with ExitStack() as stack:
         if foreign:
-            stack.enter_context(_in_the_table(model, ear))
+            stack.enter_context(_in_the_table(model, ear, own))
         if own:
             stack.enter_context(hearing(_told(ear)))
-        stack.callback(model.register_forward_pre_hook(_remember_masks(ear), with_kwargs=True).remove)
+        stack.enter_context(ear.masks.hooks())
+        for path in attention_modules(model):
+            stack.callback(model.get_submodule(path).register_forward_pre_hook(_runs(ear, path)).remove)
         yield ear
 
 
-def is_transformers(model: nn.Module) -> bool:
-    """Whether a model is one of the library transformers; without that library none is."""
-    kind = getattr(sys.modules.get("transformers"), "PreTrainedModel", None)
-    return kind is not None and isinstance(model, kind)
+def _runs(ear: Ear, path: str) -> Callable:
+    def hook(module, args) -> None:
+        ear.ran.add(path)
+
+    return hook
 
 
 @contextmanager
-def _in_the_table(model, ear: Ear) -> Iterator[None]:
+def _in_the_table(model, ear: Ear, own: bool) -> Iterator[None]:
     """Our functions in the place of the model's own in transformers' table while inside."""
-    if not model._can_set_attn_implementation():
+    if not (own or model._can_set_attn_implementation()):
         raise ValueError(bypass(model))
     before = _implementations(model)
     EARS.append(ear)
@@ -146,8 +160,9 @@ def _told(ear: Ear) -> Callable[[Heard], None]:
             return
         ear.calls += 1
         support, seeing = support_of(heard)
-        eta, key, value = heard.eta.float(), heard.key.float(), heard.value.float()
-        known = heard.rows if heard.rows is not None else _rows(ear, name, len(eta), eta.shape[2])
+        wide = torch.promote_types(heard.eta.dtype, torch.float32)
+        eta, key, value = heard.eta.to(wide), heard.key.to(wide), heard.value.to(wide)
+        known = heard.rows if heard.rows is not None else ear.masks.rows(name, len(eta), eta.shape[2], None)
         rows = visible_rows(known, seeing)
         call = Call(name, heard.module, eta, key, value, support, heard.output, rows, False, heard.scale)
         if ear.listener(call) is not None:
@@ -158,14 +173,25 @@ def _told(ear: Ear) -> Callable[[Heard], None]:
 
 
 def bypass(model: nn.Module) -> str:
-    """The sentence for a model whose attention cannot be heard."""
+    """The sentence for a model whose attention cannot be recorded, with the reason."""
+    if not attention_modules(model):
+        kinds = list(dict.fromkeys(type(m).__name__ for m in _elements(model))) or ["other modules"]
+        got = f"{type(model).__name__}, which has none: its layers are {', '.join(kinds[:3])}"
+        return sentence("attach.model", "a model with attention", got, "Use a model that attends.")
     return sentence(
         "attach.model",
         "a model that calls attention through transformers' AttentionInterface",
         type(model).__name__,
-        "Its attention is written out in its own code, so nothing would be heard; use another model, or a newer "
+        "Its attention is written out in its own code, so nothing would be recorded; use another model, or a newer "
         "transformers that has moved it to the interface.",
     )
+
+
+def _elements(model: nn.Module) -> Iterator[nn.Module]:
+    """What the lists of layers of a model hold."""
+    for module in model.modules():
+        if isinstance(module, nn.ModuleList):
+            yield from module
 
 
 def _implementations(model: nn.Module) -> dict[int, tuple]:
@@ -245,19 +271,21 @@ def _call(ear: Ear, module, query, key, value, mask, extra: dict, output: Tensor
     causal = extra.get("is_causal")
     causal = getattr(module, "is_causal", True) if causal is None else causal
     causal = bool(causal) and mask is None and q > 1 and "eager" not in _implementation(module)
-    support, eta = _support(mask, causal, extra, query), scale * query.float()
+    wide = torch.promote_types(query.dtype, torch.float32)
+    support, eta = _support(mask, causal, extra, query), scale * query.to(wide)
     capped = extra.get("softcap") is not None
     if capped:
         cap = float(extra["softcap"])
         group = query.shape[1] // key.shape[1]
-        score = cap * torch.tanh(eta @ key.float().repeat_interleave(group, 1).mT / cap)
+        score = cap * torch.tanh(eta @ key.to(wide).repeat_interleave(group, 1).mT / cap)
         bias = support.get("log_weights")
         support["log_weights"] = score if bias is None else score + bias
         eta = torch.zeros_like(eta)
-    rows = _rows(ear, name, query.shape[0], q)
+    rows = ear.masks.rows(name, query.shape[0], q, support.get("mask"))
     if n > q and causal:  # keys beyond the queries are an unused cache
         key, value = key[:, :, :q], value[:, :, :q]
-    return Call(name, module, eta, key.float(), value.float(), support, output.transpose(1, 2), rows, capped, scale)
+    key, value = key.to(wide), value.to(wide)
+    return Call(name, module, eta, key, value, support, output.transpose(1, 2), rows, capped, scale)
 
 
 def _implementation(module: nn.Module) -> str:
@@ -279,25 +307,8 @@ def _support(mask: Tensor | None, causal: bool, extra: dict, query: Tensor) -> d
         if bool((additive != 0).any()):
             bias = additive if bias is None else bias + additive
     if bias is not None:
-        support["log_weights"] = bias.float().expand(-1, query.shape[1], query.shape[2], -1)
+        wide = torch.promote_types(query.dtype, torch.float32)
+        support["log_weights"] = bias.to(wide).expand(-1, query.shape[1], query.shape[2], -1)
     if extra.get("s_aux") is not None:
         support["sink"] = extra["s_aux"].detach().float().reshape(1, -1)
     return support
-
-
-def _remember_masks(ear: Ear):
-    def hook(module, args, kwargs):
-        ear.passes += 1
-        names = ("attention_mask", "decoder_attention_mask")
-        ear.token_masks = {k: kwargs[k] for k in names if isinstance(kwargs.get(k), Tensor) and kwargs[k].ndim == 2}
-
-    return hook
-
-
-def _rows(ear: Ear, name: str, batch: int, q: int) -> Tensor | None:
-    """Which queries are tokens, from the two-dimensional masks the model was called with."""
-    inside = ear.two_sided and "decoder" in name.split(".")
-    mask = ear.token_masks.get("decoder_attention_mask" if inside else "attention_mask")
-    if mask is None or mask.shape[0] != batch or mask.shape[1] < q:
-        return None
-    return mask[:, -q:].bool()

@@ -111,8 +111,27 @@ def load(
             tokenizer = read_tokenizer(path)
     if tokenizer is None:
         remarks = (*remarks, "there is no tokenizer beside the model: give it token ids")
+    require_finite_weights(str(name), model)
     model = model.to(place).eval().requires_grad_(False)
     return Loaded(model, tokenizer, str(name), source, fingerprint, (*notes, *remarks))
+
+
+def require_finite_weights(name: str, model: nn.Module) -> None:
+    """Refuse weights that are NaN or infinite, as a training that diverged leaves them: no number of theirs means much.
+
+    >>> model = nn.Linear(2, 1)
+    >>> _ = model.weight.data.fill_(torch.nan)
+    >>> require_finite_weights("./mine", model)
+    Traceback (most recent call last):
+    ValueError: load.name: expected finite weights, got './mine' with 2 that are NaN or infinite in weight. Take an
+    earlier checkpoint, or fetch the model again.
+    """
+    bad = {path: n for path, w in model.named_parameters() if (n := int((~w.isfinite()).sum()))}
+    if bad:
+        shown = ", ".join(list(bad)[:3]) + (", …" if len(bad) > 3 else "")
+        got = f"{name!r} with {sum(bad.values())} that are NaN or infinite in {shown}"
+        advice = "Take an earlier checkpoint, or fetch the model again."
+        raise ValueError(sentence("load.name", "finite weights", got, advice))
 
 
 def fingerprint_of(directory: Path, *, allow_pickle: bool = False) -> str:

@@ -17,9 +17,11 @@ from cumulant.observatory.interface import Call
 from cumulant.observatory.models import Loaded
 from cumulant.observatory.pieces import pieces
 from cumulant.observatory.record import TEXTS, Passage, Record
-from cumulant.observatory.recorder import Recorder, attach
+from cumulant.observatory.recorder import UNRECORDED, Recorder, attach
+from cumulant.observatory.text_model import require_text_model
 from cumulant.observatory.texts import Spoiled, Text
 from cumulant.observatory.windows import Batch, batches
+from cumulant.observatory.wrapped import unwrapped
 
 LONGEST = 192  # tokens of a passage that are kept for the page
 FEW = 1000  # below this a record says so
@@ -46,7 +48,8 @@ def observe(
 ) -> Record:
     """Let a model read texts and keep the law of its heads and of its hidden states.
 
-    model       what `models.load` gives, or a transformers model with its ``tokenizer``
+    model       what `models.load` gives, or a transformers model with its ``tokenizer``; one that reads images or sound
+                is for `attach`
     texts       strings, or what `texts.read_texts` yields
     quantities  names or groups; all if None
     max_tokens  where to stop; None reads everything
@@ -58,6 +61,8 @@ def observe(
     far, with ``meta["complete"]`` false.
     """
     network, tokenizer = (model.model, model.tokenizer) if isinstance(model, Loaded) else (model, tokenizer)
+    network = unwrapped(network)
+    require_text_model(network)
     if tokenizer is None:
         advice = "Pass tokenizer=..., or attach(model) and call the model yourself."
         raise ValueError(sentence("observe.tokenizer", "the tokenizer of the model", None, advice))
@@ -87,7 +92,7 @@ def observe(
         "model_class": type(network).__name__,
         "fingerprint": model.fingerprint if isinstance(model, Loaded) else "",
         "source": model.source if isinstance(model, Loaded) else "",
-        "notes": [*(model.notes if isinstance(model, Loaded) else ()), *small(tokens)],
+        "notes": [*(model.notes if isinstance(model, Loaded) else ()), *unrecorded(record), *small(tokens)],
         "tokens": tokens,
         "sequences": sequences,
         "skipped": stream.skipped,
@@ -100,6 +105,16 @@ def observe(
     }
     shown = tuple(passages[number] for number in sorted(passages))
     return replace(record, passages=shown, meta=record.meta | told | (meta or {}))
+
+
+def unrecorded(record: Record) -> list[str]:
+    """What a record says of attention that is not in it."""
+    names = [name for name, note in record.meta["layer_notes"].items() if note == UNRECORDED]
+    if not names:
+        return []
+    shown = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
+    how = "does" if len(names) == 1 else "do"
+    return [f"{len(names)} attention modules {how} not go through transformers' interface and are not here: {shown}"]
 
 
 def small(tokens: int) -> list[str]:
@@ -128,7 +143,7 @@ def _place(recorder: Recorder, batch: Batch, share: float) -> None:
 
 def _decoder(network: nn.Module, batch: Batch, device: torch.device) -> dict:
     """An encoder–decoder writes what it reads: its decoder gets the same tokens, shifted by its start token."""
-    config: Any = network.config
+    config: Any = getattr(network, "config", None)
     if not getattr(config, "is_encoder_decoder", False):
         return {}
     start = config.decoder_start_token_id if config.decoder_start_token_id is not None else config.bos_token_id

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from cumulant.checks import sentence
+from cumulant.observatory.blocks import attention_modules
 from cumulant.observatory.chance import uniform
 from cumulant.observatory.heads import head_quantities
 from cumulant.observatory.interface import Call, Ear, bypass, listen
@@ -19,8 +20,10 @@ from cumulant.observatory.record import Layer, Record
 from cumulant.observatory.sampled import ROWS, look_closely, received
 from cumulant.observatory.tally import Tally
 from cumulant.observatory.weights import HeadWeights, head_weights
+from cumulant.observatory.wrapped import is_transformers, unwrapped
 
 SAMPLE = 32  # one query in so many is looked at closely
+UNRECORDED = "its attention does not go through transformers' AttentionInterface: it is not in this record"
 SHOWN = frozenset({"entropy", "log_normalizer"})  # kept for every token of the passages on the page
 
 
@@ -35,7 +38,8 @@ def attach(
 ) -> Iterator[Recorder]:
     """Observe every attention head of a model while inside; the model computes what it always does.
 
-    model          of transformers, or any with layers of `cumulant.nn` in it
+    model          of transformers, or any with layers of `cumulant.nn` in it; what `torch.compile`, data parallelism or
+                   a module with one transformers model in it put around it is taken off, and may be called
     quantities     names or groups of `cumulant.observatory.quantities`; all if None
     seed           of the sample of queries on which costly quantities are computed
     hidden_states  also keep the law of the hidden states before and after every sublayer
@@ -44,10 +48,19 @@ def attach(
     >>> with attach(model) as recorder:                                                    # doctest: +SKIP
     ...     model(**inputs)
     >>> recorder.record()                                                                  # doctest: +SKIP
+
+    While inside, everything that was compiled runs as written, and a model on flash or flex attention computes by sdpa,
+    which is equal to rounding. Attention that a model does not send through transformers' AttentionInterface is named
+    in ``record.meta["layer_notes"]``; if none goes through it, the model is refused.
     """
+    model = unwrapped(model)
     recorder = Recorder(model, chosen(quantities), seed)
     hear = recorder.hear if alter is None else lambda call: recorder.hear(alter(call))
+    if is_transformers(model) and not attention_modules(model):
+        raise ValueError(bypass(model))
     with ExitStack() as stack:
+        # a compiler would trace the recorder, for minutes, and what it compiled before knows nothing of later hooks
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
         recorder.ear = stack.enter_context(listen(model, hear))
         if hidden_states:
             recorder.watch = stack.enter_context(watch(model, seed=seed))
@@ -80,6 +93,7 @@ class Recorder:
         self.ear: Ear | None = None
 
     def hear(self, call: Call) -> None:
+        _require_finite(call)
         part = self.parts.setdefault(call.name, Part(_layer(call)))
         self.heard[call.name] = self.heard.get(call.name, 0) + 1
         values = head_quantities(call, self.wanted)
@@ -129,7 +143,8 @@ class Recorder:
         if call.name not in self.products:
             found = head_weights(self.model, call.name)
             known = found.query.double() @ found.output.double() if isinstance(found, HeadWeights) else None
-            self.products[call.name] = None if getattr(found, "hidden", False) else known
+            fits = known is not None and known.shape == (call.eta.shape[1], call.eta.shape[3], call.value.shape[3])
+            self.products[call.name] = None if getattr(found, "hidden", False) or not fits else known
         return self.products[call.name]
 
     def _tally(self, part: Part, name: str, values: Tensor, positions: Tensor | None) -> None:
@@ -141,6 +156,13 @@ class Recorder:
             for name in SHOWN & set(values):
                 shown = self.shown.setdefault(sequence, {}).setdefault(name, {})
                 shown[call.name] = values[name][sequence].to(torch.float32).cpu()
+
+    def _unrecorded(self) -> dict[str, str]:
+        """Attention that ran and did not go through the interface, with the note on it."""
+        ran = set() if self.ear is None else self.ear.ran
+        silent = [r for r in sorted(ran) if not any(f"{r}.".startswith(f"{p}.") for p in self.parts)]
+        silent = [r for r in silent if not any(f"{p}.".startswith(f"{r}.") for p in self.parts)]
+        return dict.fromkeys(silent, UNRECORDED)
 
     def record(self, **meta) -> Record:
         """What was collected so far."""
@@ -157,9 +179,31 @@ class Recorder:
         sums = {f"{name}/{key}": value for name in names for key, value in self.parts[name].sums.items()}
         hidden = {} if self.watch is None else self.watch.state()
         places = [] if self.watch is None else self.watch.names()
-        notes = {} if self.watch is None else dict(self.watch.notes)
+        notes = self._unrecorded() | ({} if self.watch is None else self.watch.notes)
         told = {"places": places, "layer_notes": notes} | meta
         return Record(layers, tallies, sums, hidden, {}, (), told)
+
+
+def _require_finite(call: Call) -> None:
+    """Refuse a call in which the query of a token, or a key that is seen, is NaN or infinite.
+
+    Padding may be anything: models that mask by −∞ leave NaN there.
+    """
+    mask, rows = call.support.get("mask"), call.rows
+    scores = call.support["log_weights"] if call.capped else None
+    eta, key = (t.isfinite().all(-1).all(1) for t in (call.eta, call.key))  # (batch, q), (batch, n)
+    if scores is not None:
+        seen = ~scores.isnan() if mask is None else ~scores.isnan() | ~mask
+        eta = eta & seen.all(-1).all(1)
+    queries = ~eta if rows is None else ~eta & rows.to(eta.device)
+    keys = ~key
+    if mask is not None:
+        seen = mask if rows is None else mask & rows.to(mask.device)[:, None, :, None]
+        keys = keys & seen.any(-2).any(1)
+    if bool(queries.any()) or bool(keys.any()):
+        got = f"NaN or infinite ones in {int(queries.sum())} queries and {int(keys.sum())} keys"
+        advice = "Look for NaN in the weights of the model and in its inputs."
+        raise ValueError(sentence(f"attach({call.name})", "finite queries and keys", got, advice))
 
 
 def _layer(call: Call) -> Layer:

@@ -15,8 +15,9 @@ from cumulant.checks import sentence
 from cumulant.observatory.corpus import Corpus, Shard, hash_of, texts_of
 from cumulant.observatory.models import Loaded, load, random_twin
 from cumulant.observatory.nulls import shuffled
-from cumulant.observatory.observe import Progress, observe
+from cumulant.observatory.observe import Progress, observe, unrecorded
 from cumulant.observatory.record import Record
+from cumulant.observatory.text_model import require_text_model
 from cumulant.observatory.texts import Spoiled
 from cumulant.observatory.windows import NoTokens, batches, special_tokens
 
@@ -105,7 +106,8 @@ def observe_shard(
     except NoTokens as nothing:
         return Observed(None, texts.sha256(), 0, 0, tuple(spoiled), nothing.skipped)
     meta = record.meta
-    kept = {k: v for k, v in meta.items() if k not in ("created", "notes")} | {"notes": list(loaded.notes)}
+    notes = [*loaded.notes, *unrecorded(record)]
+    kept = {k: v for k, v in meta.items() if k not in ("created", "notes")} | {"notes": notes}
     counts = meta["tokens"], meta["sequences"]
     return Observed(replace(record, meta=kept), texts.sha256(), *counts, tuple(spoiled), meta["skipped"])
 
@@ -164,6 +166,7 @@ def observe_corpus(
     left = max_tokens
     begun: Observed | None = None
     loaded = loaded if loaded is not None else job.load()
+    require_text_model(loaded.model)
     if loaded.tokenizer is None:
         advice = "Put one beside the model, or attach(model) and call the model yourself."
         raise ValueError(sentence("observe.tokenizer", "the tokenizer of the model", None, advice))

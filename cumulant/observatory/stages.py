@@ -94,7 +94,7 @@ def trace_modules(block: nn.Module, trace: Trace, like: Tensor) -> list:
 
     def makes(module, args, output):
         state = state_of(output)
-        if state is not None and state.numel() == like.numel():
+        if state is not None and state.numel() == like.numel() and state.shape[-1] == like.shape[-1]:
             trace.made.append(_few(state).clone())
 
     paths = attention_modules(block)

@@ -34,7 +34,7 @@ def listening(
     with ExitStack() as stack:
         stack.enter_context(hearing(listen_to))
         for foreign in transformers_models(model):
-            from cumulant.observatory.interface import _remember_masks, listen
+            from cumulant.observatory.interface import listen
             from cumulant.observatory.own_layers import TELLING
 
             # layers of cumulant.nn inside it have been heard above
@@ -42,7 +42,7 @@ def listening(
                 listen(foreign, lambda call: None if isinstance(call.module, TELLING) else listen_to(call))
             )
             if begun is not None:  # hooks that are put on during a call come too late for it
-                _remember_masks(ear)(*begun)
+                ear.masks.begin(*begun)
         for path, module in blocks.items():
             stack.callback(module.register_forward_hook(_growth(path, grow), with_kwargs=True).remove)
         yield
