@@ -19,6 +19,16 @@ def holds(condition: Tensor) -> bool:
         return True
 
 
+def known(condition: Tensor) -> bool:
+    """Whether ``condition`` is true everywhere and that can be seen; false where values cannot be read."""
+    if torch.compiler.is_compiling():
+        return False
+    try:
+        return bool(condition.all())
+    except RuntimeError:
+        return False
+
+
 def shape(tensor: Tensor) -> str:
     return "(" + ", ".join(map(str, tensor.shape)) + ")"
 

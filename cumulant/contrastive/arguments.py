@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from cumulant.checks import holds, require_alike, require_float, sentence, shape
+from cumulant.checks import holds, known, require_alike, require_float, sentence, shape
 from cumulant.kernels.dense import accumulate
 
 REDUCTIONS = ("mean", "sum", "none")
@@ -38,17 +38,7 @@ def weights_of(counts: Tensor, reduction: str, like: Tensor) -> Tensor:
 
 def without(rows: Tensor, absent: Tensor) -> Tensor:
     """Zeros in the rows that are absent, with gradient 0: nothing that they hold, NaN included, meets the others."""
-    return rows if _nowhere(absent) else torch.where(absent[:, None], 0, rows)
-
-
-def _nowhere(condition: Tensor) -> bool:
-    """Whether ``condition`` is known to be false everywhere; not where values cannot be read (compiling, vmap)."""
-    if torch.compiler.is_compiling():
-        return False
-    try:
-        return not condition.any()
-    except RuntimeError:
-        return False
+    return rows if known(~absent) else torch.where(absent[:, None], 0, rows)
 
 
 def may_overflow(rows: Tensor, largest: Tensor) -> Tensor:
