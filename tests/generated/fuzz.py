@@ -74,7 +74,8 @@ def write_test(prop: Property, case: Any, trouble: str) -> Path:
     imports = "".join(f"from {m} import {n}\n" for m, n in used)
     if re.search(r"\b(inf|nan)\b", code):
         imports = "from math import inf, nan  # noqa: F401\n\n" + imports
-    last = trouble.strip().splitlines()[-1][:200].replace('"', "'").replace("\\", "/")
+    lines = [line for line in trouble.splitlines() if re.match(r"\w[\w.]*(Error|Warning|Exception)\b", line)]
+    last = (lines or ["failed"])[-1][:80].replace('"', "'").replace("\\", "/")
     text = (
         f'"""Found by `make fuzz`: {last}"""\n\n{imports}import {module}  # noqa: F401\n'
         "from tests.generated.properties import PROPERTIES\n\n\n"
