@@ -177,7 +177,10 @@ def test_broken_and_foreign_directories_get_a_sentence(tmp_path):
         Record.load(tmp_path)
     with pytest.raises(ValueError, match="--force"):
         claim_directory(tmp_path)
-    claim_directory(tmp_path, force=True)
+    with pytest.raises(ValueError, match=r"--force: expected a directory with a record, got .* holds other files"):
+        claim_directory(tmp_path, force=True)  # a record.json of somebody else
+    Record((), {}, {}, {}, {}, (), {}).save(tmp_path / "ours")
+    claim_directory(tmp_path / "ours", force=True)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.tex").write_text("mine")
     with pytest.raises(ValueError, match="holds other files"):
@@ -409,5 +412,5 @@ def test_a_page_is_flat_in_the_number_of_texts(minilm):
 def test_the_directory_is_where_it_was_asked_for(directory):
     assert {p.name for p in Path(directory).iterdir()} == {
         *("heads.parquet", "layers.parquet", "tokens.parquet", "moments.safetensors", "record.json", "report.html"),
-        *("null-random", "null-shuffled"),
+        *("null-random", "null-shuffled", "manifest.json"),
     }

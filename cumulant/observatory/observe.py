@@ -102,6 +102,16 @@ def observe(
     return replace(record, passages=shown, meta=record.meta | told | (meta or {}))
 
 
+def require_finite_weights(loaded: Loaded) -> None:
+    """Refuse a model whose weights are not numbers: all that is observed of it would be no number either."""
+    for name, weight in loaded.model.named_parameters():
+        if not bool(weight.isfinite().all()):
+            bad = int((~weight.isfinite()).sum())
+            got = f"{bad} of {weight.numel()} that are NaN or infinite in {name}"
+            advice = "Take an earlier checkpoint, or convert the model again."
+            raise ValueError(sentence("load.name", f"finite weights in {loaded.name!r}", got, advice))
+
+
 def small(tokens: int) -> list[str]:
     """What a record of few tokens says of itself."""
     if tokens >= FEW:
