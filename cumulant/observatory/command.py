@@ -179,9 +179,10 @@ def observe_command(
 
 def _show(record: Record, place: Path, nulls: dict[str, Record]) -> None:
     """Write the tables and the page of a record."""
+    ablation = read_ablation(place)
     with writing(place, *TABLES, PAGE):
         write_tables(record, place, nulls)
-        render(record, place / PAGE, nulls, read_ablation(place))
+        render(record, place / PAGE, nulls, ablation)
 
 
 def report_command(

@@ -124,17 +124,21 @@ def remove(directory: Path, names: Iterable[str]) -> None:
 
 
 def own_shards(directory: Path) -> bool:
-    """Whether all that shards/ holds was put there by a run of ours; true if there is none."""
+    """Whether all that shards/ holds was put there by a run of ours; true if there is none.
+
+    It is known by plan.json or ended.json, or, where plan.json is broken, by what the shards say of themselves.
+    """
     shards = directory / "shards"
     if not _there(shards):
         return True
     if shards.is_symlink() or not shards.is_dir():
         return False
     entries = list(shards.iterdir())
-    marks = [path for path in entries if path.name in (PLAN, ENDED)]
-    rest = [path for path in entries if path not in marks and not shard_place(path) and not _passing(path)]
-    known = any(_format(path).startswith("cumulant shards ") for path in marks)
-    known = known or any(_format(path / "shard.json").startswith("cumulant shards ") for path in entries)
+    marks = [path for path in entries if path.name in (PLAN, ENDED) and _plain_file(path)]
+    marked = [path for path in marks if _format(path).startswith("cumulant shards ")]
+    known = bool(marked) or any(_format(path / "shard.json").startswith("cumulant shards ") for path in entries)
+    ours = {*marked, *(path for path in marks if path.name == PLAN)}
+    rest = [path for path in entries if path not in ours and not shard_place(path) and not _passing(path)]
     return not rest and (known or all(path.name.startswith(".") for path in entries))
 
 

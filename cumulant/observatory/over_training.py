@@ -27,7 +27,7 @@ from cumulant.observatory.corpus import Corpus
 from cumulant.observatory.manifest import MOMENTS, PAGE, RECORD, remove, require_ours, writing
 from cumulant.observatory.models import Loaded, fingerprint_of, load, read_tokenizer
 from cumulant.observatory.observe import Progress, observe, require_finite_weights
-from cumulant.observatory.record import Record, claim_directory
+from cumulant.observatory.record import UNREADABLE, Record, claim_directory
 from cumulant.observatory.statics import with_weights
 from cumulant.observatory.texts import Text
 
@@ -117,7 +117,7 @@ def _configuration(step: Step) -> dict[str, Any]:
         return {key: value for key, value in config.items() if key not in PASSING}
     except FileNotFoundError:
         got = f"{step.path.name} without one"
-    except (OSError, ValueError, AttributeError):
+    except UNREADABLE:
         got = f"{step.path.name} with one that cannot be read"
     raise ValueError(sentence("--checkpoints", "config.json in every step", got, "Complete the step, or move it away."))
 
@@ -167,7 +167,7 @@ def _require_same(path: Path, settings: Settings) -> None:
     try:
         before = json.loads(path.read_text(encoding="utf-8"))
         different = [name for name, value in _plain(settings).items() if before[name] != value]
-    except (ValueError, KeyError, TypeError):
+    except UNREADABLE:
         raise ValueError(sentence(str(path), "what a series wrote", "something else", "Pass --force.")) from None
     if different:
         name = different[0]

@@ -11,7 +11,7 @@ from cumulant.checks import sentence
 from cumulant.documents import versions
 from cumulant.observatory.corpus import Corpus, hash_of
 from cumulant.observatory.manifest import PLAN, own_shards
-from cumulant.observatory.record import Record
+from cumulant.observatory.record import UNREADABLE, Record
 from cumulant.observatory.shards import Job
 
 FORMAT = "cumulant shards 1"
@@ -48,7 +48,7 @@ def require_same(directory: Path, plan: dict) -> None:
     try:
         before = json.loads((directory / "shards" / "plan.json").read_text(encoding="utf-8"))
         what = changed(before, plan)
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+    except UNREADABLE:
         what = "one whose plan.json cannot be read"
     if what is not None:
         raise ValueError(sentence("--resume", f"the run that was begun in {directory}", what, AGAIN))
