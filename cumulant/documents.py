@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import platform
 import shutil
@@ -32,6 +33,10 @@ def replacing(path: Path) -> Iterator[Path]:
         else:
             (room / path.name).chmod(0o644)
         os.replace(room / path.name, path)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise OSError(cannot_write(path, error)) from error
+        raise
     finally:
         shutil.rmtree(room, ignore_errors=True)
 

@@ -41,11 +41,18 @@ def sentences(
         raise
     except mendable as error:
         errors.print(f"[red]{type(error).__name__}[/]: ", end="")
-        errors.print(in_options(str(error), options or {}), markup=False, highlight=False, soft_wrap=True)
+        errors.print(in_options(_told(error), options or {}), markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(2) from None
     except KeyboardInterrupt:
         errors.print(f"[yellow]Interrupted: {interrupted}.[/]")
         raise typer.Exit(INTERRUPTED) from None
+
+
+def _told(error: Exception) -> str:
+    """What an error says; those of the operating system as a sentence."""
+    if isinstance(error, OSError) and error.errno is not None and error.strerror:
+        return f"{error.filename or 'the file system'}: {error.strerror}."
+    return str(error)
 
 
 def in_options(text: str, options: Mapping[str, str]) -> str:

@@ -105,6 +105,8 @@ def observe(
 def require_finite_weights(loaded: Loaded) -> None:
     """Refuse a model whose weights are not numbers: all that is observed of it would be no number either."""
     for name, weight in loaded.model.named_parameters():
+        if weight.is_meta:
+            raise ValueError(sentence("load.device", "a device that computes", "'meta'", "Use cpu."))
         if not bool(weight.isfinite().all()):
             bad = int((~weight.isfinite()).sum())
             got = f"{bad} of {weight.numel()} that are NaN or infinite in {name}"

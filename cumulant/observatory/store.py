@@ -125,7 +125,7 @@ class Store:
         try:
             store._begin(plan, anew=not (resume and begun))
         except BaseException:
-            store.close()
+            store.abandon()
             raise
         return store
 

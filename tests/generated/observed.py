@@ -94,6 +94,21 @@ def observe(out: Path, *more: object) -> Ended:
     return call("observe", base() / "tiny", "--text", base() / "words.txt", "--out", out, *QUICK, *more)
 
 
+def run(command: str, place: Path, kind: str) -> Ended:
+    """A command on a directory of this kind: report, compare, or observing again, alone or with --force or --resume."""
+    if command in ("report", "compare"):
+        return call(command, place, *([observed("record")] if command == "compare" else []))
+    more = {"again": (), "force": ("--force",), "resume": ("--resume",)}[command]
+    if kind == "series":
+        words, run = base() / "words.txt", base() / "run"
+        return call("observe", "--checkpoints", run, "--text", words, "--out", place, *QUICK, *more)
+    if kind == "begun":
+        model, text = base() / "tiny", base() / "lines.jsonl"
+        given = ("--text", text, "--shard-bytes", 50, "--out", place, *QUICK, "--null", "none")
+        return call("observe", model, *given, *more)
+    return observe(place, "--null", "none", *more)
+
+
 @cache
 def observed(kind: str) -> Path:
     """A directory to copy.
