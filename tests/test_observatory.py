@@ -222,6 +222,22 @@ def test_link_from_sums_is_link_fit():
     torch.testing.assert_close(found["link_slope_error"], direct.slope_error, rtol=1e-9, atol=0)
 
 
+def test_a_head_whose_sums_overflow_has_no_fit_and_the_others_keep_theirs():
+    generator = torch.Generator().manual_seed(0)
+    eta, key = torch.randn(2, 90, 3, generator=generator), torch.randn(2, 50, 3, generator=generator)
+    mean, seen = eta * 0.5, torch.full((2,), 50.0)
+    sums = [torch.full((2,), 90.0), eta.sum(1), mean.sum(1), eta.mT @ eta, mean.mT @ mean, eta.mT @ mean]
+    sums += [seen, key.sum(1), key.mT @ key]
+    whole = link_from_sums(*sums)
+    broken = link_from_sums(
+        *[torch.cat([t[:1], t[1:] * torch.inf]) if i not in (0, 6) else t for i, t in enumerate(sums)]
+    )
+    for name, values in whole.items():
+        assert values.isfinite().all()
+        assert broken[name][0] == values[0]
+        assert broken[name][1].isnan()
+
+
 def test_shuffled_keys_are_the_same_keys_elsewhere():
     model, given = make("bert"), inputs("bert", batch=3, length=9)
     given["attention_mask"] = torch.ones(3, 9, dtype=torch.long)

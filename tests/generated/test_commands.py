@@ -340,6 +340,7 @@ cli.main()
 """
 
 
+@pytest.mark.long  # a process imports for some seconds; above, the signal is real and the process this one
 def test_a_real_process_that_gets_sigint_exits_with_130_and_the_run_goes_on(tmp_path):
     text, out = tmp_path / "long.jsonl", tmp_path / "out"
     text.write_text((observed.base() / "lines.jsonl").read_text() * 2000)
