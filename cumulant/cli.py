@@ -16,8 +16,9 @@ def application() -> typer.Typer:
 
     from cumulant.benchmarks.command import bench
     from cumulant.claims.command import verify_command
+    from cumulant.terminal import Commands
 
-    app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_show_locals=False)
+    app = typer.Typer(cls=Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_show_locals=False)
     app.callback()(_about)
     looking = {"observe": "observe_command", "report": "report_command", "compare": "compare_command"}
     _add(app, "cumulant.observatory.command", looking, "hf,report")
@@ -58,7 +59,12 @@ def main() -> None:
         import typer  # noqa: F401
     except ModuleNotFoundError:
         sys.exit("The command line needs typer and rich: install cumulant[cli].")
-    application()(args=_spelled(sys.argv[1:]))
+    except KeyboardInterrupt:
+        sys.exit(130)
+    try:
+        application()(args=_spelled(sys.argv[1:]))
+    except KeyboardInterrupt:  # while a command is still being imported
+        sys.exit(130)
 
 
 def _spelled(arguments: list[str]) -> list[str]:

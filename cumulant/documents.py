@@ -2,32 +2,49 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import platform
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from cumulant.checks import sentence
 
+TEMPORARY = ".cumulant-tmp"  # how directories end in which a file is still being written
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A new place for a file that takes the name ``path`` in the end: readers see the old bytes or the new ones.
+
+    A failure leaves the old file and nothing beside it. The place is in a directory of its own, because some writers
+    have temporary files too. A link is followed.
+    """
+    path = path.resolve()
+    room = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.", suffix=TEMPORARY))
+    try:
+        yield room / path.name
+        if path.exists():
+            shutil.copymode(path, room / path.name)
+        else:
+            (room / path.name).chmod(0o644)
+        os.replace(room / path.name, path)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise OSError(cannot_write(path, error)) from error
+        raise
+    finally:
+        shutil.rmtree(room, ignore_errors=True)
+
 
 def write(path: Path, text: str) -> None:
     """Replace a file in one step: readers see the old text or the new one, and a failure leaves the old."""
-    path = path.resolve()
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        if path.exists():
-            shutil.copymode(path, name)
-        else:
-            Path(name).chmod(0o644)
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    with replacing(path) as room:
+        room.write_text(text, encoding="utf-8")
 
 
 def write_parquet(rows: Sequence[dict], path: Path) -> None:
@@ -37,15 +54,18 @@ def write_parquet(rows: Sequence[dict], path: Path) -> None:
     except ModuleNotFoundError:
         advice = "install cumulant[report]"
         raise ModuleNotFoundError(sentence("write_parquet", "polars", "no such package", advice)) from None
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    os.close(handle)
-    try:
-        polars.DataFrame(rows, infer_schema_length=None).fill_nan(None).write_parquet(name)
-        Path(name).chmod(0o644)
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    table = polars.DataFrame(rows, infer_schema_length=None).fill_nan(None)
+    with replacing(path) as room:
+        try:
+            table.write_parquet(room)
+        except polars.exceptions.PolarsError as error:  # what a full disk becomes in its writer
+            raise OSError(cannot_write(path, error)) from error
+
+
+def cannot_write(path: Path, error: Exception) -> str:
+    """That a file could not be written, in one sentence: libraries have their own words and classes for a full disk."""
+    got = " ".join(str(error).split()) or type(error).__name__
+    return sentence(str(path), "room on the disk to write it", got.rstrip("."), "Make room, and run the command again.")
 
 
 def versions(*packages: str) -> dict[str, str]:

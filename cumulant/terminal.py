@@ -2,25 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import typer
 from rich.console import Console
+from typer.core import TyperGroup
 
 MENDABLE = (ValueError, TypeError, OSError, ModuleNotFoundError)
+INTERRUPTED = 130  # the exit code after Ctrl-C
+
+
+class Commands(TyperGroup):
+    """The commands of a program: in all of them Ctrl-C ends in exit 130, and a full disk in a sentence."""
+
+    def invoke(self, ctx: Any) -> Any:
+        with sentences(mendable=OSError):
+            return super().invoke(ctx)
 
 
 @contextmanager
-def sentences(errors: Console | None = None, interrupted: str = "nothing was written") -> Iterator[None]:
-    """Exit 2 with the sentence of an error that input can mend; exit 130 after Ctrl-C, with what is left of it all."""
+def sentences(
+    errors: Console | None = None,
+    interrupted: str = "nothing was written",
+    options: Mapping[str, str] | None = None,
+    mendable: type[Exception] | tuple[type[Exception], ...] = MENDABLE,
+) -> Iterator[None]:
+    """Exit 2 with the sentence of an error that input can mend; exit 130 after Ctrl-C, with what is left of it all.
+
+    options   words of functions → words of the command line: an argument that a sentence is about, advice in it
+    mendable  the errors that are told in a sentence; a reader that has gone away is not one of them
+    """
     errors = errors if errors is not None else Console(stderr=True)
     try:
         yield
-    except MENDABLE as error:
+    except BrokenPipeError:
+        raise
+    except mendable as error:
         errors.print(f"[red]{type(error).__name__}[/]: ", end="")
-        errors.print(str(error), markup=False, highlight=False, soft_wrap=True)
+        errors.print(in_options(_told(error), options or {}), markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(2) from None
     except KeyboardInterrupt:
         errors.print(f"[yellow]Interrupted: {interrupted}.[/]")
-        raise typer.Exit(130) from None
+        raise typer.Exit(INTERRUPTED) from None
+
+
+def _told(error: Exception) -> str:
+    """What an error says; those of the operating system as a sentence."""
+    if isinstance(error, OSError) and error.errno is not None and error.strerror:
+        return f"{error.filename or 'the file system'}: {error.strerror}."
+    return str(error)
+
+
+def in_options(text: str, options: Mapping[str, str]) -> str:
+    """A sentence in the words of the command line.
+
+    >>> in_options("load.name: expected a, got b. Or pass=True.", {"load.name": "MODEL", "pass=True": "--pass"})
+    'MODEL: expected a, got b. Or --pass.'
+    """
+    for function, option in options.items():
+        if text.startswith(f"{function}:"):
+            text = option + text.removeprefix(function)
+        elif "=" in function:
+            text = text.replace(function, option)
+    return text

@@ -177,7 +177,10 @@ def test_broken_and_foreign_directories_get_a_sentence(tmp_path):
         Record.load(tmp_path)
     with pytest.raises(ValueError, match="--force"):
         claim_directory(tmp_path)
-    claim_directory(tmp_path, force=True)
+    with pytest.raises(ValueError, match=r"--force: expected a directory with a record, got .* holds other files"):
+        claim_directory(tmp_path, force=True)  # a record.json of somebody else
+    Record((), {}, {}, {}, {}, (), {}).save(tmp_path / "ours")
+    claim_directory(tmp_path / "ours", force=True)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.tex").write_text("mine")
     with pytest.raises(ValueError, match="holds other files"):
@@ -217,6 +220,22 @@ def test_link_from_sums_is_link_fit():
     )
     torch.testing.assert_close(found["link_r2"], direct.r_squared, rtol=1e-9, atol=0)
     torch.testing.assert_close(found["link_slope_error"], direct.slope_error, rtol=1e-9, atol=0)
+
+
+def test_a_head_whose_sums_overflow_has_no_fit_and_the_others_keep_theirs():
+    generator = torch.Generator().manual_seed(0)
+    eta, key = torch.randn(2, 90, 3, generator=generator), torch.randn(2, 50, 3, generator=generator)
+    mean, seen = eta * 0.5, torch.full((2,), 50.0)
+    sums = [torch.full((2,), 90.0), eta.sum(1), mean.sum(1), eta.mT @ eta, mean.mT @ mean, eta.mT @ mean]
+    sums += [seen, key.sum(1), key.mT @ key]
+    whole = link_from_sums(*sums)
+    broken = link_from_sums(
+        *[torch.cat([t[:1], t[1:] * torch.inf]) if i not in (0, 6) else t for i, t in enumerate(sums)]
+    )
+    for name, values in whole.items():
+        assert values.isfinite().all()
+        assert broken[name][0] == values[0]
+        assert broken[name][1].isnan()
 
 
 def test_shuffled_keys_are_the_same_keys_elsewhere():
@@ -410,5 +429,5 @@ def test_a_page_is_flat_in_the_number_of_texts(minilm):
 def test_the_directory_is_where_it_was_asked_for(directory):
     assert {p.name for p in Path(directory).iterdir()} == {
         *("heads.parquet", "layers.parquet", "tokens.parquet", "moments.safetensors", "record.json", "report.html"),
-        *("null-random", "null-shuffled"),
+        *("null-random", "null-shuffled", "manifest.json"),
     }

@@ -383,6 +383,9 @@ def test_directories_that_are_not_runs(tmp_path, begun, corpus, job, loaded):
     assert [p.name for p in (begun / "shards").iterdir()] == ["plan.json"]
     (tmp_path / "mine" / "shards").mkdir(parents=True)
     (tmp_path / "mine" / "shards" / "000001-of-2.bin").write_text("mine")
+    with pytest.raises(ValueError, match=r"one that holds other files.*nothing there is deleted"):
+        opened(tmp_path / "mine", corpus, job, loaded, force=True)
+    Record((), {}, {}, {}, {}, (), {}).save(tmp_path / "mine")
     with pytest.raises(ValueError, match="whose shards/ is free"):
         opened(tmp_path / "mine", corpus, job, loaded, force=True)
     assert (tmp_path / "mine" / "shards" / "000001-of-2.bin").read_text() == "mine"
@@ -394,9 +397,14 @@ def test_a_finished_run_is_known_again(tmp_path, corpus, job, loaded):
         record.save(tmp_path / "out")
         kept.clear()
     assert not (tmp_path / "out" / "shards").exists()
-    (tmp_path / "out" / ".shards-abc").mkdir()  # as if killed while it was deleted
+    ended = tmp_path / "out" / "shards"  # as if killed while they were deleted
+    ended.mkdir()
+    (ended / "ended.json").write_text(json.dumps({"format": "cumulant shards 1"}))
+    (tmp_path / "out" / ".shards-mine").mkdir()
+    (tmp_path / "out" / ".shards-mine" / "notes.txt").write_text("of the user")
     with opened(tmp_path / "out", corpus, job, loaded, 333, resume=True) as again:
-        assert not (tmp_path / "out" / ".shards-abc").exists()
+        assert not ended.exists()
+        assert (tmp_path / "out" / ".shards-mine" / "notes.txt").read_text() == "of the user"
         assert again.record is not None
         assert again.record.meta == record.plain()["meta"]
     with pytest.raises(ValueError, match="holds the record of another run"):
@@ -424,9 +432,10 @@ def test_a_shard_that_cannot_be_read_is_observed_again(tmp_path, runs, corpus, j
 
 
 def test_what_a_killed_process_leaves_is_removed(tmp_path, begun, corpus, job, loaded):
-    for left in (begun / "shards" / ".new-abc", begun / ".shards-abc"):
-        left.mkdir()
-        (left / "moments.safetensors").write_text("half")
+    left = begun / "shards" / ".new-abc"
+    (left / ".moments.safetensors.abc.cumulant-tmp").mkdir(parents=True)
+    (left / ".moments.safetensors.abc.cumulant-tmp" / ".tmpXYZ").write_text("half, as safetensors leaves it")
+    (left / "moments.safetensors").write_text("half")
     (begun / "shards" / ".plan.json.abc").write_text("half")
     with opened(begun, corpus, job, loaded, 333, resume=True) as kept:
         assert kept.done

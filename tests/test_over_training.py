@@ -412,7 +412,7 @@ def test_an_interrupt_leaves_the_steps_that_are_finished(run, text, tmp_path, mo
 
     monkeypatch.setattr(over_training, "observe", interrupted)
     code, words = command("--checkpoints", run, "--text", text, "--out", tmp_path / "out", *QUICK)
-    assert code == 0
+    assert code == 130
     assert "Interrupted: the steps above are finished. The same command with --resume goes on." in words
     table = pl.read_parquet(tmp_path / "out" / "series.parquet")
     assert table["step"].unique().sort().to_list() == [0, 1]

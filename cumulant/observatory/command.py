@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import shlex
-import shutil
 import sys
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -20,19 +20,37 @@ from cumulant.checks import sentence
 from cumulant.documents import write, write_parquet
 from cumulant.observatory.ablate import AblatedHead, Ablation, ablate
 from cumulant.observatory.corpus import plan
-from cumulant.observatory.directory import page_data, render, write_tables
+from cumulant.observatory.directory import page_data, read_ablation, read_nulls, render, write_tables
+from cumulant.observatory.manifest import ABLATION, PAGE, TABLES, writing
 from cumulant.observatory.models import KNOWN, Loaded, load
 from cumulant.observatory.nulls import chosen_nulls
-from cumulant.observatory.over_training import TOKENS, dimension
-from cumulant.observatory.reading import Cluster, Run, check_stream, from_stream, null_tokens
-from cumulant.observatory.record import Record, claim_directory
+from cumulant.observatory.over_training import SETTINGS, TOKENS, dimension
+from cumulant.observatory.quantities import chosen
+from cumulant.observatory.reading import (
+    Cluster,
+    Run,
+    check_stream,
+    forget,
+    from_stream,
+    null_tokens,
+)
+from cumulant.observatory.record import Record, claim_directory, null_places
 from cumulant.observatory.series_command import Place, observe_checkpoints, rewrite_series
 from cumulant.observatory.shards import Job
-from cumulant.terminal import sentences
+from cumulant.terminal import INTERRUPTED, sentences
 
 FEWEST = 16  # tokens that are worth reading
 MOST = 20_000  # that are read unless others are asked for
 HELP = "pydoc_data.topics, Python's own help"
+OPTIONS = {  # what arguments of functions are called on the command line
+    "load.name": "MODEL",
+    "load.device": "--device",
+    "load.dtype": "--dtype",
+    "plan.sources": "--text",
+    "plan.column": "--column",
+    "quantities": "--quantities",
+    "allow pickle (allow_pickle=True)": "pass --allow-pickle",
+}
 
 
 def observe_command(
@@ -95,9 +113,10 @@ def observe_command(
     """
     screen, errors = Console(), Console(stderr=True)
     sources, place = text or [], out or Path("observed") / Path(model).name
-    chosen = None if not quantities else tuple(quantities)
-    job = Job(model, device, dtype, allow_pickle, chosen, max_length, batch_size, seed)
-    with sentences(errors, "finished shards are kept, and --resume goes on from them"), ExitStack() as stack:
+    wanted = None if not quantities else tuple(quantities)
+    job = Job(model, device, dtype, allow_pickle, wanted, max_length, batch_size, seed)
+    with sentences(errors, "what is finished is kept, and --resume goes on from it", OPTIONS), ExitStack() as stack:
+        chosen(wanted)
         names = chosen_nulls(null)
         max_tokens = (MOST if checkpoints is None else TOKENS) if max_tokens is None else max_tokens
         _check(ablation, max_tokens, resume, force, ray, workers)
@@ -113,12 +132,13 @@ def observe_command(
             "--ray": ray,
             "--column": column,
             "--shard-bytes": shard_bytes,
+            "--null": null and names,
         }
         check_stream(sources, {option: bool(value) for option, value in given.items()})
         corpus = None if "-" in sources else plan(sources, column=column, shard_bytes=shard_bytes)
         if not resume:
             claim_directory(place, force)
-        with errors.status(f"loading {model}"):
+        with errors.status(f"loading {escape(model)}"):
             loaded = load(model, device=device, dtype=dtype, allow_pickle=allow_pickle)
         most = max_tokens or None
         told = {
@@ -129,31 +149,38 @@ def observe_command(
         found: dict[str, Record] = {}
         run = None
         if corpus is None:
-            _forget(place)
             record = from_stream(errors, loaded, job, sources, most)
             record = replace(record, meta=record.meta | told)
+            forget(place, None)
             record.save(place)
         else:
             cluster = Cluster(ray, workers) if ray else None
-            run = stack.enter_context(closing(Run(errors, loaded, corpus, cluster, resume, force)))
-            store = run.open(job, most, place)
-            if not resume:
-                _forget(place)
-            record = run.observed(store, told)
+            run = stack.enter_context(Run(errors, loaded, corpus, cluster, resume, force))
+            record = run.observed(run.open(job, most, place), told)
             for name in names if record.meta["complete"] else ():
                 tokens = null_tokens(record, most)
-                found[name] = run.observed(run.open(job._replace(null=name), tokens, place / f"null-{name}"))
+                found[name] = run.observed(run.open(job._replace(null=name), tokens, null_places(place)[name]))
         with errors.status("writing tables and page"):
-            write_tables(record, place, found)
-            render(record, place / "report.html", found, _ablation_of(place))
+            _show(record, place, found)
         complete = all(r.meta["complete"] for r in (record, *found.values()))
         if run is not None and complete:
             run.clear()
     _summarise(screen, record, found, place, going_on=corpus is not None and not complete)
-    if ablation is not None and corpus is not None and complete:
-        with sentences():
+    if not complete:
+        raise typer.Exit(INTERRUPTED)
+    if ablation is not None and corpus is not None:
+        with sentences(errors, "no head was judged; the record is complete"):
             _ablate(screen, errors, loaded, corpus.texts([]), ablation, seed, place)
-            render(record, place / "report.html", found, _ablation_of(place))
+            with writing(place, PAGE):
+                render(record, place / PAGE, found, read_ablation(place))
+
+
+def _show(record: Record, place: Path, nulls: dict[str, Record]) -> None:
+    """Write the tables and the page of a record."""
+    ablation = read_ablation(place)
+    with writing(place, *TABLES, PAGE):
+        write_tables(record, place, nulls)
+        render(record, place / PAGE, nulls, ablation)
 
 
 def report_command(
@@ -161,12 +188,11 @@ def report_command(
 ) -> None:
     """Write the tables and the page of a record again, from what its directory holds."""
     with sentences():
-        if (directory / "series").is_dir():
+        if (directory / "series" / SETTINGS).is_file():
             return rewrite_series(directory)
         record = Record.load(directory)
-        found = _nulls_of(directory)
-        write_tables(record, directory, found)
-        render(record, directory / "report.html", found, _ablation_of(directory))
+        found = read_nulls(directory, record)
+        _show(record, directory, found)
     _summarise(Console(), record, found, directory)
 
 
@@ -179,8 +205,8 @@ def compare_command(
         if len(directories) < 2:
             raise ValueError("compare: expected at least two directories, got one. Name another.")
         records = {str(d): Record.load(d) for d in directories}
-        answers = {name: page_data(r, _nulls_of(Path(name)))["verdicts"] for name, r in records.items()}
-    table = Table("", *[Path(name).name for name in records], title="The questions", title_justify="left")
+        answers = {name: page_data(r, read_nulls(Path(name), r))["verdicts"] for name, r in records.items()}
+    table = Table("", *[escape(Path(name).name) for name in records], title="The questions", title_justify="left")
     questions = list(dict.fromkeys(a["question"] for found in answers.values() for a in found))
     for question in questions:
         told = {name: next((a for a in found if a["question"] == question), None) for name, found in answers.items()}
@@ -215,37 +241,25 @@ def _check(ablation: str | None, max_tokens: int, resume: bool, force: bool, ray
         raise ValueError(sentence("--workers", "--ray beside it", "none", "This process alone reads with one model."))
 
 
-def _forget(place: Path) -> None:
-    """Delete what an earlier record in this place has beside it."""
-    for old in place.glob("ablation.*"):
-        old.unlink()
-    for old in place.glob("null-*"):
-        if (old / "record.json").is_file() or (old / "shards").is_dir():
-            shutil.rmtree(old)
-
-
 def _ablate(screen: Console, errors: Console, loaded: Loaded, texts, kind: str, seed: int, place: Path) -> None:
     """Replace every head, write ablation.parquet and ablation.json, and say which can go."""
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    try:
-        with Progress(*columns, console=errors, transient=True) as bar:
-            task = bar.add_task(f"{loaded.name}: replacing heads")
-            found = ablate(
-                loaded,
-                texts,
-                kind=kind,
-                seed=seed,
-                progress=lambda done, total: bar.update(task, completed=done, total=total),
-            )
-    except KeyboardInterrupt:
-        screen.print("[yellow]Interrupted: no head was judged; the record is complete.[/]")
-        return
+    with Progress(*columns, console=errors, transient=True) as bar:
+        task = bar.add_task(f"{escape(loaded.name)}: replacing heads")
+        found = ablate(
+            loaded,
+            texts,
+            kind=kind,
+            seed=seed,
+            progress=lambda done, total: bar.update(task, completed=done, total=total),
+        )
     marks = {"can_go": found.can_go, "together": found.together}
     rows = [row._asdict() | {name: row in heads for name, heads in marks.items()} for row in found.rows]
-    write_parquet(rows, place / "ablation.parquet")
     told = {k: v for k, v in found._asdict().items() if k not in ("rows", "together")}
     told |= {"heads": len(rows), **{name: len(heads) for name, heads in marks.items()}}
-    write(place / "ablation.json", json.dumps(told | {"rows": rows}, indent=1) + "\n")
+    with writing(place, *ABLATION):
+        write_parquet(rows, place / "ablation.parquet")
+        write(place / "ablation.json", json.dumps(told | {"rows": rows}, indent=1) + "\n")
     _tell_ablation(screen, found)
 
 
@@ -282,24 +296,6 @@ def _named(heads: tuple[AblatedHead, ...]) -> str:
     return "; ".join(parts) or "none"
 
 
-def _nulls_of(directory: Path) -> dict[str, Record]:
-    found = (path.parent for path in sorted(directory.glob("null-*/record.json")))  # a killed run may have none yet
-    return {place.name.removeprefix("null-"): Record.load(place) for place in found}
-
-
-def _ablation_of(directory: Path) -> dict | None:
-    path = directory / "ablation.json"
-    if not path.exists():
-        return None
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        if found["heads"] == len(found["rows"]):
-            return found
-    except (ValueError, KeyError, TypeError):
-        pass
-    raise ValueError(sentence(str(path), "what --ablate wrote", "something else", "Delete it, or observe again."))
-
-
 def _summarise(
     screen: Console, record: Record, nulls: dict[str, Record], place: Path, *, going_on: bool = False
 ) -> None:
@@ -307,15 +303,17 @@ def _summarise(
     data = page_data(record, nulls)
     meta = record.meta
     heads = sum(layer.heads for layer in record.layers)
+    name, kind = escape(meta.get("model", "A model")), escape(meta.get("model_class", "of unknown class"))
+    tokens, windows, text = meta.get("tokens", 0), meta.get("sequences", 0), escape(meta.get("text", "text"))
     screen.print(
-        f"[bold]{meta['model']}[/] ({meta['model_class']}): {len(record.layers)} attention modules, {heads} heads, "
-        f"{meta['tokens']:,} tokens of {meta.get('text', 'text')} in {meta['sequences']:,} windows.",
+        f"[bold]{name}[/] ({kind}): {len(record.layers)} attention modules, {heads} heads, "
+        f"{tokens:,} tokens of {text} in {windows:,} windows.",
         highlight=False,
     )
     for note in meta.get("notes", []):
-        screen.print(f"Note: {note}.", highlight=False)
+        screen.print(f"Note: {note}.", highlight=False, markup=False)
     if meta.get("spoiled"):
-        shown = "; ".join(f"{d['name']} ({d['why']})" for d in meta["spoiled_documents"][:3])
+        shown = "; ".join(f"{d['name']} ({d['why']})" for d in meta.get("spoiled_documents", [])[:3])
         more = ", …" if meta["spoiled"] > 3 else ""
         documents = "document" if meta["spoiled"] == 1 else "documents"
         screen.print(
@@ -328,4 +326,5 @@ def _summarise(
     for answer in data["verdicts"]:
         table.add_row(answer["question"], f"[bold]{answer['answer']}[/]", answer["words"])
     screen.print(table)
-    screen.print(f"Page: [bold]{place / 'report.html'}[/]   Tables: {place}/*.parquet", highlight=False)
+    where = escape(str(place))
+    screen.print(f"Page: [bold]{where}/{PAGE}[/]   Tables: {where}/*.parquet", highlight=False)

@@ -118,6 +118,9 @@ def plan(sources: Sources = (), *, column: str | None = None, shard_bytes: int |
     _require_room(found)
     limit = shard_bytes or max(LEAST, sum(place.size for place in found) // SHARDS)
     kinds = [kind_of(place.path) if given else "topic" for place in found]
+    if column is not None and not {"jsonl", "parquet"} & set(kinds):
+        got = f"plain text alone ({found[0].path}{', …' if len(found) > 1 else ''})"
+        raise ValueError(sentence("plan.column", "JSONL or Parquet that has columns", got, "Leave it out."))
     shards = tuple(_filled(_units(found, kinds, column, limit), limit))
     if not shards:
         raise ValueError(sentence("plan.sources", "text", f"nothing in {len(found)} files", "Give other files."))

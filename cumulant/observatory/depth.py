@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import fields
 
 import torch
 from torch import Tensor
@@ -65,7 +66,7 @@ def layer_spectra(state: dict[str, Tensor], names: Names) -> dict[str, list[floa
     """Eigenvalues of the covariance, descending, under `block/stage`, wherever there is one."""
     kept, out = unflatten(state), {}
     for name in _checked(names):
-        spread = kept.get(f"{name['cell']}/spread")
+        spread = _finite(kept.get(f"{name['cell']}/spread"))
         if isinstance(spread, Spread):
             out[f"{name['block']}/{name['stage']}"] = _spectrum(spread).tolist()
     return out
@@ -86,6 +87,12 @@ def read_covariance(state: dict[str, Tensor], names: Names, block: str) -> Tenso
     return None
 
 
+def _finite(kept: Kept | None) -> Kept | None:
+    """None for what overflowed, of which nothing can be said."""
+    tensors = [getattr(kept, f.name) for f in fields(kept)] if kept is not None else []
+    return kept if all(bool(tensor.isfinite().all()) for tensor in tensors) else None
+
+
 def _checked(names: Names) -> Names:
     for name in names:
         if not {"block", "stage", "cell", "role"} <= name.keys():
@@ -100,7 +107,7 @@ def _cloud_columns(kept: dict[str, Kept], cell: str, seed: int, drawn: dict) -> 
     row: Row = {"tokens": 0}
     for quantity in CLOUD:
         row |= _tally_columns(kept.get(f"{cell}/{quantity}"), quantity)
-    spread, sample = kept.get(f"{cell}/spread"), kept.get(f"{cell}/sample")
+    spread, sample = _finite(kept.get(f"{cell}/spread")), _finite(kept.get(f"{cell}/sample"))
     size = kept.get(f"{cell}/size")
     row["tokens"] = int(size.count) if isinstance(size, Tally) else 0
     row |= _spread_columns(spread if isinstance(spread, Spread) else None)

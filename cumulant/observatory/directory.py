@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+from cumulant.checks import sentence
 from cumulant.documents import write_parquet
 from cumulant.observatory.depth import Row, layer_rows, layer_spectra
+from cumulant.observatory.manifest import RECORD
 from cumulant.observatory.page import render_page
 from cumulant.observatory.quantities import BY_NAME
-from cumulant.observatory.record import Record
+from cumulant.observatory.record import UNREADABLE, Record, null_places
 from cumulant.observatory.recorder import SAMPLE
 from cumulant.observatory.tables import by_position, figures, head_rows, histogram, hopfield_classes
 from cumulant.observatory.verdicts import verdicts
@@ -74,6 +77,38 @@ def token_rows(record: Record) -> list[dict]:
                         }
                     )
     return rows
+
+
+def read_nulls(directory: Path, record: Record) -> dict[str, Record]:
+    """The records of the nulls beside a record; a killed run may have none yet."""
+    found = {}
+    for name, place in null_places(directory).items():
+        if (place / RECORD).is_file():
+            found[name] = Record.load(place)
+            if [layer[:3] for layer in found[name].layers] != [layer[:3] for layer in record.layers]:
+                got, advice = f"others in {place}", "Move it away, or observe again."
+                raise ValueError(sentence(str(directory), "the layers of the record in its nulls", got, advice))
+    return found
+
+
+def read_ablation(directory: Path) -> dict | None:
+    """What ablation.json of a directory holds; None if there is none."""
+    path = directory / "ablation.json"
+    if not path.exists():
+        return None
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        words = all(isinstance(found[name], str) for name in ("kind", "measure"))
+        numbers = [found[name] for name in ("all_at_once", "control", "baseline", "threshold")]
+        numbers += [row["damage"] for row in found["rows"]]
+        counts = [found[name] for name in ("heads", "can_go", "together", "tokens")]
+        counts += [row[name] for row in found["rows"] for name in ("layer", "head")]
+        whole = words and found["heads"] == len(found["rows"]) > 0
+        if whole and all(type(n) in (int, float) for n in numbers) and all(type(n) is int for n in counts):
+            return found
+    except UNREADABLE:
+        pass
+    raise ValueError(sentence(str(path), "what --ablate wrote", "something else", "Delete it, or observe again."))
 
 
 def render(

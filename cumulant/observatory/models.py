@@ -315,6 +315,8 @@ def _device(device: str) -> torch.device:
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         got = f"{device!r} ({_first_line(error)})"
         raise ValueError(sentence("load.device", "a device of this machine", got, "Use cpu.")) from error
+    if place.type == "meta":
+        raise ValueError(sentence("load.device", "a device that computes", repr(device), "Use cpu."))
     return place
 
 

@@ -13,8 +13,7 @@ import torch
 
 from cumulant.checks import sentence
 from cumulant.observatory.interface import Call
-
-NULLS = ("random", "shuffled")
+from cumulant.observatory.record import NULLS
 
 
 def shuffled(seed: int) -> Callable[[Call], Call]:
@@ -42,9 +41,14 @@ def chosen_nulls(names: list[str] | None) -> tuple[str, ...]:
     """Both by default, none for "none"."""
     if not names:
         return NULLS
-    if "none" in names:
-        return ()
     for name in names:
-        if name not in NULLS:
+        if name not in (*NULLS, "none"):
             raise ValueError(sentence("--null", "random, shuffled or none", repr(name), "Pick from them."))
+    if "none" in names:
+        others = [name for name in names if name != "none"]
+        if others:
+            raise ValueError(
+                sentence("--null", "none alone", f"{', '.join(others)} beside it", "Leave one of them out.")
+            )
+        return ()
     return tuple(dict.fromkeys(names))

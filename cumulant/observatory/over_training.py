@@ -12,9 +12,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -25,14 +24,18 @@ from torch import nn
 from cumulant.checks import sentence
 from cumulant.documents import write
 from cumulant.observatory.corpus import Corpus
+from cumulant.observatory.manifest import MOMENTS, PAGE, RECORD, remove, require_ours, writing
 from cumulant.observatory.models import Loaded, fingerprint_of, load, read_tokenizer
 from cumulant.observatory.observe import Progress, observe
-from cumulant.observatory.record import Record, claim_directory
+from cumulant.observatory.record import UNREADABLE, Record, claim_directory
 from cumulant.observatory.statics import with_weights
 from cumulant.observatory.texts import Text
 
 STEP = re.compile(r"(?:step|checkpoint)-(\d+)")
+KEPT = re.compile(r"step-\d{6,}")
 SETTINGS = "settings.json"
+NAMED = f"series/{SETTINGS}"  # in the manifest
+SHOWN = ("series.parquet", PAGE)
 TOKENS = 4000  # that are read at every step, unless others are asked for
 # what may differ between steps of one training
 PASSING = {"step", "transformers_version", "_name_or_path", "torch_dtype", "dtype", "use_cache"}
@@ -114,7 +117,7 @@ def _configuration(step: Step) -> dict[str, Any]:
         return {key: value for key, value in config.items() if key not in PASSING}
     except FileNotFoundError:
         got = f"{step.path.name} without one"
-    except (OSError, ValueError, AttributeError):
+    except UNREADABLE:
         got = f"{step.path.name} with one that cannot be read"
     raise ValueError(sentence("--checkpoints", "config.json in every step", got, "Complete the step, or move it away."))
 
@@ -125,22 +128,46 @@ def claim_series(place: Path, settings: Settings, *, resume: bool, force: bool) 
     if not path.is_file():
         claim_directory(place)
     elif force:
-        shutil.rmtree(place / "series")
+        _delete_series(place)
     elif resume:
         _require_same(path, settings)
+        require_ours(place, (*SHOWN, NAMED))
         return
     else:
         got, advice = f"{place}, one with a series", "Pass --resume to go on with it, or --force to start anew."
         raise ValueError(sentence("--out", "a new or empty directory", got, advice))
     path.parent.mkdir(parents=True, exist_ok=True)
-    write(path, json.dumps(settings._asdict(), indent=1) + "\n")
+    with writing(place, NAMED):
+        write(path, json.dumps(settings._asdict(), indent=1) + "\n")
+
+
+def _delete_series(place: Path) -> None:
+    """Delete what a series has written, and nothing else: first all is looked at, then it is deleted."""
+    kept = [path for path in sorted((place / "series").iterdir()) if KEPT.fullmatch(path.name) and path.is_dir()]
+    require_ours(place, (*SHOWN, NAMED))
+    for path in kept:
+        require_ours(path, (MOMENTS, RECORD))
+    for path in kept:
+        remove(path, (MOMENTS, RECORD))
+    remove(place, (*SHOWN, NAMED))
+
+
+def abandon_series(place: Path, *, existed: bool) -> None:
+    """Leave nothing of a series that failed before its first step was read, so that a corrected one may begin."""
+    series = place / "series"
+    if series.is_dir() and [path.name for path in series.iterdir()] == [SETTINGS]:
+        with suppress(OSError, ValueError):  # what is not ours stays, and so do directories with others' files
+            remove(place, [NAMED])
+            series.rmdir()
+            if not existed:
+                place.rmdir()
 
 
 def _require_same(path: Path, settings: Settings) -> None:
     try:
         before = json.loads(path.read_text(encoding="utf-8"))
         different = [name for name, value in _plain(settings).items() if before[name] != value]
-    except (ValueError, KeyError, TypeError):
+    except UNREADABLE:
         raise ValueError(sentence(str(path), "what a series wrote", "something else", "Pass --force.")) from None
     if different:
         name = different[0]
@@ -186,7 +213,7 @@ def observe_series(
                 return Series(records, complete=False)
             replace(record, meta=record.meta | (told or {})).save(kept)
             record = Record.load(kept)  # as a run that goes on will see it
-        _require_alike(records, record, step)
+        require_alike(records, record, step)
         records[step.number] = record
     return Series(records, complete=True)
 
@@ -200,7 +227,7 @@ def _kept(place: Path, step: Step, allow_pickle: bool) -> Record | None:
     if not (place / "record.json").is_file():
         return None
     record = Record.load(place)
-    if record.meta["fingerprint"] != fingerprint_of(step.path, allow_pickle=allow_pickle):
+    if record.meta.get("fingerprint") != fingerprint_of(step.path, allow_pickle=allow_pickle):
         got, advice = f"{step.path.name} with others", "Pass --force to observe all steps anew."
         raise ValueError(sentence("--resume", "the weights that were observed", got, advice))
     return record
@@ -239,11 +266,11 @@ def _hashed(texts: Iterator[Text], into) -> Iterator[Text]:
         yield text
 
 
-def _require_alike(records: dict[int, Record], record: Record, step: Step) -> None:
+def require_alike(records: dict[int, Record], record: Record, step: Step) -> None:
     """The same heads and the same text as at the first step."""
     first = next(iter(records.values()), record)
     same = {"heads": [layer[:4] for layer in first.layers] == [layer[:4] for layer in record.layers]}
-    same["text"] = first.meta["text_hash"] == record.meta["text_hash"]
+    same["text"] = first.meta.get("text_hash") == record.meta.get("text_hash")
     for what, holds in same.items():
         if not holds:
             got, advice = f"another at {step.path.name}", "Pass --force to observe all steps anew."

@@ -10,7 +10,8 @@ from pathlib import Path
 from cumulant.checks import sentence
 from cumulant.documents import versions
 from cumulant.observatory.corpus import Corpus, hash_of
-from cumulant.observatory.record import Record
+from cumulant.observatory.manifest import PLAN, own_shards
+from cumulant.observatory.record import UNREADABLE, Record
 from cumulant.observatory.shards import Job
 
 FORMAT = "cumulant shards 1"
@@ -47,7 +48,7 @@ def require_same(directory: Path, plan: dict) -> None:
     try:
         before = json.loads((directory / "shards" / "plan.json").read_text(encoding="utf-8"))
         what = changed(before, plan)
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+    except UNREADABLE:
         what = "one whose plan.json cannot be read"
     if what is not None:
         raise ValueError(sentence("--resume", f"the run that was begun in {directory}", what, AGAIN))
@@ -84,7 +85,7 @@ def finished_record(directory: Path, corpus: Corpus, plan: str) -> Record | None
 
     Anything else is refused: a record of another run, another text under the same names, other files.
     """
-    if directory.is_file():
+    if directory.exists() and not directory.is_dir():
         raise ValueError(sentence("--out", "a directory", f"the file {directory}", "Name another place."))
     held = [path for path in directory.iterdir() if not _left_over(path)] if directory.is_dir() else []
     if not held:
@@ -104,8 +105,7 @@ def finished_record(directory: Path, corpus: Corpus, plan: str) -> Record | None
 
 def _left_over(path: Path) -> bool:
     """Whether it is of a run that was killed when it had begun to make or to delete its shards."""
-    unplanned = path.name == "shards" and path.is_dir() and all(p.name.startswith(".") for p in path.iterdir())
-    return unplanned or path.name.startswith(".shards-")
+    return path.name == "shards" and own_shards(path.parent) and not (path / PLAN).exists()
 
 
 def _both(what: str, before: object, now: object) -> str:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
 from cumulant.checks import sentence
 from cumulant.observatory.corpus import Corpus
+from cumulant.observatory.manifest import MOMENTS, RECORD, WRITTEN, delete_shards, remove
 from cumulant.observatory.models import Loaded
 from cumulant.observatory.observe import Progress, observe
-from cumulant.observatory.record import Record
+from cumulant.observatory.record import UNREADABLE, Record, null_places
 from cumulant.observatory.shards import Job, observe_corpus
 from cumulant.observatory.statics import with_weights
 from cumulant.observatory.store import Store
@@ -86,7 +89,10 @@ class Run:
             record = self._read(store, model, progress)
         record = record if store.job.null == "shuffled" else with_weights(record, model.model)
         record = replace(record, meta=record.meta | (told or {}))
+        if store is self.stores[0]:
+            forget(store.directory, None if self.force else store.plan)
         record.save(store.directory)
+        store.new = False  # from here on there is something to go on with
         return record
 
     def _read(self, store: Store, model: Loaded, progress: Progress) -> Record:
@@ -102,9 +108,34 @@ class Run:
         for store in reversed(self.stores):
             store.clear()
 
-    def close(self) -> None:
-        for store in self.stores:
-            store.close()
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Let go of all stores; what failed before anything was finished leaves nothing behind."""
+        for store in reversed(self.stores):
+            store.close() if kind is None else store.abandon()
+
+
+def forget(directory: Path, plan: str | None) -> None:
+    """Delete what an earlier record in a directory has beside it: nulls, ablation, tables and page.
+
+    plan  of the record that takes its place: what a run of the same plan left belongs to it and stays; None: all goes
+    """
+    try:
+        before = json.loads((directory / RECORD).read_text(encoding="utf-8"))["meta"].get("plan")
+    except FileNotFoundError:
+        return
+    except UNREADABLE:
+        before = None
+    if plan is not None and plan == before:
+        return
+    for place in null_places(directory).values():
+        delete_shards(place)
+        with suppress(FileNotFoundError):
+            (place / "shards").rmdir()
+        remove(place, WRITTEN)
+    remove(directory, [name for name in WRITTEN if name not in (MOMENTS, RECORD)])
 
 
 def null_tokens(record: Record, max_tokens: int | None) -> int:
@@ -131,7 +162,7 @@ def _bar(errors: Console, name: str, job: Job, total: int | None) -> Iterator[Pr
     )
     whole = "" if total is None else f" of {total:,}"
     with Bar(*columns, console=errors, transient=True) as bar:
-        task = bar.add_task(f"{name}: {WORDS[job.null]}", total=total, done=f"0{whole} tokens")
+        task = bar.add_task(f"{escape(name)}: {WORDS[job.null]}", total=total, done=f"0{whole} tokens")
 
         def progress(tokens: int) -> None:
             bar.update(task, advance=tokens)

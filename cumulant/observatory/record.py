@@ -1,14 +1,13 @@
 """What is left of an observation: plain data that can be saved, loaded and merged.
 
-A directory holds it as moments.safetensors (every tensor) and record.json (everything else). Nothing in either is
-executed on loading.
+A directory holds it as moments.safetensors (every tensor) and record.json (everything else), and manifest.json lists
+both. Nothing in them is executed on loading.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-import os
-import tempfile
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import NamedTuple
@@ -17,7 +16,10 @@ import torch
 from torch import Tensor
 
 from cumulant.checks import sentence
+from cumulant.documents import cannot_write, replacing, write
+from cumulant.observatory.consistency import inconsistency
 from cumulant.observatory.layers import merge_layers
+from cumulant.observatory.manifest import MOMENTS, RECORD, WRITTEN, is_record, own_shards, require_ours, writing
 from cumulant.observatory.tally import Tally
 
 FORMAT = "cumulant record 2"
@@ -120,27 +122,33 @@ class Record:
             raise ValueError(plain["format"])
         return _assemble(plain, tensors)
 
-    def save(self, directory: str | Path, *, exact: bool = False) -> None:
+    def save(self, directory: str | Path, *, exact: bool = False, listed: bool = True) -> None:
         """Write moments.safetensors and record.json into a directory, each in one step.
 
-        exact  keep double precision everywhere, for records that are merged later; `load` reads both
+        exact   keep double precision everywhere, for records that are merged later; `load` reads both
+        listed  also say in manifest.json that these files are ours; what is not ours is then not replaced
+
+        record.json has the sha256 of the other file, so that the two are always of one record.
         """
+        directory = Path(directory)
+        if listed:
+            with writing(directory, MOMENTS, RECORD):
+                self._write(directory, exact)
+        else:
+            directory.mkdir(parents=True, exist_ok=True)
+            self._write(directory, exact)
+
+    def _write(self, directory: Path, exact: bool) -> None:
+        from safetensors import SafetensorError
         from safetensors.torch import save_file
 
-        directory = Path(directory)
-        directory.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=directory, prefix=".moments.")
-        os.close(handle)
-        try:
-            save_file(self.tensors(exact=exact), name, metadata={"format": FORMAT})
-            Path(name).chmod(0o644)
-            os.replace(name, directory / "moments.safetensors")
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
-        from cumulant.documents import write
-
-        write(directory / "record.json", json.dumps(self.plain(), indent=1, ensure_ascii=False) + "\n")
+        with replacing(directory / MOMENTS) as room:
+            try:
+                save_file(self.tensors(exact=exact), room, metadata={"format": FORMAT})
+            except SafetensorError as error:  # what a full disk becomes in its writer
+                raise OSError(cannot_write(directory / MOMENTS, error)) from error
+            plain = self.plain() | {"moments": _sha256(room)}
+        write(directory / RECORD, json.dumps(plain, indent=1, ensure_ascii=False) + "\n")
 
     @classmethod
     def load(cls, directory: str | Path) -> Record:
@@ -150,15 +158,30 @@ class Record:
 
         directory = Path(directory)
         where = f"Record.load({str(directory)!r})"
-        if not (directory / "record.json").is_file():
+        if not (directory / RECORD).is_file():
             got = "a directory without record.json" if directory.is_dir() else "no such directory"
             raise ValueError(sentence(where, "what `cumulant observe --out` wrote", got, "Check the path."))
         try:
-            plain = json.loads((directory / "record.json").read_text(encoding="utf-8"))
-            return cls.assemble(plain, load_file(directory / "moments.safetensors"))
-        except (OSError, ValueError, LookupError, TypeError, SafetensorError) as error:
-            got = f"one that cannot be read ({type(error).__name__}: {error})"
+            plain = json.loads((directory / RECORD).read_text(encoding="utf-8"))
+            if plain.get("moments", None) not in (None, _sha256(directory / MOMENTS)):
+                raise ValueError("moments.safetensors is not the one that record.json was written with")
+            record = cls.assemble(plain, load_file(directory / MOMENTS))
+            if (amiss := inconsistency(record)) is not None:
+                raise ValueError(amiss)
+        except UNREADABLE + (SafetensorError,) as error:
+            told = " ".join(str(error).split()).rstrip(".")
+            got = f"one that cannot be read ({type(error).__name__}: {told})"
             raise ValueError(sentence(where, f"a directory with a {FORMAT}", got, "Observe again.")) from None
+        return record
+
+
+# what reading files that are not what they should be may raise
+UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, RuntimeError)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _assemble(plain: dict, tensors: dict[str, Tensor]) -> Record:
@@ -197,20 +220,51 @@ def _unpacked(key: str, tensor: Tensor) -> Tensor:
 
 
 def claim_directory(directory: Path, force: bool = False) -> None:
-    """Refuse a directory that holds something else."""
-    if directory.is_file():
+    """Refuse a directory that holds something else; with ``force`` one that holds no record, or others' files in it.
+
+    Nothing is deleted here, and nothing that manifest.json does not list is deleted later.
+    """
+    if directory.exists() and not directory.is_dir():
         raise ValueError(sentence("--out", "a directory", f"the file {directory}", "Name another place."))
-    if directory.is_dir() and any(directory.iterdir()) and not force:
+    if not directory.is_dir() or not any(directory.iterdir()):
+        return
+    if not force:
         got, advice = "one that holds other files", "Name a new one."
         if (directory / "shards" / "plan.json").is_file():
             got, advice = (
                 "one with a run that has not ended",
                 "Pass --resume to go on with it, or --force to start anew.",
             )
-        elif (directory / "record.json").is_file():
+        elif (directory / RECORD).is_file():
             got = "one that already holds a record"
             advice = "Name a new one, or pass --force to replace the record."
         raise ValueError(sentence("--out", "a new or empty directory", f"{directory}, {got}", advice))
+    if not is_record(directory):
+        got, advice = f"{directory}, one that holds other files", "Name a new one; nothing there is deleted."
+        raise ValueError(sentence("--force", "a directory with a record", got, advice))
+    require_replaceable(directory)
+
+
+def require_replaceable(directory: Path) -> None:
+    """Refuse a directory where a record, its tables, its page, its nulls or its shards would replace others' files."""
+    require_ours(directory, WRITTEN)
+    for place in null_places(directory).values():
+        if place.is_symlink() or (place.exists() and not place.is_dir()):
+            got, advice = f"{place}, something else", "Move it away, or name another directory."
+            raise ValueError(sentence("--out", "a free place for a null", got, advice))
+        if place.is_dir() and any(place.iterdir()):
+            claim_directory(place, force=True)
+    if not own_shards(directory):
+        got = f"{directory / 'shards'}, which holds other files"
+        raise ValueError(sentence("--out", "a directory whose shards/ is free", got, "Name another place."))
+
+
+NULLS = ("random", "shuffled")  # what stands beside a record, as `nulls` describes it
+
+
+def null_places(directory: Path) -> dict[str, Path]:
+    """Where the records of the nulls of a record lie, whether they are there or not."""
+    return {name: directory / f"null-{name}" for name in NULLS}
 
 
 def _joined(a: dict, b: dict, add) -> dict:

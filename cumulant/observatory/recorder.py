@@ -89,6 +89,7 @@ class Recorder:
         self.texts: Tensor | None = None  # what names the sequences of the running batch, for the sample
         self.offsets: Tensor | None = None  # where they start in their texts
         self.heard: dict[str, int] = {}
+        self.tokens = self.sequences = self.counted = 0  # what was read, and the last pass that is in these counts
         self.watch: LayerWatch | None = None
         self.ear: Ear | None = None
 
@@ -96,6 +97,7 @@ class Recorder:
         _require_finite(call)
         part = self.parts.setdefault(call.name, Part(_layer(call)))
         self.heard[call.name] = self.heard.get(call.name, 0) + 1
+        self._count(call)
         values = head_quantities(call, self.wanted)
         offset = call.key.shape[-2] - call.eta.shape[-2] if call.support.get("causal") else 0
         positions = torch.arange(call.eta.shape[-2]) + max(0, offset)
@@ -105,6 +107,13 @@ class Recorder:
         self._show(call, values)
         if self.wanted & {n for n, q in BY_NAME.items() if q.group == "sampled"}:
             self._look_closely(part, call)
+
+    def _count(self, call: Call) -> None:
+        """Count the tokens and sequences of a pass, by its first call."""
+        if self.ear is not None and self.ear.passes > self.counted:
+            self.counted = self.ear.passes
+            self.sequences += len(call.eta)
+            self.tokens += call.eta.shape[0] * call.eta.shape[2] if call.rows is None else int(call.rows.sum())
 
     def _look_closely(self, part: Part, call: Call) -> None:
         picked = self._pick(call)
@@ -165,7 +174,7 @@ class Recorder:
         return dict.fromkeys(silent, UNRECORDED)
 
     def record(self, **meta) -> Record:
-        """What was collected so far."""
+        """What was collected so far; ``meta`` adds to what it says of itself, or replaces it."""
         if self.ear is None or self.ear.calls == 0:
             ran = self.ear is not None and self.ear.passes > 0
             idle = sentence("Recorder.record", "a model that ran while attached", "none", "Call model(**inputs) first.")
@@ -180,7 +189,9 @@ class Recorder:
         hidden = {} if self.watch is None else self.watch.state()
         places = [] if self.watch is None else self.watch.names()
         notes = self._unrecorded() | ({} if self.watch is None else self.watch.notes)
-        told = {"places": places, "layer_notes": notes} | meta
+        kind = type(self.model).__name__
+        told = {"model": kind, "model_class": kind, "tokens": self.tokens, "sequences": self.sequences}
+        told |= {"places": places, "layer_notes": notes} | meta
         return Record(layers, tallies, sums, hidden, {}, (), told)
 
 

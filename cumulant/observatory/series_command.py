@@ -11,25 +11,32 @@ from typing import NamedTuple
 
 from rich.box import SIMPLE
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from typer import Exit
 
 from cumulant.checks import sentence
 from cumulant.documents import write_parquet
 from cumulant.observatory.corpus import plan
+from cumulant.observatory.manifest import PAGE, writing
 from cumulant.observatory.observe import Progress as Count
 from cumulant.observatory.over_training import (
+    SHOWN,
     TOKENS,
     Settings,
     Step,
+    abandon_series,
     agreed_model,
     claim_series,
     find_steps,
     observe_series,
+    require_alike,
 )
 from cumulant.observatory.record import Record
 from cumulant.observatory.series import Steps, at_the_end, course, read_steps, render_series, series_rows
 from cumulant.observatory.shards import Job
+from cumulant.terminal import INTERRUPTED
 
 COLUMNS = {  # of the table that is printed
     "entropy": "entropy",
@@ -72,30 +79,41 @@ def observe_checkpoints(
     chosen = {name: getattr(job, name) for name in ("quantities", "max_length", "batch_size", "seed", "dtype")}
     settings = Settings(corpus.identity(), agreed_model(steps), max_tokens=max_tokens, **chosen)
     place = where.out or default_place(directory)
+    existed = place.exists()
     claim_series(place, settings, resume=where.resume, force=where.force)
     told = {"model": str(directory), "text": words, "command": shlex.join(["cumulant", *sys.argv[1:]])}
-    with _bar(errors) as watch:
-        found = observe_series(
-            steps, place, corpus, settings, device=job.device, allow_pickle=job.allow_pickle, told=told, watch=watch
-        )
-    if not found.records:
-        screen.print("[yellow]Interrupted before the first step was read: there is nothing to show.[/]")
-        return
+    try:
+        with _bar(errors) as watch:
+            found = observe_series(
+                steps, place, corpus, settings, device=job.device, allow_pickle=job.allow_pickle, told=told, watch=watch
+            )
+        if not found.records:
+            raise KeyboardInterrupt
+    except BaseException:
+        abandon_series(place, existed=existed)
+        raise
     with errors.status("writing table and page"):
         seen = _write(found.records, place)
     _tell(screen, seen, found.complete, place)
+    if not found.complete:
+        raise Exit(INTERRUPTED)
 
 
 def rewrite_series(place: Path) -> None:
     """Write the table and the page of a series again, from the records that it holds."""
-    found = {step.number: Record.load(step.path) for step in find_steps(place / "series")}
+    found: dict[int, Record] = {}
+    for step in find_steps(place / "series"):
+        record = Record.load(step.path)
+        require_alike(found, record, step)
+        found[step.number] = record
     _tell(Console(), _write(found, place), True, place)
 
 
 def _write(records: dict[int, Record], place: Path) -> Steps:
     seen = read_steps(records)
-    write_parquet(series_rows(seen), place / "series.parquet")
-    render_series(seen, place / "report.html")
+    with writing(place, *SHOWN):
+        write_parquet(series_rows(seen), place / "series.parquet")
+        render_series(seen, place / PAGE)
     return seen
 
 
@@ -137,7 +155,9 @@ def _bar(errors: Console) -> Iterator:
                 read += tokens
                 bar.update(task, done=f"{which} of {total} steps, {read:,} tokens of this one")
 
-            bar.update(task, description=step.path.name, total=total, completed=which, done=f"{which} of {total} steps")
+            bar.update(
+                task, description=escape(step.path.name), total=total, completed=which, done=f"{which} of {total} steps"
+            )
             yield count
 
         yield watch
@@ -146,9 +166,10 @@ def _bar(errors: Console) -> Iterator:
 def _tell(screen: Console, steps: Steps, complete: bool, place: Path) -> None:
     last = next(reversed(steps.values())).record
     heads = sum(layer.heads for layer in last.layers)
+    kind, text = (escape(last.meta.get(name, "unknown")) for name in ("model_class", "text"))
     screen.print(
-        f"[bold]{last.meta['model_class']}[/]: {len(steps)} steps, {len(last.layers)} attention modules, {heads} "
-        f"heads, {last.meta['tokens']:,} tokens of {last.meta['text']} at each.",
+        f"[bold]{kind}[/]: {len(steps)} steps, {len(last.layers)} attention modules, {heads} "
+        f"heads, {last.meta.get('tokens', 0):,} tokens of {text} at each.",
         highlight=False,
     )
     title = "Means over heads; W₂ to a Gaussian after the last block"
@@ -162,7 +183,8 @@ def _tell(screen: Console, steps: Steps, complete: bool, place: Path) -> None:
     screen.print(table)
     if not complete:
         screen.print("[yellow]Interrupted: the steps above are finished. The same command with --resume goes on.[/]")
-    screen.print(f"Page: [bold]{place / 'report.html'}[/]   Table: {place / 'series.parquet'}", highlight=False)
+    where = escape(str(place))
+    screen.print(f"Page: [bold]{where}/{PAGE}[/]   Table: {where}/series.parquet", highlight=False)
 
 
 def _short(number: float | None) -> str:

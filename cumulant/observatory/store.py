@@ -2,7 +2,8 @@
 
 A directory holds them under shards/: plan.json says of what run they are; ORDINAL-KEY holds one shard, named by what
 its record depends on; until-N holds the first N merged, so that a long run needs no more room than a short one. Each of
-these appears in one step, when all of it is on the disk: a process may be killed at any moment.
+these appears in one step, when all of it is on the disk: a process may be killed at any moment. When the run has ended
+plan.json becomes ended.json, and what carries these names is deleted; other files are neither read nor deleted.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import os
 import shutil
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,9 +21,17 @@ from typing import NamedTuple
 from cumulant.checks import sentence
 from cumulant.documents import write
 from cumulant.observatory.corpus import Corpus
+from cumulant.observatory.manifest import (
+    ENDED,
+    PLAN,
+    delete_shards,
+    own_shards,
+    shard_place,
+    sweep_shards,
+)
 from cumulant.observatory.observe import small
 from cumulant.observatory.plans import AGAIN, FORMAT, finished_record, hash_of_all, identity, plan_of, require_same
-from cumulant.observatory.record import Record, claim_directory
+from cumulant.observatory.record import UNREADABLE, Record, claim_directory, require_replaceable
 from cumulant.observatory.shards import Job, Observed, key_of
 from cumulant.observatory.texts import Spoiled
 
@@ -43,8 +53,16 @@ class Finished(NamedTuple):
 
     @classmethod
     def of(cls, plain: dict) -> Finished:
-        known = {name: plain[name] for name in cls._fields}
-        return cls(**known)._replace(documents=tuple(Spoiled(*d) for d in plain["documents"]))
+        """What `_asdict` gave, from JSON; ValueError if it is something else."""
+        known = cls(**{name: plain[name] for name in cls._fields})
+        counts = (known.ordinal, known.tokens, known.sequences, known.skipped, known.spoiled)
+        if not all(type(n) is int and n >= 0 for n in counts) or not isinstance(known.key + known.text_hash, str):
+            raise ValueError(plain)
+        return known._replace(documents=tuple(Spoiled(*d) for d in plain["documents"]))
+
+    @property
+    def place(self) -> str:
+        return f"{self.ordinal:06d}-{self.key[:16]}"
 
 
 @dataclass
@@ -67,6 +85,8 @@ class Store:
     record: Record | None = None
     merged_until: int = 0
     lock: int | None = None
+    new: bool = False  # begun here, and not by an earlier process
+    created: list[Path] = field(default_factory=list)  # directories that were not there before
 
     @classmethod
     def open(
@@ -89,20 +109,23 @@ class Store:
         directory = Path(directory)
         plan = plan_of(corpus, job, fingerprint, max_tokens)
         store = cls(directory, corpus, job, fingerprint, max_tokens, identity(plan))
-        begun = (store.shards / "plan.json").is_file()
+        begun = (store.shards / PLAN).is_file()
         if not resume:
             claim_directory(directory, force)
         elif not begun:
             store.record = finished_record(directory, corpus, store.plan)
             if store.record is not None:
-                store._sweep()
+                sweep_shards(directory)
                 return store
+        if resume:
+            require_replaceable(directory)
+        store.created = [path for path in (*store.shards.parents, store.shards) if not path.exists()]
         store.shards.mkdir(parents=True, exist_ok=True)
         store._take()
         try:
             store._begin(plan, anew=not (resume and begun))
         except BaseException:
-            store.close()
+            store.abandon()
             raise
         return store
 
@@ -121,7 +144,7 @@ class Store:
             return
         key = key_of(observed.text_hash, self.fingerprint, self.job, budget, self.corpus.column)
         finished = _of(ordinal, key, observed)
-        self._put(f"{ordinal:06d}-{key[:16]}", observed.record, finished._asdict())
+        self._put(finished.place, observed.record, finished._asdict())
         self.done[ordinal] = finished
         row = self._row()
         if len(row) >= LOOSE:
@@ -169,11 +192,21 @@ class Store:
         return replace(record, meta=record.meta | told)
 
     def clear(self) -> None:
-        """Delete the shards, when the record of the run is on the disk."""
-        if self.shards.is_dir():
-            gone = tempfile.mkdtemp(dir=self.directory, prefix=".shards-")
-            os.replace(self.shards, gone)
-            shutil.rmtree(gone)
+        """Delete the shards, when the record of the run is on the disk: first say that it has ended, then delete."""
+        if (self.shards / PLAN).is_file():
+            os.replace(self.shards / PLAN, self.shards / ENDED)
+            sweep_shards(self.directory)
+        self.close()
+
+    def abandon(self) -> None:
+        """Leave nothing of a run that failed before anything was finished: the corrected command may begin anew."""
+        if self.new and not self.done and own_shards(self.directory):
+            delete_shards(self.directory)
+            with suppress(OSError):  # what was there before stays
+                self.shards.rmdir()
+                for path in sorted(self.created, key=lambda path: -len(path.parts)):
+                    if path != self.shards:
+                        path.rmdir()
         self.close()
 
     def __enter__(self) -> Store:
@@ -192,9 +225,10 @@ class Store:
 
     def _begin(self, plan: dict, *, anew: bool) -> None:
         if anew:
-            _empty(self.shards)
-            write(self.shards / "plan.json", json.dumps(plan, indent=1) + "\n")
-            _sync(self.shards / "plan.json")
+            delete_shards(self.directory)
+            self.new = True
+            write(self.shards / PLAN, json.dumps(plan, indent=1) + "\n")
+            _sync(self.shards / PLAN)
         else:
             require_same(self.directory, plan)
         self._find()
@@ -203,7 +237,7 @@ class Store:
         """Where these and all shards that are merged already lie, in their order."""
         first = [self.shards / f"until-{self.merged_until:06d}"] if self.merged_until else []
         loose = [self.done[ordinal] for ordinal in ordinals if ordinal >= self.merged_until]
-        return first + [self.shards / f"{finished.ordinal:06d}-{finished.key[:16]}" for finished in loose]
+        return first + [self.shards / finished.place for finished in loose]
 
     def _row(self) -> list[int]:
         """The finished shards that follow those that are merged, without a gap."""
@@ -225,7 +259,7 @@ class Store:
         try:
             place.chmod(0o755)
             if record is not None:
-                record.save(place, exact=True)
+                record.save(place, exact=True, listed=False)
             write(place / "shard.json", json.dumps({"format": FORMAT, **told}) + "\n")
             for path in (*place.iterdir(), place):
                 _sync(path)
@@ -237,25 +271,21 @@ class Store:
 
     def _find(self) -> None:
         """Read what is there; remove what was not finished or cannot be read."""
-        self._sweep()
-        for place in sorted(self.shards.glob("until-*"), reverse=True):
+        sweep_shards(self.directory)
+        places = [place for place in sorted(self.shards.iterdir()) if shard_place(place)]
+        for place in reversed([place for place in places if place.name.startswith("until-")]):
             told = self._read(place)
             if told is not None and not self.merged_until:
                 found = [Finished.of(plain) for plain in told["shards"]]
                 self.done, self.merged_until = {f.ordinal: f for f in found}, len(found)
             else:
                 shutil.rmtree(place)
-        for place in sorted(self.shards.glob("[0-9]*-*")):
+        for place in (place for place in places if not place.name.startswith("until-")):
             told = self._read(place)
             if told is None or told["ordinal"] < self.merged_until:
                 shutil.rmtree(place)
             else:
                 self.done[told["ordinal"]] = Finished.of(told)
-
-    def _sweep(self) -> None:
-        """Remove what a killed process had begun to write or to delete."""
-        for old in (*self.shards.glob(".*"), *self.directory.glob(".shards-*")):
-            _remove(old)
 
     def _read(self, place: Path) -> dict | None:
         """What a place says of itself; None, and a note, if it cannot be read."""
@@ -264,10 +294,16 @@ class Store:
             if told.pop("format") != FORMAT:
                 raise ValueError(FORMAT)
             shards = [Finished.of(plain) for plain in told.get("shards", [told])]
+            ordinals = [finished.ordinal for finished in shards]
+            name = f"until-{len(shards):06d}" if "shards" in told else shards[0].place
+            if place.name != name or ("shards" in told and ordinals != [*range(len(shards))]):
+                raise ValueError(name)
+            if max(ordinals) >= len(self.corpus.shards):
+                raise ValueError(ordinals)
             if any(finished.tokens for finished in shards):
                 Record.load(place)
             return told
-        except (OSError, ValueError, LookupError, TypeError):
+        except UNREADABLE:
             which = place.name.split("-")[1 if place.name.startswith("until") else 0].lstrip("0") or "0"
             what = f"the shards before {which}" if place.name.startswith("until") else f"shard {which}"
             self.notes.append(f"{what} could not be read from {place}: observed again")
@@ -298,20 +334,6 @@ def _folded(places: list[Path]) -> Record | None:
             part = Record.load(place)
             record = part if record is None else record.merge(part)
     return record
-
-
-def _empty(shards: Path) -> None:
-    """Delete the shards of an earlier run, its plan last; what is no run is left alone."""
-    held = sorted(shards.iterdir(), key=lambda path: path.name == "plan.json")
-    if any(not path.name.startswith(".") for path in held) and held[-1].name != "plan.json":
-        got = f"{shards}, which holds other files"
-        raise ValueError(sentence("--out", "a directory whose shards/ is free", got, "Name another place."))
-    for path in held:
-        _remove(path)
-
-
-def _remove(path: Path) -> None:
-    shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def _of(ordinal: int, key: str, observed: Observed) -> Finished:

@@ -84,7 +84,16 @@ KEYS = ("keys/count", "keys/sum", "keys/square")
 def link_from_sums(
     link_count, link_eta, link_mean, link_eta_eta, link_mean_mean, link_eta_mean, keys_count, keys_sum, keys_square
 ) -> dict[str, Tensor]:
-    """R² of the affine fit η ≈ A m + b along the directions of the keys, and |A − Cov(K)⁺| / |Cov(K)⁺| (S2-E15)."""
+    """R² of the affine fit η ≈ A m + b along the directions of the keys, and |A − Cov(K)⁺| / |Cov(K)⁺| (S2-E15).
+
+    NaN for a head whose sums are not finite, as of scores that overflow.
+    """
+    sums = (link_eta, link_mean, link_eta_eta, link_mean_mean, link_eta_mean, keys_sum, keys_square)
+    finite = torch.stack([t.isfinite().flatten(1).all(1) for t in sums]).all(0)
+    link_eta, link_mean, link_eta_eta, link_mean_mean, link_eta_mean, keys_sum, keys_square = (
+        t.nan_to_num(0.0, 0.0, 0.0) for t in sums
+    )
+    link_count = torch.where(finite, link_count, 0.0)
     n = link_count.clamp_min(1)[:, None]
     eta, mean = link_eta / n, link_mean / n
     c_ee = link_eta_eta / n[..., None] - eta[..., None] * eta[:, None]

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import math
 from datetime import datetime
+from functools import cache
 from pathlib import Path
 
 from cumulant.checks import sentence
@@ -121,7 +122,9 @@ def _check(data: object) -> None:
             raise TypeError(sentence(f"render_page.data[{key!r}]", "a list", got, advice))
 
 
+@cache
 def _environment():
+    """The template, compiled once."""
     try:
         import jinja2
     except ImportError as missing:
