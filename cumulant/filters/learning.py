@@ -169,7 +169,11 @@ def em(
                 if not all(holds(part.isfinite()) for part in found.values()):
                     status = Status.NONFINITE
                     break
-                here = replace(here, **found)
+                try:
+                    here = replace(here, **found)
+                except ValueError:  # a regression that nothing determined, whose noise is no covariance
+                    status = Status.NONFINITE
+                    break
     return Learned(best, torch.stack(history), status, step)
 
 
