@@ -83,7 +83,14 @@ def test_ends_are_the_hidden_states_of_the_model(kind):
             float((unit * mean).sum(-1).mean()), abs=1e-5
         )
         sample = layers.kept[f"{place}/sample"]
-        assert torch.equal(sample.state.sort(0).values, x.float().sort(0).values)  # fewer than 512: all of them
+        within = layers.kept[f"{place}/within"]
+        centred = (states.double() - states.double().mean(1, keepdim=True)).reshape(-1, 24)
+        order = priorities(0, torch.arange(3)[:, None], torch.arange(states.shape[1])).flatten().argsort()
+        assert sample.sequence.tolist() == (order // states.shape[1]).tolist()  # fewer than 512: all of them
+        assert sample.length.unique().tolist() == [states.shape[1]]
+        torch.testing.assert_close(sample.state.double(), centred[order], rtol=0, atol=1e-6)
+        assert (int(within.tokens), int(within.sequences)) == (len(x), 3)
+        torch.testing.assert_close(within.covariance, centred.T @ centred / len(x), rtol=1e-4, atol=1e-5)
     cells = {n["block"]: n["cell"] for n in layers.names() if n["stage"] == "in"}
     assert cells[first] == f"{first}/in"
     assert cells[second] == f"{first}/out"  # one state, kept once

@@ -70,7 +70,7 @@ def observe(
     with attach(network, quantities, seed=seed, hidden_states=hidden_states, alter=alter) as recorder:
         try:
             for batch in stream:
-                _place(recorder, batch, SOME / (batch_size * max_length))
+                _place(recorder, batch, looked_share(batch_size, max_length))
                 with torch.inference_mode():
                     network(**batch.inputs(device), **_decoder(network, batch, device))
                 passages |= _passages(recorder, batch, tokenizer)
@@ -100,6 +100,15 @@ def observe(
     }
     shown = tuple(passages[number] for number in sorted(passages))
     return replace(record, passages=shown, meta=record.meta | told | (meta or {}))
+
+
+def looked_share(batch_size: int, max_length: int) -> float:
+    """Share of the windows from which directions and covariances of hidden states are taken.
+
+    >>> looked_share(16, 256), looked_share(1, 128)
+    (0.5, 1.0)
+    """
+    return min(1.0, SOME / (batch_size * max_length))
 
 
 def small(tokens: int) -> list[str]:

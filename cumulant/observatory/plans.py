@@ -13,7 +13,7 @@ from cumulant.observatory.corpus import Corpus, hash_of
 from cumulant.observatory.record import Record
 from cumulant.observatory.shards import Job
 
-FORMAT = "cumulant shards 1"
+FORMAT = "cumulant shards 2"
 AGAIN = "Undo the change, name a new --out, or pass --force to start anew."
 
 

@@ -20,7 +20,7 @@ from cumulant.checks import sentence
 from cumulant.observatory.layers import merge_layers
 from cumulant.observatory.tally import Tally
 
-FORMAT = "cumulant record 2"
+FORMAT = "cumulant record 3"
 TEXTS = 4  # passages whose tokens are kept for the page
 
 
@@ -184,7 +184,7 @@ def _assemble(plain: dict, tensors: dict[str, Tensor]) -> Record:
     )
 
 
-SCATTER = ":spread.triangle"  # halves of symmetric matrices, which are most of a record
+SCATTER = (":spread.triangle", ":within.triangle")  # halves of symmetric matrices, which are most of a record
 
 
 def _packed(key: str, tensor: Tensor) -> Tensor:
