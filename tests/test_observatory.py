@@ -6,6 +6,7 @@ import signal
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -282,6 +283,25 @@ def test_verdicts_follow_their_rules():
     (gone,) = verdicts([], [], [], 1, None, removed | {"measure": "cosine", "threshold": 0.001, "tokens": 99})
     assert gone.answer == "partly"
     assert gone.numbers[2].null == 0.5
+
+
+def test_an_open_link_says_how_many_tokens_it_needs():
+    row = {"link_r2": None, "link_queries": 120, "link_needed": 129, "entropy_count": 4096, "k90_count": 120}
+    (few,) = verdicts([row], [], [], 1)
+    assert few.answer == "open"
+    assert "needs 129 sampled queries and has 120 from 4,096 tokens" in few.words
+    told = int(few.words.split("read ")[1].split(" tokens")[0].replace(",", ""))
+    drawn = np.random.default_rng(0).binomial(told, 120 / 4096, size=100_000)
+    assert told > 4096
+    assert (drawn < 129).mean() < 1e-3
+    assert drawn.mean() < 2 * 129
+    model = make("bert")
+    with torch.no_grad(), attach(model, hidden_states=False) as recorder:
+        model(**inputs("bert"))
+    rows = head_rows(recorder.record())
+    assert {(row["link_queries"], row["link_needed"], row["link_r2"]) for row in rows} == {(3, 17, None)}
+    (open_,) = [a for a in verdicts(rows, [], [], 24) if "canonical link" in a.question]
+    assert "needs 17 sampled queries and has 3 from 21 tokens" in open_.words
 
 
 # ---------------------------------------------------------------------- the main job, on a real model

@@ -12,7 +12,7 @@ pytest.importorskip("transformers")
 
 from cumulant.observatory.blocks import attention_modules, block_of, twin
 from cumulant.observatory.chance import priorities
-from cumulant.observatory.cloud import SAMPLE, Sample, Spread, flatten, unflatten
+from cumulant.observatory.cloud import SAMPLE, Centred, Sample, Spread, Within, flatten, unflatten
 from cumulant.observatory.depth import layer_rows, layer_spectra, read_covariance
 from cumulant.observatory.gaussianity import axes, compare, effective_rank, lle_error, mardia, participation_ratio
 from cumulant.observatory.interface import listen
@@ -83,7 +83,14 @@ def test_ends_are_the_hidden_states_of_the_model(kind):
             float((unit * mean).sum(-1).mean()), abs=1e-5
         )
         sample = layers.kept[f"{place}/sample"]
-        assert torch.equal(sample.state.sort(0).values, x.float().sort(0).values)  # fewer than 512: all of them
+        within = layers.kept[f"{place}/within"]
+        centred = (states.double() - states.double().mean(1, keepdim=True)).reshape(-1, 24)
+        order = priorities(0, torch.arange(3)[:, None], torch.arange(states.shape[1])).flatten().argsort()
+        assert sample.sequence.tolist() == (order // states.shape[1]).tolist()  # fewer than 512: all of them
+        assert sample.length.unique().tolist() == [states.shape[1]]
+        torch.testing.assert_close(sample.state.double(), centred[order], rtol=0, atol=1e-6)
+        assert (int(within.tokens), int(within.sequences)) == (len(x), 3)
+        torch.testing.assert_close(within.covariance, centred.T @ centred / len(x), rtol=1e-4, atol=1e-5)
     cells = {n["block"]: n["cell"] for n in layers.names() if n["stage"] == "in"}
     assert cells[first] == f"{first}/in"
     assert cells[second] == f"{first}/out"  # one state, kept once
@@ -291,6 +298,10 @@ def test_sequences_that_are_chosen_by_name_do_not_depend_on_batches():
     assert whole.keys() == parts.keys()
     assert int(whole["encoder.layer.1/out/cosine:tally.count"]) == 7 + 6 + 5
     assert int(whole["encoder.layer.1/out/growth:tally.count"]) == 3 + 5 + 4
+    for state in kept:  # the sample is of the tokens that the scatter is of
+        assert sorted(state["encoder.layer.1/out/sample:sample.sequence"].tolist()) == [0] * 7 + [14] * 6 + [21] * 5
+        assert int(state["encoder.layer.1/out/within:within.tokens"]) == 7 + 6 + 5
+        assert int(state["encoder.layer.1/out/within:within.sequences"]) == 3
     for name, tensor in whole.items():
         if name.endswith("count"):
             assert torch.equal(tensor, parts[name]), name
@@ -376,6 +387,14 @@ def test_spread_and_sample_merge():
     x = torch.randn(50, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) + 1e3
     parts = Spread.of(x[:0]).merge(Spread.of(x[:1])).merge(Spread.of(x[1:]))
     torch.testing.assert_close(parts.covariance, x.T.cov(correction=0), rtol=1e-10, atol=1e-10)
+    names = torch.arange(50) // 7
+    centred = [Centred.of(x[rows], names[rows]) for rows in (slice(0, 50), slice(0, 21), slice(21, 50))]
+    whole, one, two = (Within.of(c) for c in centred)
+    torch.testing.assert_close(two.merge(one).triangle, whole.triangle, rtol=1e-12, atol=1e-12)
+    assert [int(part.sequences) for part in (whole, one.merge(two))] == [8, 8]
+    again = Spread.of_sequences(whole, centred[0])
+    torch.testing.assert_close(again.triangle, Spread.of(x).triangle, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(again.mean, x.mean(0), rtol=1e-14, atol=0)
     rank = priorities(3, torch.arange(50), torch.tensor(0))
     assert len(set(rank.tolist())) == 50
     assert bool((rank >= 0).all())

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from cumulant.checks import sentence
-from cumulant.observatory.cloud import Kept, Sample, Spread, unflatten
+from cumulant.observatory.cloud import Kept, Sample, Spread, Within, unflatten
 from cumulant.observatory.gaussianity import (
-    RECONSTRUCTED,
     Comparison,
     axes,
     compare,
     effective_rank,
     participation_ratio,
+    rebuilt,
 )
 from cumulant.observatory.tally import Tally
 
@@ -38,11 +38,15 @@ def layer_rows(state: dict[str, Tensor], names: Names, *, seed: int = 0) -> list
                             the error is that of the mean as if tokens were independent
     perturbed               tokens behind growth, step and contraction
     variance, effective_rank, participation_ratio, top_share
-                            of the covariance: its trace, exp H(λ/Σλ), (Σλ)²/Σλ², λ₁/Σλ
+                            of the covariance: its trace, exp H(λ/Σλ), (Σλ)²/Σλ², λ₁/Σλ; the second and third less what
+                            the number of tokens does to them, as if tokens were independent
+    channels, whitened, freedom
+                            of the states about the means of their sequences: their dimension, the tokens behind the
+                            covariance that whitens them, and those less the sequences
     gaussian_rank, mardia_dim, sampled, reconstructed
                             how many directions and tokens the next were computed from
     Q, Q_null, Q_null_low, Q_null_high   for Q in sliced_w2, skewness, kurtosis, lle_error: seen, and the mean and the
-                            5 % and 95 % points of Gaussian clouds of the same size and covariance
+                            0.5 % and 99.5 % points of Gaussian clouds of the same size and covariance
     """
     kept, done, drawn, rows = unflatten(state), {}, {}, []
     for name in _checked(names):
@@ -111,12 +115,23 @@ def _cloud_columns(kept: dict[str, Kept], cell: str, seed: int, drawn: dict) -> 
     size = kept.get(f"{cell}/size")
     row["tokens"] = int(size.count) if isinstance(size, Tally) else 0
     row |= _spread_columns(spread if isinstance(spread, Spread) else None)
-    compared = None
-    if isinstance(spread, Spread) and isinstance(sample, Sample) and spread.count > 0:
-        count = int(spread.count)
-        compared = compare(sample.state, axes(spread.mean, spread.covariance, count), count, seed=seed, drawn=drawn)
-    row["sampled"] = len(sample.priority) if isinstance(sample, Sample) else 0
+    within, compared = kept.get(f"{cell}/within"), None
+    row |= {"channels": 0, "whitened": 0, "freedom": 0, "sampled": 0}
+    if isinstance(sample, Sample):
+        row |= {"channels": sample.state.shape[1], "sampled": len(sample.priority)}
+    if isinstance(within, Within) and isinstance(sample, Sample):
+        compared = _compared(within, sample, seed, drawn)
+        row |= {"whitened": int(within.tokens), "freedom": int(within.tokens - within.sequences)}
+    row["reconstructed"] = 0 if compared is None else rebuilt(int(row["sampled"]), compared.rank)
     return row | _shape_columns(compared)
+
+
+def _compared(within: Within, sample: Sample, seed: int, drawn: dict) -> Comparison:
+    count, sequences = int(within.tokens), int(within.sequences)
+    mean = torch.zeros(sample.state.shape[1], dtype=torch.float64)
+    along = axes(mean, within.covariance, count - sequences + 1)
+    names = {"sequences": sequences, "sequence": sample.sequence, "length": sample.length}
+    return compare(sample.state, along, count, **names, seed=seed, drawn=drawn)
 
 
 def _tally_columns(tally: Kept | None, quantity: str) -> Row:
@@ -132,7 +147,8 @@ def _spread_columns(spread: Spread | None) -> Row:
         return dict.fromkeys(("variance", "effective_rank", "participation_ratio", "top_share"), math.nan)
     value = _spectrum(spread)
     total = float(value.sum())
-    rank, ratio = effective_rank(value), participation_ratio(value)
+    rank = effective_rank(value, int(spread.count))
+    ratio = min(rank, participation_ratio(value, int(spread.count)))
     return {
         "variance": total,
         "effective_rank": rank,
@@ -147,9 +163,9 @@ def _spectrum(spread: Spread) -> Tensor:
 
 def _shape_columns(compared: Comparison | None) -> Row:
     if compared is None:
-        row: Row = {"gaussian_rank": 0, "mardia_dim": 0, "reconstructed": 0}
+        row: Row = {"gaussian_rank": 0, "mardia_dim": 0}
         return row | {f"{q}{end}": math.nan for q in SHAPE for end in ("", "_null", "_null_low", "_null_high")}
-    row = {"gaussian_rank": compared.rank, "mardia_dim": compared.principal, "reconstructed": RECONSTRUCTED}
+    row = {"gaussian_rank": compared.rank, "mardia_dim": compared.principal}
     for q in SHAPE:
         row[q] = getattr(compared.seen, q)
         row[f"{q}_null"] = getattr(compared.null_mean, q)

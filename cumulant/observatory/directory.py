@@ -10,6 +10,7 @@ from cumulant.checks import sentence
 from cumulant.documents import write_parquet
 from cumulant.observatory.depth import Row, layer_rows, layer_spectra
 from cumulant.observatory.manifest import RECORD
+from cumulant.observatory.observe import looked_share
 from cumulant.observatory.page import render_page
 from cumulant.observatory.quantities import BY_NAME
 from cumulant.observatory.record import UNREADABLE, Record, null_places
@@ -132,7 +133,8 @@ def page_data(
     dimension = record.meta.get("dimension") or 1
     untrained = nulls.get("random")
     null_depth = [] if untrained is None else layer_rows(untrained.hidden, untrained.meta.get("places", []))
-    answers = verdicts(heads, depth, null_heads.get("random", []), dimension, null_depth, ablation)
+    share = looked_share(record.meta.get("batch_size", 1), record.meta.get("max_length", 1))
+    answers = verdicts(heads, depth, null_heads.get("random", []), dimension, null_depth, ablation, share)
     return {
         "meta": record.meta | {"text": record.meta.get("text", ""), "sample_fraction": 1 / SAMPLE},
         "verdicts": [a._asdict() | {"numbers": [n._asdict() for n in a.numbers]} for a in answers],

@@ -1,12 +1,19 @@
 """How Gaussian a cloud of states is, and how locally linear: each number beside that of Gaussian clouds (S1-F2, S1-F3).
 
-The null is a set of Gaussian clouds with the same covariance, the same number of vectors and the same uncertainty of
-the covariance that whitens them, so that what is left of the difference is not the size of the sample.
+States are taken about the means of their sequences, so that sequences may differ in their means. If they are Gaussian,
+x_i = m_s + e_i with e_i ~ N(0, C), then the sequence means and the scatter EᵀE of the residuals are sufficient for m
+and C, and given them
+
+    E = U (EᵀE)^½,        U uniform among the frames that sum to 0 over every sequence.
+
+The null draws U. So it has the covariance of the states, knows which of the vectors behind it were sampled, and is
+exact for any C, any means and any number of vectors: what is left of a difference is not their number.
 """
 
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -14,10 +21,15 @@ import torch
 from torch import Tensor
 
 DIRECTIONS = 64  # along which the sliced distance is taken
-NULLS = 16  # Gaussian clouds
+NULLS = 200  # Gaussian clouds beside the first three numbers
+REBUILT_NULLS = 16  # beside the error of reconstruction, which needs every direction of a cloud
+OUTSIDE = 0.005  # of the Gaussian clouds on either side of the band
+PREDICTED = 2.947  # quantile of Student's t at 1 − OUTSIDE with REBUILT_NULLS − 1 degrees of freedom
 PRINCIPAL = 16  # directions that Mardia's statistics look at
-RECONSTRUCTED, NEIGHBOURS = 32, 8  # vectors that are rebuilt, each from so many
+NEIGHBOURS = 8  # vectors from which one is rebuilt
 SMALL = 1e-5  # variances below this part of the largest count as none
+LEAST = 512  # residual degrees of freedom that a verdict needs at least, and twice the number of channels
+AT_ONCE = 1 << 21  # numbers of Gaussian clouds that are held at once
 
 
 class Axes(NamedTuple):
@@ -30,6 +42,8 @@ class Axes(NamedTuple):
 
 class Shape(NamedTuple):
     """Numbers that say how Gaussian and how smooth a cloud is; NaN where there are too few vectors.
+
+    All are of vectors x about the means of their sequences, y the same after whitening.
 
     sliced_w2   root mean square over directions of the distance W₂ of a whitened projection to N(0, 1)
     skewness    Mardia's b₁ = mean_ij ⟨y_i, y_j⟩³ in the whitened principal directions (0 for a Gaussian)
@@ -44,7 +58,7 @@ class Shape(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """A cloud beside `NULLS` Gaussian ones: their mean and their 5 % and 95 % points."""
+    """A cloud beside Gaussian ones: their mean, and the band that holds 99 % of them."""
 
     seen: Shape
     null_mean: Shape
@@ -57,29 +71,54 @@ class Comparison(NamedTuple):
 NOTHING = Shape(math.nan, math.nan, math.nan, math.nan)
 
 
-def effective_rank(variance: Tensor) -> float:
+def effective_rank(variance: Tensor, count: int | None = None) -> float:
     """exp of the entropy of the shares of variance; 0 of nothing.
+
+    count   of the vectors whose covariance has these eigenvalues: their scatter makes the rank too small, and is then
+            taken out to first order, H + Σ_ij λ_i λ_j (log λ_i − log λ_j)/(λ_i − λ_j) / (2 n Σλ)
 
     >>> import torch
     >>> round(effective_rank(torch.ones(5)), 9), effective_rank(torch.tensor([1.0, 0.0]))
     (5.0, 1.0)
+    >>> x = torch.randn(200, 100, generator=torch.Generator().manual_seed(0))
+    >>> seen = torch.linalg.eigvalsh(x.T.cov())
+    >>> round(effective_rank(seen)), round(effective_rank(seen, 200))
+    (78, 96)
     """
     total = float(variance.sum())
     if not total > 0:
         return 0.0
     share = variance.double().clamp_min(0) / total
-    return math.exp(float(-torch.xlogy(share, share).sum()))
+    entropy = float(-torch.xlogy(share, share).sum())
+    if count is not None:
+        share = share[share > 1e-12 * share.max()]
+        entropy = min(entropy + _lost_entropy(share) / (2 * count), math.log(len(share)))
+    return math.exp(entropy)
 
 
-def participation_ratio(variance: Tensor) -> float:
+def _lost_entropy(share: Tensor) -> float:
+    """Σ_ij p_i p_j / (logarithmic mean of p_i and p_j)."""
+    p, q, ratio = share[:, None], share, share.log()[:, None] - share.log()
+    gap = p - q
+    equal = gap.abs() <= 1e-6 * (p + q)
+    return float((p * q * torch.where(equal, 2 / (p + q), ratio / torch.where(equal, 1, gap))).sum())
+
+
+def participation_ratio(variance: Tensor, count: int | None = None) -> float:
     """(Σλ)² / Σλ²; 0 of nothing.
+
+    count   of the vectors whose covariance has these eigenvalues: Σλ² is then less by (Σλ)²/n, which is their scatter
 
     >>> import torch
     >>> participation_ratio(torch.tensor([1.0, 1.0, 0.0]))
     2.0
     """
-    square = float(variance.double().square().sum())
-    return float(variance.double().sum()) ** 2 / square if square > 0 else 0.0
+    square, total = float(variance.double().square().sum()), float(variance.double().sum())
+    if not square > 0:
+        return 0.0
+    if count is not None:
+        square = max(square - total**2 / count, total**2 / int((variance > 0).sum()))
+    return total**2 / square
 
 
 def axes(mean: Tensor, covariance: Tensor, count: int) -> Axes:
@@ -91,53 +130,147 @@ def axes(mean: Tensor, covariance: Tensor, count: int) -> Axes:
     return Axes(mean.double(), value[: max(rank, 0)], basis[:, : max(rank, 0)])
 
 
-def compare(sample: Tensor, along: Axes, count: int, *, seed: int = 0, drawn: dict | None = None) -> Comparison:
+def needed_freedom(channels: int) -> int:
+    """Residual degrees of freedom, vectors less sequences, from which a verdict is given.
+
+    >>> needed_freedom(64), needed_freedom(576)
+    (512, 1152)
+    """
+    return max(LEAST, 2 * channels)
+
+
+class Drawn(NamedTuple):
+    """Which vectors were sampled of those behind a covariance.
+
+    count, sequences   vectors behind the covariance, and sequences about whose means they are taken
+    group              of every sampled vector: 0 … g − 1 for its sequence
+    share              of these sequences: how much was sampled; 0 if nothing was subtracted from its vectors
+    """
+
+    count: int
+    sequences: int
+    group: tuple[int, ...]
+    share: tuple[float, ...]
+
+    @classmethod
+    def of(cls, m: int, count: int, sequences: int, sequence: Tensor | None, length: Tensor | None) -> Drawn:
+        """Without the numbers (m,) of their sequences and the lengths of those, all are of one sequence."""
+        if sequence is None or length is None:
+            sequence, length = torch.zeros(m, dtype=torch.int64), torch.full((m,), count)
+        group, sampled = sequence.unique(return_inverse=True, return_counts=True)[1:]
+        whole = torch.zeros_like(sampled).scatter_reduce_(0, group, length, "amax").double()
+        share = torch.where(whole > 0, (sampled / whole).clamp(max=1), 0)
+        return cls(count, sequences, tuple(group.tolist()), tuple(share.tolist()))
+
+
+def compare(
+    sample: Tensor,
+    along: Axes,
+    count: int,
+    *,
+    sequences: int = 1,
+    sequence: Tensor | None = None,
+    length: Tensor | None = None,
+    seed: int = 0,
+    drawn: dict | None = None,
+) -> Comparison:
     """``sample`` (m, D) beside Gaussian clouds whose axes come from ``count`` vectors, as its own do.
 
-    drawn   Gaussian clouds are put here and taken from here, for they depend on sizes only
+    sequences          about whose means those vectors are taken
+    sequence, length   (m,) the number of the sequence of each sampled vector, and its length; one of all if None
+    drawn              Gaussian clouds are put here and taken from here, for they depend on sizes only
     """
     rank, m = len(along.variance), len(sample)
     principal = min(PRINCIPAL, rank)
     if rank < 1 or m < 4 * NEIGHBOURS:
         return Comparison(NOTHING, NOTHING, NOTHING, NOTHING, rank, principal)
-    generator = torch.Generator().manual_seed(seed)
-    directions = torch.randn(rank, DIRECTIONS, dtype=torch.float64, generator=generator)
-    directions = directions / torch.linalg.vector_norm(directions, dim=0)
+    sizes, drawn = Drawn.of(m, count, sequences, sequence, length), {} if drawn is None else drawn
     root = along.variance.sqrt()
     scores = (sample.double() - along.mean) @ along.basis  # (m, r)
-    seen = Shape(*_gaussianity(scores / root, directions, principal), lle_error(scores))
-    drawn = {} if drawn is None else drawn
-    key = (m, rank, count, seed)
-    if key not in drawn:
-        clouds = [_gaussian(m, rank, count, generator) for _ in range(NULLS)]
+    basis, mixing = _directions(rank, seed)
+    seen = Shape(*_gaussianity(scores / root, basis @ mixing, principal), lle_error(scores))
+    table = _null_table(sizes, len(mixing), seed)  # (NULLS, 3)
+    errors = torch.tensor([lle_error(white * root) for white in _null_clouds(sizes, rank, seed, drawn)]).double()
+    log = errors.clamp_min(torch.finfo(torch.float64).tiny).log()
+    wide = math.sqrt(1 + 1 / REBUILT_NULLS) * PREDICTED * float(log.std())
+    mean = _shape(table.mean(0), float(errors.mean()))
+    low = _shape(table.quantile(OUTSIDE, 0), math.exp(float(log.mean()) - wide))
+    high = _shape(table.quantile(1 - OUTSIDE, 0), math.exp(float(log.mean()) + wide))
+    return Comparison(seen, mean, low, high, rank, principal)
+
+
+def _shape(first: Tensor, lle: float) -> Shape:
+    return Shape(float(first[0]), float(first[1]), float(first[2]), lle)
+
+
+def _directions(rank: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Directions (r, DIRECTIONS) as a product of an orthonormal basis (r, k) of what they span and a mixing (k, ·).
+
+    Where there is room they are orthonormal, so that a null depends on no more than k of the r directions.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    normal = torch.randn(rank, DIRECTIONS, dtype=torch.float64, generator=generator)
+    if rank >= DIRECTIONS:
+        return torch.linalg.qr(normal).Q, torch.eye(DIRECTIONS, dtype=torch.float64)
+    return torch.eye(rank, dtype=torch.float64), normal / torch.linalg.vector_norm(normal, dim=0)
+
+
+@lru_cache(maxsize=16)
+def _null_table(sizes: Drawn, rank: int, seed: int) -> Tensor:
+    """(NULLS, 3): sliced distance, skewness and kurtosis of Gaussian clouds.
+
+    k columns of a uniform frame of r are a uniform frame of k, so that at most DIRECTIONS are drawn whatever r is.
+    """
+    generator, rows, mixing = torch.Generator().manual_seed(seed), [], _directions(rank, seed)[1]
+    at_once = max(1, AT_ONCE // (len(sizes.group) * DIRECTIONS))
+    while len(rows) < NULLS:
+        clouds = _whitened(sizes, rank, min(NULLS - len(rows), at_once), generator)
+        rows += [_gaussianity(white, mixing, min(PRINCIPAL, rank)) for white in clouds]
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+def _null_clouds(sizes: Drawn, rank: int, seed: int, drawn: dict) -> Tensor:
+    """(REBUILT_NULLS, m, r) whitened Gaussian clouds: the first columns of those with the most directions so far."""
+    if sizes not in drawn or drawn[sizes].shape[-1] < rank:
         drawn.clear()  # one size at a time is enough
-        drawn[key] = [(raw, _gaussianity(white, directions, principal)) for raw, white in clouds]
-    nulls = [(*known, lle_error(raw * root)) for raw, known in drawn[key]]
-    table = torch.tensor(nulls, dtype=torch.float64)  # (NULLS, statistics)
-    low, high = (Shape(*table.quantile(q, 0).tolist()) for q in (0.05, 0.95))
-    return Comparison(seen, Shape(*table.mean(0).tolist()), low, high, rank, principal)
+        generator = torch.Generator().manual_seed(seed + 1)
+        drawn[sizes] = torch.cat([_whitened(sizes, rank, 1, generator) for _ in range(REBUILT_NULLS)])
+    return drawn[sizes][..., :rank]
 
 
 def sliced_w2(white: Tensor, directions: Tensor) -> float:
     """W₂ to N(0, 1) along directions (r, k), root mean square; white (m, r)."""
     m = len(white)
-    level = (torch.arange(m, dtype=torch.float64) + 0.5) / m
-    target = torch.special.ndtri(level)
-    return float(((white @ directions).sort(0).values - target[:, None]).square().mean().sqrt())
+    target = torch.special.ndtri((torch.arange(m, dtype=torch.float64) + 0.5) / m)
+    along = np.sort((directions.mT @ white.mT).numpy())  # many times as fast as torch's for columns of this length
+    return float((torch.from_numpy(along) - target).square().mean().sqrt())
 
 
 def mardia(white: Tensor) -> tuple[float, float]:
-    """b₁ and b₂ / (k (k + 2)) of whitened vectors (m, k)."""
-    k = white.shape[1]
-    return float((white @ white.mT).pow(3).mean()), float(white.square().sum(1).square().mean()) / (k * (k + 2))
+    """b₁ and b₂ / (k (k + 2)) of whitened vectors (m, k).
+
+    mean_ij ⟨y_i, y_j⟩³ = Σ_abc (mean_i y_ia y_ib y_ic)²,        which needs no products of all pairs
+    """
+    m, k = white.shape
+    third = (white[:, :, None] * white[:, None]).flatten(1).mT @ white / m  # (k², k)
+    return float(third.square().sum()), float(white.square().sum(1).square().mean()) / (k * (k + 2))
+
+
+def rebuilt(m: int, rank: int) -> int:
+    """How many of m vectors are rebuilt: the fewer directions, the more the error differs between vectors.
+
+    >>> rebuilt(512, 5), rebuilt(512, 576), rebuilt(20, 5)
+    (128, 32, 20)
+    """
+    return min(m, max(32, min(128, 2048 // max(1, rank))))
 
 
 def lle_error(x: Tensor) -> float:
-    """Mean relative error of the first vectors of x (m, r) rebuilt from their nearest neighbours among all.
+    """Mean relative error of the first `rebuilt` vectors of x (m, r), each from its nearest neighbours among all.
 
     w = argmin |x_i − Σ_j w_j x_j|²,   Σ w_j = 1,        with a ridge of 10⁻³ tr C / k on the local Gram matrix C
     """
-    some = x[:RECONSTRUCTED]
+    some = x[: rebuilt(*x.shape)]
     distance = torch.cdist(some, x)
     distance[torch.arange(len(some)), torch.arange(len(some))] = torch.inf
     near = x[distance.topk(NEIGHBOURS, largest=False).indices]  # (n, k, r)
@@ -157,30 +290,33 @@ def _gaussianity(white: Tensor, directions: Tensor, principal: int) -> tuple[flo
     return sliced_w2(white, directions), *mardia(white[:, :principal])
 
 
-def _gaussian(m: int, rank: int, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """m Gaussian vectors, and the same whitened by the covariance that they and count − m others would give.
+def _whitened(sizes: Drawn, rank: int, clouds: int, generator: torch.Generator) -> Tensor:
+    """(clouds, m, r): the sampled rows of Gaussian residuals, whitened by the covariance of all of them.
 
-    The others enter through their mean and their scatter alone, drawn from its Wishart law by Bartlett's factor.
+    Of a sequence with n vectors k are sampled, and their residuals have the covariance I − 11ᵀ/n, whose root is
+    I − (1 − √(1 − k/n)) 11ᵀ/k. The others enter through their scatter alone, drawn from its Wishart law.
     """
-    z = torch.randn(m, rank, dtype=torch.float64, generator=generator)
-    rest = count - m
-    mean, scatter = z.mean(0), (z - z.mean(0)).mT @ (z - z.mean(0))
-    if rest > 0:
-        other = torch.randn(rank, dtype=torch.float64, generator=generator) / math.sqrt(rest)
-        gap = other - mean
-        scatter = scatter + _wishart(rank, rest - 1, generator) + (m * rest / count) * torch.outer(gap, gap)
-        mean = mean + rest / count * gap
-    factor = torch.linalg.cholesky(scatter / count)
-    return z - mean, torch.linalg.solve_triangular(factor, (z - mean).mT, upper=False).mT
+    group, share = torch.tensor(sizes.group), torch.tensor(sizes.share, dtype=torch.float64)
+    m, full = len(group), share >= 1
+    z = torch.randn(clouds, m, rank, dtype=torch.float64, generator=generator)
+    size = torch.bincount(group, minlength=len(full)).double()
+    means = z.new_zeros(clouds, len(full), rank).index_add_(1, group, z) / size[:, None]
+    own = z - (full.double()[:, None] * means)[:, group]  # what is free: of a whole sequence one less
+    rest = max(0, sizes.count - sizes.sequences - (m - int(full.sum())))
+    scatter = own.mT @ own + _wishart(clouds, rank, rest, generator)
+    residual = z - ((1 - (1 - share).sqrt())[:, None] * means)[:, group]
+    factor = torch.linalg.cholesky(scatter / sizes.count)
+    return torch.linalg.solve_triangular(factor, residual.mT, upper=False).mT
 
 
-def _wishart(rank: int, degrees: int, generator: torch.Generator) -> Tensor:
-    """Scatter of ``degrees`` standard Gaussian vectors."""
-    if degrees <= 2 * rank:  # too few for Bartlett's factor, or as cheap directly
-        z = torch.randn(degrees, rank, dtype=torch.float64, generator=generator)
+def _wishart(clouds: int, rank: int, degrees: int, generator: torch.Generator) -> Tensor:
+    """(clouds, r, r): scatters of ``degrees`` standard Gaussian vectors, by Bartlett's factor."""
+    if degrees <= 2 * rank:  # too few for the factor, or as cheap directly
+        z = torch.randn(clouds, degrees, rank, dtype=torch.float64, generator=generator)
         return z.mT @ z
-    normal = torch.randn(rank, rank, dtype=torch.float64, generator=generator).tril(-1)
+    normal = torch.randn(clouds, rank, rank, dtype=torch.float64, generator=generator).tril(-1)
     # torch draws chi-square variables from its global generator only
     source = np.random.default_rng(int(torch.randint(1 << 62, (), generator=generator)))
-    factor = normal + torch.from_numpy(source.chisquare(degrees - np.arange(rank))).sqrt().diag()
+    chi = torch.from_numpy(source.chisquare(degrees - np.arange(rank), size=(clouds, rank))).sqrt()
+    factor = normal + torch.diag_embed(chi)
     return factor @ factor.mT

@@ -28,7 +28,17 @@ from cumulant.observatory.blocks import (
     without_cache,
 )
 from cumulant.observatory.chance import priorities
-from cumulant.observatory.cloud import SAMPLE, Kept, Sample, Spread, flatten, merge_places, unflatten
+from cumulant.observatory.cloud import (
+    SAMPLE,
+    Centred,
+    Kept,
+    Sample,
+    Spread,
+    Within,
+    flatten,
+    merge_places,
+    unflatten,
+)
 from cumulant.observatory.stages import Plan, Trace, find_stages, stage_values, trace_modules, trace_norms
 from cumulant.observatory.tally import Tally
 
@@ -39,11 +49,12 @@ WIDE = 1024  # states with more channels than this keep no covariance
 
 
 class Tokens(NamedTuple):
-    """The tokens of a pass: rows (b, L) where there is one, its position and priority, and some sequences (k,)."""
+    """Tokens of a pass: rows (b, L) where there is one, its position and priority; texts (b,), some (k,) of them."""
 
     rows: Tensor
     position: Tensor
     priority: Tensor
+    texts: Tensor
     some: Tensor
 
 
@@ -88,15 +99,16 @@ class LayerWatch:
         cosine      of a token to the mean direction of its sequence
         pairwise    mean cosine between the tokens of a sequence, per sequence
         spread      mean and covariance
-        sample      512 tokens, for "in" and "out"
+        within      scatter about the means of the sequences, for "in" and "out"
+        sample      512 of the same tokens, each less the mean of its sequence, for "in" and "out"
         growth      log |δ stage| / |δ in| of a perturbation of all tokens, per token
         step        log |δ stage| / |δ stage before|
 
     and under `block/norm path/quantity`: inverse (1/σ, the operator norm of the Jacobian without gain: it contracts iff
     below 1), contraction (log |δ output| / |δ input|, with gain), and spread of the normed states without gain for the
-    norm in front of attention. Size and sample see every token; cosine, pairwise, spread and inverse see whole
-    sequences, chosen by who runs the model (`expect`) or else at random, up to 2048 tokens of a pass. Padding is left
-    out; without tokens nothing changes.
+    norm in front of attention. Size sees every token; all else sees whole sequences, chosen by who runs the model
+    (`expect`) or else at random, up to 2048 tokens of a pass. So the sample is of the tokens that `within` is of, which
+    its comparison with Gaussian clouds rests on. Padding is left out; without tokens nothing changes.
     """
 
     def __init__(self, model: nn.Module, seed: int = 0, *, covariance: bool = True, perturb: bool = True):
@@ -218,7 +230,7 @@ class LayerWatch:
         self._norms(block, trace, tokens)
         moved = self.running.chosen.get("moved", tokens.some if self.running.number % EVERY == 0 else tokens.some[:0])
         if self.perturb and len(moved) and not block.module.training:
-            some = Tokens(tokens.rows[moved], tokens.position[moved], tokens.priority[moved], moved)
+            some = tokens._replace(rows=tokens.rows[moved], position=tokens.position[moved], some=moved)
             self._perturb(block, args, kwargs, key, values, trace, some)
         self.latest = (out, f"{block.name}/out")
 
@@ -265,6 +277,7 @@ class LayerWatch:
             rows=rows,
             position=position,
             priority=priorities(self.seed, running.texts[:, None], position),
+            texts=running.texts,
             some=running.chosen.get("some", order[before < SOME].sort().values),
         )
         running.tokens[side, b, length] = tokens
@@ -276,8 +289,6 @@ class LayerWatch:
         if not bool(here.any()):
             return
         self._add(f"{place}/size", _tally(size[here] / x.shape[-1] ** 0.5, tokens.position[here]))
-        if ends:
-            self._sample(f"{place}/sample", x, here, tokens.priority)
         some = tokens.some
         x, size, here, position = x[some.to(x.device)].to(_wide(x.dtype)), size[some], here[some], tokens.position[some]
         if not bool(here.any()):
@@ -290,17 +301,24 @@ class LayerWatch:
         cosine = torch.einsum("bld,bd->bl", x, total) * weight / length[:, None]
         self._add(f"{place}/cosine", _tally(cosine.cpu()[here], position[here]))
         self._add(f"{place}/pairwise", _tally((length.square() - n) / (n * (n - 1))))
-        if self.covariance and x.shape[-1] <= WIDE:
-            self._add(f"{place}/spread", Spread.of(x[here.to(x.device)]))
+        vectors, wide = x[here.to(x.device)], x.shape[-1] > WIDE or not self.covariance
+        if not ends and not wide:
+            self._add(f"{place}/spread", Spread.of(vectors))
+        if ends:
+            names = tokens.texts[some, None].expand_as(here)[here]
+            centred = Centred.of(vectors, names)
+            self._sample(f"{place}/sample", centred, tokens.priority[some][here], names)
+            if not wide:
+                within = Within.of(centred)
+                self._add(f"{place}/within", within)
+                self._add(f"{place}/spread", Spread.of_sequences(within, centred))
 
-    def _sample(self, place: str, x: Tensor, here: Tensor, priority: Tensor) -> None:
-        kept = self.kept.get(place)
+    def _sample(self, place: str, centred: Centred, priority: Tensor, names: Tensor) -> None:
+        kept, index = self.kept.get(place), (centred.length > 1).nonzero()[:, 0]  # one token alone is its own mean
         if isinstance(kept, Sample) and len(kept.priority) == SAMPLE:
-            here = here & (priority < kept.priority[-1])
-        if bool(here.any()):
-            index = here.flatten().nonzero()[:, 0]
-            index = index[priority.flatten()[index].argsort(stable=True)[:SAMPLE]]
-            self._add(place, Sample.of(x.flatten(0, 1)[index.to(x.device)], priority.flatten()[index]))
+            index = index[priority[index] < kept.priority[-1]]
+        if len(index):
+            self._add(place, Sample.of(centred.residual[index], priority[index], names[index], centred.length[index]))
 
     def _norms(self, block: Block, trace: Trace, tokens: Tokens) -> None:
         rows, position = tokens.rows[tokens.some], tokens.position[tokens.some]

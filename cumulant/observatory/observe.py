@@ -75,7 +75,7 @@ def observe(
     with attach(network, quantities, seed=seed, hidden_states=hidden_states, alter=alter) as recorder:
         try:
             for batch in stream:
-                _place(recorder, batch, SOME / (batch_size * max_length))
+                _place(recorder, batch, looked_share(batch_size, max_length))
                 with torch.inference_mode():
                     network(**batch.inputs(device), **_decoder(network, batch, device))
                 passages |= _passages(recorder, batch, tokenizer)
@@ -115,6 +115,15 @@ def unrecorded(record: Record) -> list[str]:
     shown = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
     how = "does" if len(names) == 1 else "do"
     return [f"{len(names)} attention modules {how} not go through transformers' interface and are not here: {shown}"]
+
+
+def looked_share(batch_size: int, max_length: int) -> float:
+    """Share of the windows from which directions and covariances of hidden states are taken.
+
+    >>> looked_share(16, 256), looked_share(1, 128)
+    (0.5, 1.0)
+    """
+    return min(1.0, SOME / (batch_size * max_length))
 
 
 def small(tokens: int) -> list[str]:

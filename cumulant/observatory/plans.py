@@ -14,7 +14,7 @@ from cumulant.observatory.manifest import PLAN, own_shards
 from cumulant.observatory.record import UNREADABLE, Record
 from cumulant.observatory.shards import Job
 
-FORMAT = "cumulant shards 1"
+FORMAT = "cumulant shards 2"
 AGAIN = "Undo the change, name a new --out, or pass --force to start anew."
 
 

@@ -22,7 +22,7 @@ from cumulant.observatory.layers import merge_layers
 from cumulant.observatory.manifest import MOMENTS, RECORD, WRITTEN, is_record, own_shards, require_ours, writing
 from cumulant.observatory.tally import Tally
 
-FORMAT = "cumulant record 2"
+FORMAT = "cumulant record 3"
 TEXTS = 4  # passages whose tokens are kept for the page
 
 
@@ -207,7 +207,7 @@ def _assemble(plain: dict, tensors: dict[str, Tensor]) -> Record:
     )
 
 
-SCATTER = ":spread.triangle"  # halves of symmetric matrices, which are most of a record
+SCATTER = (":spread.triangle", ":within.triangle")  # halves of symmetric matrices, which are most of a record
 
 
 def _packed(key: str, tensor: Tensor) -> Tensor:

@@ -26,6 +26,7 @@ def head_rows(record: Record) -> list[dict]:
                 if tally is not None:
                     row |= {f"{quantity}_{key}": value for key, value in figures(tally, head).items()}
             row["hopfield_class"] = None if classes is None else classes[head]
+            row |= _fitted_queries(record, layer, head)
             row |= {name: _number(values[head]) for name, values in fits.items()}
             rows.append(row)
     return rows
@@ -81,6 +82,15 @@ LINK = ("link/count", "link/eta", "link/mean", "link/eta_eta", "link/mean_mean",
 KEYS = ("keys/count", "keys/sum", "keys/square")
 
 
+def needed_queries(dim: int) -> int:
+    """Of a link fit in ``dim`` channels: fewer queries fit anything.
+
+    >>> needed_queries(64)
+    129
+    """
+    return 2 * dim + 1
+
+
 def link_from_sums(
     link_count, link_eta, link_mean, link_eta_eta, link_mean_mean, link_eta_mean, keys_count, keys_sum, keys_square
 ) -> dict[str, Tensor]:
@@ -108,10 +118,16 @@ def link_from_sums(
     explained = torch.einsum("hij,hij->h", slope, onto @ c_em)
     whole = torch.einsum("hij,hij->h", onto @ c_ee, onto)
     size = torch.linalg.matrix_norm(inverse)
-    enough = link_count > 2 * c_mm.shape[-1]  # fewer queries than this fit anything
+    enough = link_count >= needed_queries(c_mm.shape[-1])
     r2 = torch.where(enough & (whole > 0), explained / torch.where(whole > 0, whole, 1), torch.nan)
     error = torch.linalg.matrix_norm(slope - inverse) / torch.where(size > 0, size, 1)
     return {"link_r2": r2.clamp(max=1.0), "link_slope_error": torch.where(enough, error, torch.nan)}
+
+
+def _fitted_queries(record: Record, layer: Layer, head: int) -> dict[str, int]:
+    """How many sampled queries the link fit has, and how many it needs."""
+    count = record.sums.get(f"{layer.name}/link/count")
+    return {} if count is None else {"link_queries": int(count[head]), "link_needed": needed_queries(layer.dim)}
 
 
 def _number(value: Tensor | float) -> float | None:

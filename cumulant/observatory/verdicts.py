@@ -5,11 +5,13 @@ Every verdict follows from a rule written beside it, so that two observations ca
 
 from __future__ import annotations
 
-from math import exp
-from statistics import median
+from math import ceil, exp, log, sqrt
+from statistics import NormalDist, median
 from typing import NamedTuple
 
 from cumulant.observatory.depth import Row
+from cumulant.observatory.gaussianity import OUTSIDE, needed_freedom
+from cumulant.observatory.layers import WIDE
 
 
 class Number(NamedTuple):
@@ -37,19 +39,21 @@ def verdicts(
     dimension: int,
     null_depth: list[Row] | None = None,
     ablation: dict | None = None,
+    share: float = 1.0,
 ) -> list[Answer]:
     """All questions that the record can say something about.
 
     heads, depth  rows of the observed model;  null_heads, null_depth  of the same model at random initialisation
     dimension     channels of the residual stream: random weights give cosines of ± 1/dimension
     ablation      what replacing heads did, as in ablation.json
+    share         of the windows that covariances of hidden states are taken from
     """
     found = [
         _ascent(heads, dimension),
         _gaussian_heads(heads, null_heads),
         _replaced(ablation),
         _link(heads, null_heads),
-        _gaussian_states(depth),
+        _gaussian_states(depth, share),
         _expansion(depth, null_depth or []),
         _condensation(heads, null_heads),
     ]
@@ -128,8 +132,7 @@ def _link(heads: list[dict], nulls: list[dict]) -> Answer | None:
     fit, question = _column(heads, "link_r2"), "Do W_Q and W_K approximate the canonical link?"
     if not fit:
         asked = any("link_r2" in row for row in heads)
-        advice = "The fit needs more sampled queries than twice the width of a head: read some 4,000 tokens or more."
-        return Answer(question, "open", advice, ()) if asked else None
+        return Answer(question, "open", _more_queries(heads), ()) if asked else None
     error, base = _column(heads, "link_slope_error"), _column(nulls, "link_r2")
     close = sum(e < 0.5 for e in error) / len(error)
     gained = median(fit) - (median(base) if base else 0.0)
@@ -149,27 +152,91 @@ def _link(heads: list[dict], nulls: list[dict]) -> Answer | None:
     return Answer(question, answer, words, numbers)
 
 
-def _gaussian_states(depth: list[Row]) -> Answer | None:
-    ends = [row for row in depth if row["stage"] == "out" and _known(row.get("sliced_w2"))]
+def _more_queries(heads: list[dict]) -> str:
+    """What a link fit without enough queries needs: all heads of a layer have the same, the neediest layer decides."""
+    short = [row for row in heads if _known(row.get("link_queries")) and row["link_queries"] < row["link_needed"]]
+    if not short:
+        advice = "read 64 tokens or more for each channel of a head, and a tenth above that."
+        return f"The fit needs more sampled queries than twice the width of a head, and one in 32 is sampled: {advice}"
+    row = max(short, key=lambda row: row["link_needed"] / max(1, row["link_queries"]))
+    count, needed = int(row["link_queries"]), int(row["link_needed"])
+    tokens = max((int(value) for key, value in row.items() if key.endswith("_count") and _known(value)), default=0)
+    rate = count / tokens if tokens and count else 1 / 32
+    return (
+        f"The fit of a head needs {needed:,} sampled queries and has {count:,}"
+        + (f" from {tokens:,} tokens" if tokens else "")
+        + f": read {_tokens_for(needed, rate):,} tokens or more."
+    )
+
+
+def _tokens_for(needed: int, rate: float, grain: float = 1.0) -> int:
+    """How many tokens to read so that ``rate`` of them, chosen at random in groups of ``grain``, are enough.
+
+    The least n with r n − 4 √(g r n) ≥ needed, rounded up to hundreds: a chance of 3 in 100 000 is left.
+
+    >>> _tokens_for(129, 1 / 32), _tokens_for(1152, 1.0, 0.0)
+    (5900, 1200)
+    """
+    root = 2 * sqrt(grain) + sqrt(4 * grain + needed)
+    return 100 * ceil(root**2 / rate / 100 - 1e-9)
+
+
+def _gaussian_states(depth: list[Row], share: float) -> Answer | None:
     question = "Does the law of hidden states become Gaussian over the layers?"
+    ends = [row for row in depth if row["stage"] == "out" and "sliced_w2" in row]
     if len(ends) < 2:
-        asked = sum("sliced_w2" in row for row in depth if row["stage"] == "out") > 1
-        advice = "The sample of hidden states is too small to be told from a Gaussian: read more text."
-        return Answer(question, "open", advice, ()) if asked else None
+        return None
+    reason = _undecided(ends, share)
+    ends = [row for row in ends if _known(row["sliced_w2"])]
+    if reason is not None or len(ends) < 2:
+        return Answer(question, "open", reason or "The states do not vary: they have no law to be told.", ())
     ratio = [float(row["sliced_w2"]) / float(row["sliced_w2_null"]) for row in ends]
-    inside = sum(float(r["sliced_w2"]) <= float(r["sliced_w2_null_high"]) for r in ends) / len(ends)
+    inside = sum(_inside(row, len(ends)) for row in ends) / len(ends)
     nearest = min(range(len(ratio)), key=ratio.__getitem__)
     answer = "yes" if inside == 1 else "partly" if min(ratio) < 0.6 * ratio[0] else "no"
     words = (
-        f"The distance of the hidden states to a Gaussian of the same covariance is {ratio[0]:.1f} times that of a "
-        f"Gaussian sample after the first block, {ratio[nearest]:.1f} times where it is least, after block {nearest}, "
-        f"and {ratio[-1]:.1f} times after the last; {inside:.0%} of the blocks lie within the band of Gaussian samples."
+        "The distance of the hidden states, each about the mean of its sequence, to a Gaussian of the same covariance "
+        f"is {ratio[0]:.2f} times that of a Gaussian sample after the first block, {ratio[nearest]:.2f} times where it "
+        f"is least, after block {nearest}, and {ratio[-1]:.2f} times after the last; {inside:.0%} of the blocks lie "
+        "within the band of Gaussian samples."
     )
     numbers = tuple(
         Number(f"sliced W₂ after block {i}", float(ends[i]["sliced_w2"]), float(ends[i]["sliced_w2_null"]))
         for i in dict.fromkeys((0, nearest, len(ends) - 1))
     )
     return Answer(question, answer, words, numbers)
+
+
+def _undecided(ends: list[Row], share: float) -> str | None:
+    """Why nothing can be said of the law of the states, and how many tokens would do; None if there are enough."""
+    channels = max(int(row.get("channels", 0)) for row in ends)
+    if channels > WIDE:
+        return f"Of states with more than {WIDE:,} channels no covariance is kept, and these have {channels:,}."
+    worst = min(ends, key=lambda row: int(row.get("freedom", 0)))
+    freedom, used, needed = int(worst.get("freedom", 0)), int(worst.get("whitened", 0)), needed_freedom(channels)
+    if not used:
+        return "No covariance of the hidden states was kept."
+    if freedom >= needed:
+        return None
+    length = used / (used - freedom)  # tokens of a sequence
+    more = _tokens_for(needed, share * max(1, freedom) / used, (1 - share) * length)
+    return (
+        f"Telling states of {channels:,} channels from a Gaussian takes {needed:,} tokens beyond one of every "
+        f"sequence. There are {freedom:,}, as {used:,} of the {int(worst['tokens']):,} tokens were looked at: read "
+        f"{more:,} tokens or more."
+    )
+
+
+def _inside(row: Row, blocks: int) -> bool:
+    """Whether a block is no further from a Gaussian than chance allows, in one of so many blocks.
+
+    The band holds all but `OUTSIDE` of the Gaussian samples on either side of it; it is widened so that all blocks
+    of a Gaussian model lie in it that often, with the logarithm of the distance taken as normal.
+    """
+    null, high = float(row["sliced_w2_null"]), float(row["sliced_w2_null_high"])
+    normal = NormalDist()
+    wider = normal.inv_cdf(1 - OUTSIDE / blocks) / normal.inv_cdf(1 - OUTSIDE)
+    return log(float(row["sliced_w2"]) / null) <= wider * log(high / null)
 
 
 def _expansion(depth: list[Row], nulls: list[Row]) -> Answer | None:
