@@ -197,7 +197,7 @@ def test_a_model_whose_weights_are_not_numbers_is_refused(tmp_path):
     ended = observed.call("observe", tmp_path / "broken", "--text", text, "--out", tmp_path / "out", *observed.QUICK)
     observed.require_sentence(ended)
     assert ended.code == 2
-    assert f"got 3 of {weights[name].numel()} that are NaN or infinite in " in ended.said
+    assert "with 3 that are NaN or infinite in " in ended.said
     assert not (tmp_path / "out").exists()
 
 
