@@ -558,3 +558,38 @@ def test_an_absent_sink_over_an_empty_row():
     (slope,) = torch.autograd.grad(found.sink_mass.sum() + found.entropy.sum() + found.mean.sum(), sink)
     assert slope.isfinite().all()
     assert slope[0] == 0
+
+
+@pytest.mark.parametrize("how", ["vmap", "compile", "grad", "vmap of grad", "jvp", "second order"])
+def test_padding_may_hold_any_bits_under_transforms(how):
+    q, k, v = (
+        torch.randn(3, 200, 4, generator=torch.Generator().manual_seed(s), dtype=torch.float64) for s in range(3)
+    )
+    mask = torch.ones(3, 1, 200, dtype=torch.bool)
+    mask[0, :, 100:] = False
+    hidden = ~mask.mT
+
+    def statistics(q, k, v, mask=mask):
+        found = moments(q, k, v, mask=mask, statistics=("mean", "entropy", "value_trace"))
+        return torch.cat([found.mean, found.entropy[..., None], found.value_trace[..., None]], -1)
+
+    def loss(q, k, v, mask=mask):
+        return statistics(q, k, v, mask).sin().sum()
+
+    def second(q, k, v):
+        q, k = q.clone().requires_grad_(), k.clone().requires_grad_()
+        (slope,) = torch.autograd.grad(loss(q, k, v), q, create_graph=True)
+        return torch.autograd.grad(slope.square().sum(), (q, k))
+
+    run = {
+        "vmap": lambda q, k, v: torch.vmap(statistics)(q, k, v, mask),
+        "compile": torch.compile(statistics, backend="aot_eager", fullgraph=True),
+        "grad": torch.func.grad(loss, argnums=(0, 1, 2)),
+        "vmap of grad": lambda q, k, v: torch.vmap(torch.func.grad(loss, argnums=(0, 1, 2)))(q, k, v, mask),
+        "jvp": lambda q, k, v: torch.func.jvp(lambda q: statistics(q, k, v), (q,), (torch.ones_like(q),)),
+        "second order": second,
+    }[how]
+    clean = run(q, k, v)
+    found = run(q, k.masked_fill(hidden, torch.nan), v.masked_fill(hidden, -torch.inf))
+    for mine, theirs in zip(*(r if isinstance(r, tuple) else (r,) for r in (found, clean)), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)

@@ -651,3 +651,19 @@ def test_closed_layers_refuse_what_they_cannot():
     eta, key, value = heads()
     with pytest.raises(ValueError, match=r"approximate_by_mixture.components: expected at least 1, got None"):
         approximate_by_mixture(eta, key, value)
+
+
+@pytest.mark.parametrize("need_weights", [True, False])
+def test_padding_may_hold_any_bits(need_weights):
+    """Tokens that a padding mask blocks hold NaN: outputs and gradients of the others are as if they were not there."""
+    torch.manual_seed(0)
+    layer = MultiheadAttention(8, 2, batch_first=True, dtype=torch.float64)
+    x = torch.randn(2, 6, 8, dtype=torch.float64)
+    blocked = torch.zeros(2, 6, dtype=torch.bool)
+    blocked[0, 4:] = True
+    full = x.clone()
+    full[0, 4:] = torch.nan
+    alone = layer(x[:1, :4], x[:1, :4], x[:1, :4], need_weights=need_weights)[0]
+    found = layer(x, full, full, key_padding_mask=blocked, need_weights=need_weights)[0]
+    torch.testing.assert_close(found[:1, :4], alone, rtol=1e-12, atol=1e-12)
+    assert found.isfinite().all()

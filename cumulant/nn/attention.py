@@ -17,7 +17,7 @@ from torch.nn.functional import dropout, pad
 from cumulant.attention import Attended, attend
 from cumulant.checks import sentence
 from cumulant.kernels import moments
-from cumulant.kernels.dense import accumulate, normalize
+from cumulant.kernels.dense import accumulate, normalize, without_nonfinite
 from cumulant.nn.hearing import tell
 from cumulant.nn.projected import Heads, Projected
 
@@ -142,11 +142,17 @@ class MultiheadAttention(Projected):
 
     def _dense(self, h: Heads, rate: float) -> tuple[Tensor, Tensor]:
         """Means (batch, heads, q, d) and weights (batch, heads, q, n), the sink's last where there is one."""
-        logits = h.seen.weigh(accumulate(h.eta) @ accumulate(h.key).mT)
+        eta, key, value = accumulate(h.eta), accumulate(h.key), h.value
+        if h.seen.everything:
+            logits = eta @ key.mT
+        else:
+            absent = h.seen.weigh(eta.new_zeros(1, 1, eta.shape[-2], key.shape[-2])) == -torch.inf
+            eta, key, value = without_nonfinite(eta, key, value, ~absent)
+            logits = h.seen.weigh(eta @ key.mT).masked_fill(absent, -torch.inf)
         if h.sink is not None:
             logits = pad(logits, (0, 1), value=h.sink)
         p = dropout(normalize(logits)[1], rate).to(h.value.dtype)
-        return p[..., : h.key.shape[-2]] @ h.value, p
+        return p[..., : key.shape[-2]] @ value, p
 
     def _tell(self, h: Heads, output: Tensor) -> None:
         tell(self, h.eta, h.key, h.value, output, scale=self.head_dim**-0.5, rows=h.rows, **h.support())

@@ -30,6 +30,11 @@ class Seen:
     log_weights: Tensor | None = None
     causal: bool = False
 
+    @property
+    def everything(self) -> bool:
+        """Every query sees every key, all with the same weight."""
+        return self.mask is None and self.log_weights is None and not self.causal
+
     def support(self) -> dict:
         """Arguments of `moments` that say the same; weights that are alike for all queries go with the keys."""
         w = self.log_weights
@@ -70,7 +75,7 @@ class Seen:
 
     def logs(self, like: Tensor, queries: int) -> Tensor | None:
         """The same as log weights alone, (…, n) where all queries have the same and (…, q, n) else."""
-        if self.mask is None and self.log_weights is None and not self.causal:
+        if self.everything:
             return None
         rows = queries if self.causal else 1
         w = self.weigh(like.new_zeros(1, 1, rows, like.shape[-2]))
