@@ -689,7 +689,7 @@ SOLVED = {
         Empirical(keys), normal(4, 3), method="forward-backward", max_steps=steps, tol=0.0
     ),
     "peaceman-rachford": lambda keys, steps: descent_equilibrium(
-        Empirical(keys), normal(4, 3), method="peaceman-rachford", max_steps=steps, tol=0.0
+        Empirical(2 * keys), normal(4, 3), method="peaceman-rachford", max_steps=steps, tol=0.0
     ),
     "ascent": lambda keys, steps: ascent_equilibrium(Empirical(keys), normal(4, 3), step=0.3, max_steps=steps, tol=0.0),
     "sphere": lambda keys, steps: sphere_equilibrium(Empirical(keys), normal(4, 3), max_steps=steps, tol=0.0),

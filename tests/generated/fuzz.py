@@ -1,6 +1,6 @@
 """`make fuzz MINUTES=30`: every property on new cases until the time is up.
 
-Each process goes round the properties of `tests/generated`, a batch of random cases each. A case that fails is shrunk
+Each process goes round the properties of `tests/generated`, with random cases for some seconds each. A case that fails is shrunk
 and written down as a test in `tests/generated/found/`, and its property rests for the remainder of the run. At the end
 stand the volumes; the exit code is 1 if anything failed.
 """
@@ -30,7 +30,7 @@ from tests.generated.properties import PROPERTIES, SUITE, Property
 
 HERE = Path(__file__).parent
 FOUND = HERE / "found"
-BATCH = 25  # cases of one property before the next has its turn
+TURN = 10.0  # seconds for one property before the next has its turn, about
 REPORT = 60.0  # seconds between two lines of progress
 
 
@@ -102,11 +102,16 @@ def work(only: str, until: float, seed: int, results: multiprocessing.Queue) -> 
     warnings.simplefilter("ignore")
     random.seed(seed)
     properties = load(only)
+    random.shuffle(properties)
+    sizes = dict.fromkeys((p.name for p in properties), 3)
     while properties and time.time() < until:
         for prop in list(properties):
             if time.time() >= until:
                 break
-            tried, case, trouble = try_batch(prop, random.getrandbits(63), BATCH)
+            start = time.time()
+            tried, case, trouble = try_batch(prop, random.getrandbits(63), sizes[prop.name])
+            spent = (time.time() - start) / max(1, tried)
+            sizes[prop.name] = int(min(1000, max(3, TURN / max(spent, 1e-6))))
             path = None if not trouble else write_test(prop, case, trouble)
             results.put((prop.name, tried, str(path) if path else "", trouble))
             if trouble:

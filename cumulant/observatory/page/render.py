@@ -122,14 +122,18 @@ def _check(data: object) -> None:
             raise TypeError(sentence(f"render_page.data[{key!r}]", "a list", got, advice))
 
 
-@cache
 def _environment():
-    """The template, compiled once."""
     try:
         import jinja2
     except ImportError as missing:
         advice = "Run: pip install cumulant[report]"
         raise ImportError(sentence("render_page", "the package jinja2", "none installed", advice)) from missing
+    return _compiled(jinja2)
+
+
+@cache
+def _compiled(jinja2):
+    """The templates, compiled once."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(HERE),
         autoescape=True,
