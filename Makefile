@@ -38,10 +38,10 @@ types: $(READY)
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 suite: $(READY)
-	$(BIN)/pytest -q -n $(JOBS) -m "not long"
+	$(BIN)/pytest -q -n $(JOBS) --dist loadgroup -m "not long"
 
 suite-all: $(READY)
-	$(BIN)/pytest -q -n $(JOBS)
+	$(BIN)/pytest -q -n $(JOBS) --dist loadgroup
 
 test: lint types suite
 

@@ -16,6 +16,15 @@ if os.environ.get("CUMULANT_TYPECHECK"):
 
 torch.set_num_threads(1)
 
+# modules whose fixtures take seconds, a run of a real model or a cluster: each stays in one process
+TOGETHER = ("test_observatory", "test_over_training", "test_on_ray", "test_observatory_shards")
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if item.path.stem in TOGETHER:
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+
 
 @pytest.fixture(scope="module")
 def browser():

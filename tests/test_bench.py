@@ -200,6 +200,7 @@ def test_places_are_checked_before_measuring(bench, tmp_path):
     assert "expected the marks" in bench("--update-readme", tmp_path / "README.md").output
 
 
+@pytest.mark.long
 def test_quick_run_writes_json_markdown_and_readme(bench, tmp_path):
     readme, saved, table = tmp_path / "README.md", tmp_path / "bench.json", tmp_path / "bench.md"
     readme.write_text(f"# Title\n\n{START}\nold\n{END}\n\nrest\n")

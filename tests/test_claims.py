@@ -170,6 +170,7 @@ def test_all_of_it_as_json_within_a_minute():
     assert seconds < 60
 
 
+@pytest.mark.long
 def test_a_section_of_the_theory():
     found = json.loads(invoke("--section", "6", "--json").output)
     assert {c["section"] for c in found["claims"]} == {6}

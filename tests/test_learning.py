@@ -117,6 +117,7 @@ def test_an_order_above_the_length_never_loses_likelihood(start, shared):
         assert same == (name in shared), name
 
 
+@pytest.mark.long
 def test_at_the_end_the_gradient_vanishes():
     source = model(1, d=1, m=1, seed=3)
     y = source.simulate(20, batch_shape=(10,), generator=torch.Generator().manual_seed(0)).observations

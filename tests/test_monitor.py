@@ -456,6 +456,7 @@ def test_a_history_is_thinned_evenly_and_never_grows_past_its_bound():
         History(2)
 
 
+@pytest.mark.long
 def test_memory_is_flat():
     model, x = model_and_input()
     monitor = Monitor(model, every=1, keep=8, thresholds=Thresholds(reach=4))

@@ -163,6 +163,7 @@ def test_long_files_come_in_parts_that_join(tmp_path, monkeypatch, minilm):
     assert [len(part.body) for part in read_texts(tmp_path / "line.txt")] == [1000] * 5
 
 
+@pytest.mark.long
 def test_memory_does_not_grow_with_the_text(tmp_path, words, monkeypatch):
     monkeypatch.setattr(module, "PART", 1 << 12)
     path = tmp_path / "long.txt"

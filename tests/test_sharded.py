@@ -48,7 +48,7 @@ def test_values_and_gradients_are_those_of_one_process(size, tmp_path):
     assert_small(found)
 
 
-@pytest.mark.parametrize("size", [3, FOUR])
+@pytest.mark.parametrize("size", [THREE, FOUR])
 def test_uneven_and_empty_shards(size, tmp_path):
     assert_small(run("uneven", size, tmp_path))
 
@@ -80,6 +80,7 @@ def test_bytes_sent_are_those_of_the_cost_model(size, tmp_path):
         assert abs(mean - 1) <= 0.05, f"{name}: {mean:.3f} of what the model says"
 
 
+@pytest.mark.long
 def test_bad_input_is_one_sentence_on_every_rank_and_an_absent_rank_is_named(tmp_path):
     found = run("refusals", 3, tmp_path)
     assert len(found) == 2  # the absent rank wrote nothing

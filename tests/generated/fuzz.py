@@ -1,8 +1,8 @@
 """`make fuzz MINUTES=30`: every property on new cases until the time is up.
 
-Each process goes round the properties of `tests/generated`, with random cases for some seconds each. A case that fails is shrunk
-and written down as a test in `tests/generated/found/`, and its property rests for the remainder of the run. At the end
-stand the volumes; the exit code is 1 if anything failed.
+Each process goes round the properties of `tests/generated`, some seconds of random cases each. A case that fails is
+shrunk and written down as a test in `tests/generated/found/`, and its property rests for the remainder of the run. At
+the end stand the volumes; the exit code is 1 if anything failed.
 """
 
 from __future__ import annotations
