@@ -20,6 +20,7 @@ torch.set_num_threads(1)
 TOGETHER = ("test_observatory", "test_over_training", "test_on_ray", "test_observatory_shards")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     for item in items:
         if item.path.stem in TOGETHER:

@@ -56,7 +56,10 @@ def test_every_experiment_is_tested():
     assert set(SMALL) | {"open-question"} == set(EXPERIMENTS)
 
 
-@pytest.mark.parametrize("name", list(SMALL))
+SLOW = ("rn-compare", "stability", "invert")
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.long if name in SLOW else ()) for name in SMALL])
 def test_an_experiment_run_small(name, tmp_path, monkeypatch):
     """All questions of one run in one test, so that each runs once however tests are spread over workers."""
     module, sizes = SMALL[name]

@@ -14,7 +14,17 @@ def test_there_are_scripts():
     assert SCRIPTS
 
 
-@each_script
+# these take seconds
+SLOW = ("phase_diagram", "hopfield_digits", "expansion_and_contraction", "metastability", "gaussian_equilibrium")
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        pytest.param(s, marks=pytest.mark.long if s.stem.removeprefix("plot_") in SLOW else (), id=s.stem)
+        for s in SCRIPTS
+    ],
+)
 def test_what_the_text_claims(script: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setattr(sys, "argv", [str(script)])
     monkeypatch.chdir(tmp_path)

@@ -53,7 +53,7 @@ def test_uneven_and_empty_shards(size, tmp_path):
     assert_small(run("uneven", size, tmp_path))
 
 
-@pytest.mark.parametrize("size", [2, FOUR])
+@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.long), FOUR])
 def test_a_sharded_measure_is_the_measure(size, tmp_path):
     found = run("measures", size, tmp_path)
     for errors in found:
