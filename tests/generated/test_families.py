@@ -23,7 +23,7 @@ from tests.generated.properties import holds_for
 from tests.generated.tensors import DTYPES, normal, seeds
 
 TOLERANCE = {"float64": 1e-12, "float32": 1e-5}
-ROUNDINGS = 8  # of every input, that an answer may show
+ROUNDINGS = 16  # of every input, that an answer may show
 
 
 @dataclass(frozen=True)

@@ -310,16 +310,21 @@ def spectra() -> st.SearchStrategy[Spectrum]:
     )
 
 
-@holds_for(spectra(), examples=6)
+@holds_for(spectra(), examples=4)
 def test_the_effective_rank_is_that_of_the_law(case: Spectrum) -> None:
-    layers = read(case.states())
+    """On the average of some clouds: one of 128 tokens is a few percent off by chance."""
     variance = case.states().variance()
     share = variance / variance.sum()
     rank, ratio = np.exp(-(share * np.log(share)).sum()), 1 / (share**2).sum()
-    covariances = {key: tensor for key, tensor in layers.state().items() if ":spread." in key}
-    row = layer_rows(covariances, layers.names())[0]
-    assert row["effective_rank"] == pytest.approx(rank, rel=0.06)
-    assert row["participation_ratio"] == pytest.approx(ratio, rel=0.1)
+    found = []
+    for seed in range(case.seed, case.seed + 8):
+        layers = read(replace(case, seed=seed).states())
+        covariances = {key: tensor for key, tensor in layers.state().items() if ":spread." in key}
+        row = layer_rows(covariances, layers.names())[0]
+        found.append((row["effective_rank"], row["participation_ratio"]))
+    mean = np.mean(found, 0)
+    assert mean[0] == pytest.approx(rank, rel=0.06)
+    assert mean[1] == pytest.approx(ratio, rel=0.1)
 
 
 def test_growth_and_contraction_are_those_of_gaussian_states():
