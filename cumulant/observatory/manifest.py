@@ -97,8 +97,12 @@ def is_record(directory: Path) -> bool:
         known = bool(listed(directory))
     except ValueError:
         return False
-    path = directory / RECORD
-    return known or (path.is_file() and is_ours(path)) or (_there(directory / "shards") and own_shards(directory))
+    path, shards = directory / RECORD, directory / "shards"
+    if known or (path.is_file() and is_ours(path)):
+        return True
+    # an empty shards/ is the beginning of a run only where nothing else is
+    alone = all(entry == shards for entry in directory.iterdir())
+    return _there(shards) and own_shards(directory) and (alone or any(shards.iterdir()))
 
 
 def remove(directory: Path, names: Iterable[str]) -> None:

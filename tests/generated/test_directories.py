@@ -252,3 +252,17 @@ def test_any_changed_byte_of_the_tensors_is_noticed(tmp_path, where):
     observed.require_sentence(ended)
     assert ended.code == 2
     assert "is not the one that record.json was written with" in ended.said
+
+
+def test_an_empty_directory_named_shards_makes_no_record(tmp_path):
+    """Beside a user's files; alone it is what a run that was killed at once leaves, and --force begins anew."""
+    text = observed.base() / "words.txt"
+    (tmp_path / "mine" / "shards").mkdir(parents=True)
+    (tmp_path / "mine" / "ablation.csv").write_text("mine")
+    line = ("observe", observed.base() / "tiny", "--text", text, "--force", *observed.QUICK, "--out")
+    ended = observed.call(*line, tmp_path / "mine")
+    observed.require_sentence(ended)
+    assert ended.code == 2
+    assert sorted(p.name for p in (tmp_path / "mine").iterdir()) == ["ablation.csv", "shards"]
+    (tmp_path / "killed" / "shards").mkdir(parents=True)
+    assert observed.call(*line, tmp_path / "killed").code == 0
