@@ -57,6 +57,13 @@ def test_every_script_is_on_the_page_of_names():
     assert mentioned == SCRIPTS
 
 
+def test_every_promise_names_a_test_that_exists():
+    rows = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8"))
+    assert len(rows) > 20
+    for path, name in rows:
+        assert re.search(rf"^def {name}\(", (ROOT / path).read_text(encoding="utf-8"), re.M), f"{path}::{name}"
+
+
 def test_every_page_is_in_the_table_of_contents():
     index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
     listed = set(index.split("{toctree}")[1].split("```")[0].split())
