@@ -305,14 +305,7 @@ def test_statistics_are_sums_over_the_atoms_that_are_there(case: Request) -> Non
     case = without_sink(case)
     given = case.laid_out()
     names = ("mean",) if case.backend == "fused" else STATISTICS
-    found = moments(
-        given["eta"],
-        given["atoms"],
-        given["values"],
-        log_weights=given["log_weights"],
-        **case.options(),
-        statistics=names,
-    )
+    found = moments(**given, **case.options(), statistics=names)
     for b, i, eta, atoms, values, w, _ in case.rows():
         row = row_of(eta, atoms, values, w)
         for name in ("log_normalizer", *names):
@@ -335,14 +328,7 @@ def test_gradients_are_those_of_the_definition(case: Request) -> None:
     given = case.laid_out()
     fused = case.backend == "fused"
     names = ("mean",) if fused else STATISTICS
-    found = moments(
-        given["eta"],
-        given["atoms"],
-        given["values"],
-        log_weights=given["log_weights"],
-        **case.options(),
-        statistics=names,
-    )
+    found = moments(**given, **case.options(), statistics=names)
     chosen = ("log_normalizer",) if fused else COEFFICIENTS
     width = found.mean.shape[-1]
     on_mean = normal(case.seed + 20, *case.batch, case.q, width)
@@ -436,9 +422,7 @@ def test_a_sink_is_one_more_atom_at_zero(case: Request) -> None:
     sink = case.sinks
     if isinstance(sink, torch.Tensor):
         sink = sink.clone().requires_grad_()
-    found = moments(
-        given["eta"], given["atoms"], given["values"], log_weights=given["log_weights"], **case.options(), sink=sink
-    )
+    found = moments(**given, **case.options(), sink=sink)
     if sink is None:
         assert found.sink_mass is None
         return
