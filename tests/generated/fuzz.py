@@ -138,7 +138,7 @@ def main() -> int:
         worker.start()
     volumes: Counter[str] = Counter()
     failures: list[tuple[str, str, str]] = []
-    told = start
+    reported = start
     while any(w.is_alive() for w in workers) or not results.empty():
         try:
             name, tried, path, trouble = results.get(timeout=1)
@@ -148,9 +148,11 @@ def main() -> int:
                 print(f"FAILED {name}\n  written to {path}\n{trouble}", flush=True)  # noqa: T201
         except Empty:
             pass
-        if time.time() - told > REPORT:
-            told = time.time()
-            print(f"{(told - start) / 60:5.1f} min  {volumes.total():9,d} cases  {len(failures)} failed", flush=True)  # noqa: T201
+        if time.time() - reported > REPORT:
+            reported = time.time()
+            print(
+                f"{(reported - start) / 60:5.1f} min  {volumes.total():9,d} cases  {len(failures)} failed", flush=True
+            )  # noqa: T201
     died = [w.exitcode for w in workers if w.exitcode]
     print(f"\nseed {seed}, {(time.time() - start) / 60:.1f} minutes, {given.jobs} processes\n")  # noqa: T201
     print("| property | cases | failed |\n|---|---|---|")  # noqa: T201

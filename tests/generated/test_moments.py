@@ -451,10 +451,10 @@ def test_a_sink_is_one_more_atom_at_zero(case: Request) -> None:
 @pytest.mark.parametrize("at", ["atoms", "values"])
 def test_what_is_not_finite_shows_where_it_is_seen_and_nowhere_else(backend, kind, at):
     case = Request(batch=(2,), q=150, n=150, d=4, e=4, causal=True, offset=0, backend=backend, seed=3)
-    spoiled = getattr(case, at).clone()
-    spoiled[0, 100, 2] = GARBAGE[kind]
+    broken = getattr(case, at).clone()
+    broken[0, 100, 2] = GARBAGE[kind]
     given = {"eta": case.eta, "atoms": case.atoms, "values": case.values}
-    found = moments(**given | {at: spoiled}, causal=True, backend=backend, statistics=STATISTICS)
+    found = moments(**given | {at: broken}, causal=True, backend=backend, statistics=STATISTICS)
     clean = moments(**given, causal=True, backend=backend, statistics=STATISTICS)
     for name in ("log_normalizer", *STATISTICS):
         if name == "mean_log_weight":
