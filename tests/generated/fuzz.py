@@ -150,9 +150,8 @@ def main() -> int:
             pass
         if time.time() - reported > REPORT:
             reported = time.time()
-            print(
-                f"{(reported - start) / 60:5.1f} min  {volumes.total():9,d} cases  {len(failures)} failed", flush=True
-            )  # noqa: T201
+            line = f"{(reported - start) / 60:5.1f} min  {volumes.total():9,d} cases  {len(failures)} failed"
+            print(line, flush=True)  # noqa: T201
     died = [w.exitcode for w in workers if w.exitcode]
     print(f"\nseed {seed}, {(time.time() - start) / 60:.1f} minutes, {given.jobs} processes\n")  # noqa: T201
     print("| property | cases | failed |\n|---|---|---|")  # noqa: T201
