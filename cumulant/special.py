@@ -429,7 +429,8 @@ def log_det_plus_identity(matrix: Tensor) -> Tensor:
     tensor(2.0000e-20, dtype=torch.float64)
     """
     eye = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
-    factor = torch.linalg.cholesky(eye + matrix)
+    factor, failed = torch.linalg.cholesky_ex(eye + matrix)  # fails only on what is no number
+    factor = torch.where((failed > 0)[..., None, None], torch.nan, factor)
     pivot = factor.diagonal(dim1=-2, dim2=-1)
     small = pivot < 1.25
     above = matrix.diagonal(dim1=-2, dim2=-1) - factor.tril(-1).square().sum(-1)

@@ -29,7 +29,9 @@ def verify_command(
         list[str] | None, typer.Argument(help="Statements (S0-E7, X-11) or checks (A4) to run; all if none is named.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything that was found as JSON.")] = False,
-    seed: Annotated[int, typer.Option(min=0, help="Another seed draws other inputs; every seed must pass.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, max=2**63 - 1, help="Another seed draws other inputs; every seed must pass.")
+    ] = 0,
     section: Annotated[
         list[str] | None, typer.Option(help="A document (S0 … S4, X) or a section of the theory (1 … 12).")
     ] = None,

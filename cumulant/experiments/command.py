@@ -29,7 +29,7 @@ CELLS = "cells"
 def experiment_command(
     name: Annotated[str | None, typer.Argument(help="What --list shows.")] = None,
     out: Annotated[Path | None, typer.Option(help="Where to put tables and figures; experiments/NAME if none.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of every random number.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of every random number.")] = 0,
     full: Annotated[
         bool, typer.Option("--full", help="The long version, where there is one; it can be resumed.")
     ] = False,

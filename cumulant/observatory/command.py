@@ -83,7 +83,7 @@ def observe_command(
         list[str] | None, typer.Option(help="Names or groups (cheap, full, sampled); all if none.")
     ] = None,
     null: Annotated[list[str] | None, typer.Option(help="random, shuffled or none; both if none is named.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the sample of queries and of the nulls.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of the sample of queries and of the nulls.")] = 0,
     ablation: Annotated[
         str | None,
         typer.Option("--ablate", help="gaussian or mixture: replace every head by that, and say which can go."),

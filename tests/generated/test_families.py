@@ -279,6 +279,7 @@ FAMILIES = {
         dim=2,
         inputs=lambda p: [*p, *p[:6]],  # a score is rounded as a sum of products, whatever it shares with others
         determined=scores_apart,
+        g_floor=1.0,  # the logarithm of a sum of exponentials of which one is 1
         # the streaming kernel centres by a rounded mean
         product_floor=lambda p, eps: (4 * eps * max(abs(x) for x in p[:6])) ** 2,
     ),

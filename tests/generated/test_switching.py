@@ -576,7 +576,7 @@ def test_covariances_have_no_negative_variance(case: Case) -> None:
         deviation = variances.clamp_min(0).sqrt()
         slack = deviation + 1e-4 * largest.sqrt()
         correlation = covariance / slack[..., :, None] / slack[..., None, :]
-        assert torch.linalg.eigvalsh(correlation).amin() >= -1e-7
+        assert torch.linalg.eigvalsh(correlation).amin() >= -1e-5  # which is rounding, as that of the variances
 
 
 @holds_for(cases(), examples=25)
