@@ -82,7 +82,7 @@ def ordinary_inputs(x: Inputs, plan: Plan, power: int, *more: Tensor) -> tuple[I
     """The inputs without what nobody sees, and whether all products of ``power`` of their numbers are finite; as they
     are where all is seen, because then nothing is to be kept apart."""
     support = x.support(plan.band)
-    if support.everything or _finite_products(x, power, more):
+    if (support.everything and x.eta.shape[1]) or _finite_products(x, power, more):
         return x, True
     unseen = ~support.seen_atoms(x.eta.shape[1], x.atoms.shape[1], x.eta.device)[..., None]
     x = x._replace(

@@ -387,7 +387,7 @@ def check_family(case: Query, family: Family) -> None:
         d = h.dim
         (slope,) = torch.autograd.grad(g, query)
         check("G", g.item(), base[0], slacks[0] + family.g_floor, case.dtype)
-        if abs(base[0]) >= info.max * (1 - 1e-3) or not family.determined(p, e, info.eps):
+        if max(abs(base[0]), slacks[0]) >= info.max * (1 - 1e-3) or not family.determined(p, e, info.eps):
             return
         floor = family.product_floor(p, info.eps) / (ROUNDINGS * info.eps)
         with torch.no_grad():
