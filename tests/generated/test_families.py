@@ -85,6 +85,7 @@ class Family:
         True
     )  # whether roundings leave the law what it is
     g_floor: float = 0.0  # absolute error of G, in ε
+    slope_floor: float = 0.0  # of its gradient by autograd
     product_floor: Callable[[list, float], float] = lambda p, eps: 0.0  # absolute error of fisher_mv
 
 
@@ -290,6 +291,7 @@ STATISTICS = {
         gamma_statistics,
         (sizes(1e-3, 1e6), sizes(1e-3, 1e3)),
         dim=2,
+        slope_floor=1.0,
         edge=lambda p: (p[1], -p[0]),
     ),
     "Normal": Family(
@@ -297,6 +299,7 @@ STATISTICS = {
         normal_statistics,
         (signed(1e-3, 1e3), sizes(1e-3, 1e3)),
         dim=2,
+        slope_floor=1.0,
         edge=lambda p: (1 / p[1], 0.5 / p[1] ** 2),
     ),
     "Beta": Family(
@@ -304,6 +307,7 @@ STATISTICS = {
         dirichlet,
         (sizes(1e-3, 1e6), sizes(1e-3, 1e6)),
         dim=2,
+        slope_floor=1.0,
         edge=lambda p: (-p[0], -p[1]),
     ),
     "Dirichlet": Family(
@@ -311,6 +315,7 @@ STATISTICS = {
         dirichlet,
         (sizes(1e-3, 1e3),) * 3,
         dim=3,
+        slope_floor=1.0,
         edge=lambda p: tuple(-x for x in p),
     ),
 }
@@ -396,7 +401,8 @@ def check_family(case: Query, family: Family) -> None:
         assert (fisher.diagonal() >= 0).all()
         for i in range(d):
             check(f"mean[{i}]", mean[i].item(), base[1 + i], slacks[1 + i], case.dtype)
-            check(f"gradient of G[{i}]", slope[i].item(), base[1 + i], slacks[1 + i], case.dtype)
+            # autograd takes the difference of two functions where `mean` has it in one piece
+            check(f"gradient of G[{i}]", slope[i].item(), base[1 + i], slacks[1 + i] + family.slope_floor, case.dtype)
             for j in range(d):
                 k = 1 + d + i * d + j
                 check(f"fisher[{i}, {j}]", fisher[i, j].item(), base[k], slacks[k], case.dtype)
@@ -507,7 +513,7 @@ def test_spheres_are_exact_over_the_whole_range(case: OnSphere) -> None:
         change = 2 * kappa * slope + a  # of A, by κ and r
         for i in {0, case.dim // 2, case.dim - 1}:
             check(f"mean[{i}]", mean[i].item(), r * a * unit[i], r * change, case.dtype)
-            if kappa < info.max:
+            if kappa < info.max * (1 - 1e-9):  # rounding may carry it beyond the largest number
                 check(f"gradient of G[{i}]", gradient[i].item(), r * a * unit[i], r * change, case.dtype)
             # turning η by a rounding mixes what is across into what is along
             check(f"fisher_mv[{i}]", product[i].item(), along * unit[i], across, case.dtype)
