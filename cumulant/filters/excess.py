@@ -91,4 +91,5 @@ def warn_of_excess(where: str, filtered: Filtered, covariance: Tensor, lengths: 
 
 
 def _variances(covariance: Tensor) -> Tensor:
-    return covariance.diagonal(dim1=-2, dim2=-1)
+    """Of a state that is certain a variance may be negative by rounding."""
+    return covariance.diagonal(dim1=-2, dim2=-1).clamp_min(0)
