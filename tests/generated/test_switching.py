@@ -824,11 +824,12 @@ def test_conjugate_filters_that_forget_keep_their_laws(case: Conjugate) -> None:
         torch.testing.assert_close(ours.mean[-1], ours.prior_mean[-1], rtol=1e-9, atol=0)
         scale = ours.covariance[-1].diagonal(dim1=-2, dim2=-1).sqrt()
         scale = scale[..., :, None] * scale[..., None, :]
-        assert ((ours.covariance[-1] - ours.prior_covariance[-1]).abs() <= 1e-9 * scale).all()
+        after, before = ours.covariance[-1], ours.prior_covariance[-1]  # infinite where few data leave no variance
+        assert ((after == before) | ((after - before).abs() <= 1e-9 * scale)).all()
         torch.testing.assert_close(other.mode_probabilities, ours.mode_probabilities[:, turn], rtol=1e-6, atol=1e-10)
         for part in ("mean", "covariance", "log_likelihood"):
             a, b, c = getattr(ours, part), getattr(other, part), getattr(batch, part)
-            assert a.isfinite().all()
+            assert not a.isnan().any() if part == "covariance" else a.isfinite().all()
             torch.testing.assert_close(b, a, rtol=1e-6, atol=1e-10)
             torch.testing.assert_close(c[2], a, rtol=1e-9, atol=1e-12)
 
