@@ -124,16 +124,18 @@ def _check(data: object) -> None:
 
 def _environment():
     try:
-        import jinja2
+        import jinja2  # noqa: F401
     except ImportError as missing:
         advice = "Run: pip install cumulant[report]"
         raise ImportError(sentence("render_page", "the package jinja2", "none installed", advice)) from missing
-    return _compiled(jinja2)
+    return _compiled()
 
 
 @cache
-def _compiled(jinja2):
+def _compiled():
     """The templates, compiled once."""
+    import jinja2
+
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(HERE),
         autoescape=True,
