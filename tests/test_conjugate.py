@@ -484,6 +484,7 @@ def test_gamma_poisson_reference_run():
             close(found.beliefs.parameters, [step["mode_params"] for step in truth], 1e-11)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", MODELS)
 def test_gradients_of_the_log_likelihood(name):
     build, values = MODELS[name]

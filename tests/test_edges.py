@@ -462,6 +462,7 @@ def test_a_point_on_an_edge_has_the_conjugate_of_the_edge():
     close(h.conjugate(points), edge.conjugate(points), 1e-8)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("weights", [0.0, 1.0, 10.0, 30.0])
 def test_vertices_of_random_polytopes(weights: float):
     rng = np.random.default_rng(int(weights))

@@ -173,6 +173,7 @@ MEASURES = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("step", [0.0, 1.0, 8.0])
 @pytest.mark.parametrize("name", MEASURES)
 def test_descent_three_methods_one_solution(name, step):

@@ -185,6 +185,7 @@ def test_setup_is_theorem_one():
         (4, "ln", -0.5, 0.213, -1.2, 3.0, 61),
     ],
 )
+@pytest.mark.long
 def test_normalisers_reach_what_the_note_printed(d, normaliser, v, w2, kurtosis, rank, clusters):
     last = normalisers._readings(d, normaliser, v, 0)[-1]
     assert last["t"] == 100

@@ -86,6 +86,7 @@ def test_gaussian_divergence_is_the_textbook_one():
     close(geo.bregman(h, A, B), geo.bregman(h, B, A))  # the one family where the order does not matter
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
 def test_divergences_agree_with_each_other_for_every_measure(case: Case):
     h, eta = case.build(), case.queries(4)

@@ -31,6 +31,7 @@ def test_samples(case: Case):
     assert law.error(case.build(), case.queries(3)) <= law.tolerance
 
 
+@pytest.mark.long
 @each_case
 def test_gradcheck_and_gradgradcheck(case: Case):
     h = case.build()

@@ -57,6 +57,7 @@ def test_first_screen_says_what_was_observed(visit, small):
     assert all(text in first.inner_text() for text in ("no", "Do hidden states become Gaussian", "0.236", "null 0.05"))
 
 
+@pytest.mark.long
 def test_choosing_a_quantity_or_a_null_changes_the_map(visit, small):
     page = visit(small)
     seen = [drawing(page, "heads")]
@@ -146,6 +147,7 @@ def test_long_names_do_not_widen_a_phone(visit, small):
     assert sideways(page) <= 0
 
 
+@pytest.mark.long
 def test_pieces_without_spaces_are_set_apart(visit, small):
     text = {
         "name": "t",
@@ -168,6 +170,7 @@ def contrast(ink: str, paper: str) -> float:
     return (b + 0.05) / (a + 0.05)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_both_themes_can_be_read(visit, small, scheme):
     page = visit(small, color_scheme=scheme)
@@ -194,6 +197,7 @@ def test_phone_does_not_scroll_sideways_and_page_is_light(visit, tmp_path, layer
     assert (tmp_path / "page0.html").stat().st_size < 5_000_000
 
 
+@pytest.mark.long
 def test_figures_are_saved_as_svg_and_png(visit, small):
     page = visit(small)
     for name in ("heads", "distribution", "positions", "place", "depth-expansion", "depth-sliced_w2", "spectra"):
@@ -231,6 +235,7 @@ def test_tables_sort_and_are_saved_as_csv(visit, small):
     assert len(saved(page, "[data-sheet='depth'] [data-save='csv']")[1].splitlines()) == 19
 
 
+@pytest.mark.long
 def test_depth_and_spectra(visit, small):
     page = visit(small)
     assert page.locator("#depth .figure").count() == 8
@@ -242,6 +247,7 @@ def test_depth_and_spectra(visit, small):
     assert len({before, after, drawing(page, "spectra")}) == 3
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("neutral", "shift"), [("1", 0.0), ("0", -1.0)])
 def test_growth_is_read_as_a_factor_or_as_its_logarithm(visit, small, neutral, shift):
     moved = {key: lambda row, k=key: None if row[k] is None else row[k] + shift for key in ("expansion", "contraction")}
@@ -292,6 +298,7 @@ ODD = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ODD)
 def test_records_with_little_in_them(visit, name):
     page = visit(ODD[name], width=390)

@@ -305,6 +305,7 @@ def check_budget(job: Job, corpus: Corpus, loaded, place: Path, **where) -> None
     require_equal(record, expected)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("here_or_there", [0, 1_000_000])
 def test_a_run_goes_on_within_its_budget(here, here_or_there, job, corpus, loaded, tmp_path, monkeypatch):
     monkeypatch.setattr(on_ray, "COUNTED_HERE", here_or_there)

@@ -570,6 +570,7 @@ def test_the_slider_changes_what_the_page_shows(visit, observed):
     assert {name: drawn(page, name) for name in names} == before
 
 
+@pytest.mark.long
 def test_curves_follow_the_chosen_head_and_lead_to_a_step(visit, observed):
     page = visit(observed[0] / "report.html")
     wanted = ("entropy", "log_normalizer", "first_mass", "ascent_index", "gradientness", "sliced_w2")
@@ -588,6 +589,7 @@ def test_curves_follow_the_chosen_head_and_lead_to_a_step(visit, observed):
     assert page.inner_text("#slider output") == "Step 4"
 
 
+@pytest.mark.long
 def test_the_page_plays_the_steps_in_order(visit, observed):
     page = visit(observed[0] / "report.html")
     page.click("#play")
