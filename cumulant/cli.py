@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -14,19 +15,18 @@ def application() -> typer.Typer:
     """The commands, assembled."""
     import typer
 
-    from cumulant.benchmarks.command import bench
-    from cumulant.claims.command import verify_command
+    from cumulant.paper.verify.command import verify_command
     from cumulant.terminal import Commands
 
     app = typer.Typer(cls=Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_show_locals=False)
     app.callback()(_about)
     looking = {"observe": "observe_command", "report": "report_command", "compare": "compare_command"}
     _add(app, "cumulant.observatory.command", looking, "hf,report")
-    _add(app, "cumulant.experiments.command", {"experiment": "experiment_command"}, "lab")
-    _add(app, "cumulant.tracking.command", {"track": "track_command"}, "lab")
-    _add(app, "cumulant.training.command", {"train": "train_command"}, "train")
+    _add(app, "cumulant.paper.experiments.command", {"experiment": "experiment_command"}, "lab")
+    _add(app, "cumulant.filters.tracking.command", {"track": "track_command"}, "lab")
+    _add(app, "cumulant.paper.trainings.command", {"train": "train_command"}, "train")
     app.command("verify")(verify_command)
-    app.command()(bench)
+    _add_bench(app)
     return app
 
 
@@ -41,6 +41,17 @@ def _add(app: typer.Typer, module: str, commands: dict[str, str], extra: str) ->
         return
     for name, function in commands.items():
         app.command(name)(getattr(found, function))
+
+
+def _add_bench(app: typer.Typer) -> None:
+    """`cumulant bench` if this is a clone of the repository: the benchmarks are not in the wheel."""
+    repository = Path(__file__).resolve().parents[1]
+    if (repository / "benchmarks" / "command.py").is_file():
+        sys.path.insert(0, str(repository))
+        _add(app, "benchmarks.command", {"bench": "bench"}, "cli")
+    else:
+        reason = "runs in a clone of the repository, where its cases are: clone it and run `make bench`."
+        app.command("bench", help="(in a clone of the repository)")(_absent("bench", reason))
 
 
 def _absent(name: str, reason: str):

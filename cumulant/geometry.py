@@ -16,7 +16,7 @@ from torch import Tensor
 from cumulant.checks import broadcast, holds, require_alike, require_float, sentence, shape
 from cumulant.kernels.dense import normalize
 from cumulant.measures import Empirical, Measure
-from cumulant.measures.link import RANK
+from cumulant.measures.dual import RANK
 from cumulant.solve import Solution, Status
 from cumulant.typing import Codes, PerQuery, Queries
 

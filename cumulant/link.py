@@ -18,7 +18,7 @@ from cumulant.checks import broadcast, require_alike, require_finite, require_fl
 from cumulant.kernels import moments
 from cumulant.kernels.dense import accumulate, normalize
 from cumulant.measures import Empirical
-from cumulant.measures.link import RANK
+from cumulant.measures.dual import RANK
 from cumulant.solve import Solution
 from cumulant.typing import PerQuery, Queries
 

@@ -25,7 +25,7 @@ from torch.nn.functional import logsigmoid
 from cumulant.checks import broadcast, holds, require_alike, require_finite, require_float, sentence, shape
 from cumulant.kernels.dense import accumulate
 from cumulant.measures import Hull, Measure, convolve, per_query
-from cumulant.measures.link import spread
+from cumulant.measures.dual import spread
 from cumulant.measures.transform import add_logs
 from cumulant.residual import Step
 from cumulant.special import log_det_plus_identity

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import polars as pl
 
-from cumulant.drawing import COLOURS, figure, save
+from cumulant.figures import COLOURS, figure, save
 
 HEADS = {
     "entropy": "entropy of a head, nats",

@@ -24,8 +24,8 @@ from importlib.util import find_spec
 import torch
 
 from cumulant.filters import gpb, imm
-from cumulant.tracking import read_model
-from cumulant.tracking.example import MODEL, fly
+from cumulant.filters.tracking import read_model
+from cumulant.filters.tracking.example import MODEL, fly
 
 model, flown = read_model(MODEL).at(()), fly(100)
 y, seconds = flown.observations, torch.arange(flown.modes.shape[-1]) / 10

@@ -28,8 +28,8 @@ import sys
 from importlib.util import find_spec
 
 from cumulant.dynamics import attracting
-from cumulant.experiments.outcomes import Cell, run_cell
-from cumulant.experiments.phase_diagram import SHADE
+from cumulant.paper.experiments.outcomes import Cell, run_cell
+from cumulant.paper.experiments.phase_diagram import SHADE
 
 VALUES, SCALES = (-0.9, -0.6, -0.2, 0.2, 0.6, 0.9), (0.1, 0.4, 0.7, 1.0)
 NORMS = {"full": ("Whitening, d = 2", 2), "rms": ("RMSNorm, d = 4", 4)}

@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import shutil
+import signal
 
 import pytest
 import torch
@@ -15,9 +16,11 @@ if os.environ.get("CUMULANT_TYPECHECK"):
     install_import_hook(checked, "beartype.beartype")
 
 torch.set_num_threads(1)
+# a shell that starts tests in the background has them ignore Ctrl-C, which some of them send
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # modules whose fixtures take seconds, a run of a real model or a cluster: each stays in one process
-TOGETHER = ("test_observatory", "test_over_training", "test_on_ray", "test_observatory_shards")
+TOGETHER = ("test_observe", "test_over_training", "test_ray", "test_shards")
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -124,12 +124,13 @@ def em(
     covariance, whose maximum is at 0: fix it. EM climbs the nearest hill, so let the modes differ at the start.
 
     Returned is the best model met, never one with a lower log p(y) than the given one. With several modes a step can
-    lower it, the first one too: on 100 rows of the turning target of `smooth` (q = 1e-2, tests/test_learning.py) log
-    p(y) was −643.4 by the model that made them, and −798.5 after one step with the defaults. That step is not taken:
-    ``status`` is STALLED, ``step`` 0, and the model the one that was given.
+    lower it, the first one too: on 100 rows of the turning target of `smooth` (q = 1e-2,
+    tests/filters/test_learning.py) log p(y) was −643.4 by the model that made them, and −798.5 after one step with the
+    defaults. That step is not taken: ``status`` is STALLED, ``step`` 0, and the model the one that was given.
 
-    A higher order costs more and is less biased. On 80 walks of 50 steps with two modes (tests/test_learning.py), whose
-    true parameters have log p(y) = −4478.4 and a process noise of 0.05 in the quiet mode, it found
+    A higher order costs more and is less biased. On 80 walks of 50 steps with two modes
+    (tests/filters/test_learning.py), whose true parameters have log p(y) = −4478.4 and a process noise of 0.05 in the
+    quiet mode, it found
 
         order                2          3          4
         log p(y)       −4474.5    −4471.3    −4471.0

@@ -92,7 +92,8 @@ def smooth(model: SwitchingLinearGaussian, y: Tensor, *, order: int = 2, mask: T
 
     Exact for one mode, for a mode that never changes, and for k > T (T+1 where the model starts from a belief). Else
     its own approximation is far coarser than that of the filter. Against the sum over all mode paths of a random walk
-    with two speeds (Q 0.1 and 4, R 1, P(stay) 0.9 and 0.8; 200 sequences, T = 8; tests/test_smoother.py) errors were
+    with two speeds (Q 0.1 and 4, R 1, P(stay) 0.9 and 0.8; 200 sequences, T = 8; tests/filters/test_smoother.py) errors
+    were
 
         order                                 2        3        4        5
         mode probabilities, mean          0.040    0.018    0.009    0.005
@@ -104,8 +105,8 @@ def smooth(model: SwitchingLinearGaussian, y: Tensor, *, order: int = 2, mask: T
 
     It can be far worse than the filter it began with: the less process noise, the further back an error of the mode is
     carried. A target that turns at 0.1 rad a step or flies straight (P(stay) 0.9, speed 10, position measured with
-    R = 25, 150 steps, 40 tracks, filtered and smoothed by the model they came from; tests/test_smoother.py) had the
-    position errors (root of the mean square)
+    R = 25, 150 steps, 40 tracks, filtered and smoothed by the model they came from; tests/filters/test_smoother.py) had
+    the position errors (root of the mean square)
 
         q       filter (imm)    smoother of order 2        3        4
         1e-2             4.0                   13.8      7.4      4.2

@@ -157,9 +157,9 @@ class Measure(ABC):
 
         The status says CONVERGED, BOUNDARY (η at infinity) or OUTSIDE (no η) per query. Differentiable to first order
         in μ and in the parameters of the measure, by the implicit function theorem: dη = ∇²G⁻¹ (dμ − d∇G).
-        See `cumulant.measures.link` for the method and the width of the undecided band.
+        See `cumulant.measures.dual` for the method and the width of the undecided band.
         """
-        from cumulant.measures.link import natural
+        from cumulant.measures.dual import natural
 
         return natural(self, mean, max_steps)
 
@@ -170,13 +170,13 @@ class Measure(ABC):
         The smallest KL to h among laws of mean μ if h has mass 1 (X-11). Finite on the boundary where the face carries
         mass, +inf outside the hull. ∇G* is `natural`.
         """
-        from cumulant.measures.link import conjugate
+        from cumulant.measures.dual import conjugate
 
         return conjugate(self, mean)
 
     def hull(self) -> Hull:
         """Scale, directions and conjugate bound of the support; by default from the covariance of h at η = 0."""
-        from cumulant.measures.link import hull_from_fisher
+        from cumulant.measures.dual import hull_from_fisher
 
         return hull_from_fisher(self)
 

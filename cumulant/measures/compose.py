@@ -17,7 +17,7 @@ from torch import Tensor
 from cumulant.checks import broadcast, holds, sentence
 from cumulant.kernels.dense import accumulate, normalize
 from cumulant.measures.base import Hull, Measure, first_tensor, per_query
-from cumulant.measures.link import hull_from_fisher
+from cumulant.measures.dual import hull_from_fisher
 from cumulant.measures.transform import add_logs, vanish
 from cumulant.solve import Solution
 from cumulant.typing import Draws, Matrices, PerQuery, Queries

@@ -10,7 +10,7 @@ from cumulant.checks import broadcast, holds, require_alike, require_finite, req
 from cumulant.kernels import Moments, fisher_product, moments
 from cumulant.kernels.dense import accumulate, normalize, row_weights
 from cumulant.measures.base import Hull, Measure, per_query
-from cumulant.measures.link import spread
+from cumulant.measures.dual import spread
 from cumulant.typing import Draws, Matrices, PerQuery, Queries
 
 LARGE = 1 << 20  # numbers that may be held at once besides inputs and answers

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from cumulant.checks import broadcast, holds, require_alike, require_finite, require_float, sentence, shape
 from cumulant.measures.base import Measure, per_query
-from cumulant.measures.link import RANK
+from cumulant.measures.dual import RANK
 from cumulant.solve import Solution, Status
 from cumulant.typing import Draws, Matrices, PerQuery, Queries
 

@@ -13,8 +13,8 @@ from cumulant.kernels.collectives import TIMEOUT, Group, Ranks
 from cumulant.kernels.dense import row_weights
 from cumulant.kernels.sharded import deal, sharded_moments
 from cumulant.measures.base import Hull, Measure, per_query
+from cumulant.measures.dual import spread
 from cumulant.measures.empirical import Empirical
-from cumulant.measures.link import spread
 from cumulant.typing import Draws, Matrices, PerQuery, Queries
 
 

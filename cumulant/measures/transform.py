@@ -18,7 +18,7 @@ from torch import Tensor
 
 from cumulant.checks import broadcast, holds, require_finite, require_float, sentence, shape
 from cumulant.measures.base import Hull, Measure, first_tensor, per_query
-from cumulant.measures.link import hull_from_fisher
+from cumulant.measures.dual import hull_from_fisher
 from cumulant.solve import Solution, Status
 from cumulant.typing import Draws, Matrices, PerQuery, Queries
 

@@ -18,7 +18,7 @@ from cumulant.attention import Attended, attend
 from cumulant.checks import sentence
 from cumulant.kernels import moments
 from cumulant.kernels.dense import accumulate, normalize, without_nonfinite
-from cumulant.nn.hearing import tell
+from cumulant.nn.calls import report_attention
 from cumulant.nn.projected import Heads, Projected
 
 
@@ -155,4 +155,4 @@ class MultiheadAttention(Projected):
         return p[..., : key.shape[-2]] @ value, p
 
     def _tell(self, h: Heads, output: Tensor) -> None:
-        tell(self, h.eta, h.key, h.value, output, scale=self.head_dim**-0.5, rows=h.rows, **h.support())
+        report_attention(self, h.eta, h.key, h.value, output, scale=self.head_dim**-0.5, rows=h.rows, **h.support())

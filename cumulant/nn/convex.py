@@ -23,7 +23,7 @@ from cumulant.checks import broadcast, require_finite, sentence, shape
 from cumulant.kernels import Moments, moments
 from cumulant.measures import Empirical
 from cumulant.nn.blocks import SequenceBlock, join, look_back, split
-from cumulant.nn.hearing import LISTENERS, tell
+from cumulant.nn.calls import is_observed, report_attention
 from cumulant.potentials import Block, Potential, ReluSquare, Units
 from cumulant.solve import Solution, newton
 from cumulant.typing import Matrices, PerQuery, Queries
@@ -214,9 +214,9 @@ class ConvexBlock(SequenceBlock):
         return x + step.reshape(x.shape)
 
     def _tell(self, tokens: Tensor, heads: Heads, found: Moments) -> None:
-        if LISTENERS:
+        if is_observed():
             assert found.mean is not None
-            tell(self, split(tokens, self.query), heads.atoms, heads.atoms, found.mean, **heads.support)
+            report_attention(self, split(tokens, self.query), heads.atoms, heads.atoms, found.mean, **heads.support)
 
     # ------------------------------------------------------------------ the inverse
 

@@ -29,7 +29,7 @@ from torch.nn.functional import relu
 from cumulant.checks import sentence, shape
 from cumulant.kernels import Moments, moments
 from cumulant.nn.blocks import SequenceBlock, join, look_back, split
-from cumulant.nn.hearing import LISTENERS, tell
+from cumulant.nn.calls import is_observed, report_attention
 from cumulant.typing import PerQuery, Queries
 
 SEARCHES = ("backtracking", "fixed")
@@ -266,7 +266,7 @@ class EnergyBlock(SequenceBlock):
         for step in range(self.steps):
             g = self.normalize(x)
             slope = self._gradient(g, frozen, padding)
-            if step == 0 and LISTENERS:
+            if step == 0 and is_observed():
                 self._tell(g, slope, padding)
             if self.causal or self.search == "fixed":
                 energies.append(slope.energy)
@@ -300,4 +300,4 @@ class EnergyBlock(SequenceBlock):
     def _tell(self, g: Tensor, slope: _Slope, padding: Tensor | None) -> None:
         rows, support = None if padding is None else ~padding, self._support(g.shape[-2], padding)
         scale = float(self.log_beta.detach().exp().mean())
-        tell(self, self._queries(g), slope.keys, slope.keys, slope.mean, scale=scale, rows=rows, **support)
+        report_attention(self, self._queries(g), slope.keys, slope.keys, slope.mean, scale=scale, rows=rows, **support)

@@ -21,7 +21,7 @@ from torch.nn.functional import layer_norm, linear
 from cumulant.checks import sentence
 from cumulant.kernels import moments
 from cumulant.nn.blocks import SequenceBlock, split
-from cumulant.nn.hearing import LISTENERS, tell
+from cumulant.nn.calls import is_observed, report_attention
 from cumulant.solve import Anderson, Damped, Solution, Status, fixed_point
 from cumulant.solve.driver import Method
 from cumulant.typing import Codes, Flags, PerQuery
@@ -217,7 +217,7 @@ class EquilibriumBlock(SequenceBlock):
         z = self._attach(found, tokens, padding, x.shape[:-2])
         if not bool(found.converged.all()):
             z = self._fall_back(found, z, tokens, padding)
-        if LISTENERS:
+        if is_observed():
             self._tell(z, padding)
         return z.reshape(x.shape)
 
@@ -302,7 +302,7 @@ class EquilibriumBlock(SequenceBlock):
         """At the fixed point only, not at the iterates."""
         rows = None if padding is None else ~padding
         scale = self.head_dim**-0.5
-        tell(self, *self._attend(z, padding), scale=scale, rows=rows, **self._support(padding))
+        report_attention(self, *self._attend(z, padding), scale=scale, rows=rows, **self._support(padding))
 
 
 class _Remembered:

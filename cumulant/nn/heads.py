@@ -8,8 +8,8 @@ from typing import final
 from torch import Tensor
 
 from cumulant.checks import sentence
+from cumulant.nn.calls import report_attention
 from cumulant.nn.closures import approximate_by_gaussian, approximate_by_mixture
-from cumulant.nn.hearing import tell
 from cumulant.nn.projected import Heads, Projected
 
 
@@ -30,7 +30,7 @@ class _Approximate(Projected, ABC):
             raise ValueError(sentence(f"{where}.dropout", "0 in training: no weights to drop", self.dropout, advice))
         h = self._heads(query, key, value, **masks)
         output = self._approximate(h, **options)
-        tell(self, h.eta, h.key, h.value, output, scale=self.head_dim**-0.5, rows=h.rows, **h.support())
+        report_attention(self, h.eta, h.key, h.value, output, scale=self.head_dim**-0.5, rows=h.rows, **h.support())
         return self._joined(output, query.ndim == 3), None
 
 

@@ -21,7 +21,7 @@ from cumulant import hopfield
 from cumulant.checks import require_alike, require_float, sentence, shape
 from cumulant.hopfield import Retrieval
 from cumulant.kernels import moments
-from cumulant.nn.hearing import LISTENERS, tell
+from cumulant.nn.calls import is_observed, report_attention
 from cumulant.nn.masks import seen_by
 from cumulant.nn.projected import check_sizes
 from cumulant.solve import Status
@@ -232,10 +232,12 @@ class Hopfield(nn.Module):
         w = memory.log_weights
         mean = moments(eta, memory.patterns, memory.values, log_weights=w, statistics=("mean",)).mean
         assert mean is not None
-        if LISTENERS:
+        if is_observed():
             batch = (len(eta), -1, -1, -1)
             scale = float(self.beta.detach().mean())
-            tell(self, eta, memory.patterns.expand(batch), values.expand(batch), mean, scale=scale, log_weights=w)
+            report_attention(
+                self, eta, memory.patterns.expand(batch), values.expand(batch), mean, scale=scale, log_weights=w
+            )
         return mean
 
     def _judge(self, found: Retrieval) -> None:

@@ -1,19 +1,50 @@
 """Looking into real transformers: `attach` a recorder, `observe` texts, keep a `Record`, `render` a page.
 
-The only part of the library that knows Hugging Face's transformers.
+hooks        how attention, hidden states and weights of a model are reached
+statistics   what is computed of an attention call or a state
+text         files, JSONL, Parquet and URIs → documents → windows of tokens
+models       models to observe, loaded
+record       the record of an observation and its files
+report       tables, verdicts, page
+runs         observe, shards, resume, Ray, over training, ablation, nulls
+monitor      watching a training
+command      `cumulant observe`, `cumulant report`, `cumulant compare`
 """
 
-try:
-    import safetensors  # noqa: F401
-    import transformers  # noqa: F401
-except ModuleNotFoundError as missing:
-    raise ModuleNotFoundError(f"cumulant.observatory needs {missing.name}: install cumulant[hf].") from None
+import importlib
+from typing import TYPE_CHECKING
 
-from cumulant.observatory.directory import render
-from cumulant.observatory.models import load
-from cumulant.observatory.observe import observe
-from cumulant.observatory.record import Record
-from cumulant.observatory.recorder import attach
-from cumulant.observatory.texts import read_texts
+if TYPE_CHECKING:
+    from cumulant.observatory.models.load import load
+    from cumulant.observatory.record import Record
+    from cumulant.observatory.record.recorder import attach
+    from cumulant.observatory.report.directory import render
+    from cumulant.observatory.runs.observe import observe
+    from cumulant.observatory.text.texts import read_texts
 
 __all__ = ["Record", "attach", "load", "observe", "read_texts", "render"]
+
+_MODULES = {
+    "Record": "record",
+    "attach": "record.recorder",
+    "load": "models.load",
+    "observe": "runs.observe",
+    "read_texts": "text.texts",
+    "render": "report.directory",
+}
+
+
+def __getattr__(name: str):
+    """Public names are imported when they are first used: `monitor` works without transformers."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    _require("safetensors", "transformers")
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+
+
+def _require(*packages: str) -> None:
+    for package in packages:
+        try:
+            importlib.import_module(package)
+        except ModuleNotFoundError:
+            raise ModuleNotFoundError(f"cumulant.observatory needs {package}: install cumulant[hf].") from None

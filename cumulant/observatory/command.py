@@ -17,16 +17,15 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from rich.table import Table
 
 from cumulant.checks import sentence
-from cumulant.documents import write, write_parquet
-from cumulant.observatory.ablate import AblatedHead, Ablation, ablate
-from cumulant.observatory.corpus import plan
-from cumulant.observatory.directory import page_data, read_ablation, read_nulls, render, write_tables
-from cumulant.observatory.manifest import ABLATION, PAGE, TABLES, writing
-from cumulant.observatory.models import KNOWN, Loaded, load
-from cumulant.observatory.nulls import chosen_nulls
-from cumulant.observatory.over_training import SETTINGS, TOKENS, dimension
-from cumulant.observatory.quantities import chosen
-from cumulant.observatory.reading import (
+from cumulant.files import write, write_parquet
+from cumulant.observatory.models.load import KNOWN, Loaded, load
+from cumulant.observatory.record.manifest import ABLATION, PAGE, TABLES, writing
+from cumulant.observatory.record.record import Record, claim_directory, null_places
+from cumulant.observatory.report.directory import page_data, read_ablation, read_nulls, render, write_tables
+from cumulant.observatory.runs.ablate import AblatedHead, Ablation, ablate
+from cumulant.observatory.runs.nulls import chosen_nulls
+from cumulant.observatory.runs.over_training import SETTINGS, TOKENS, dimension
+from cumulant.observatory.runs.runner import (
     Cluster,
     Run,
     check_stream,
@@ -34,9 +33,10 @@ from cumulant.observatory.reading import (
     from_stream,
     null_tokens,
 )
-from cumulant.observatory.record import Record, claim_directory, null_places
+from cumulant.observatory.runs.shards import Job
 from cumulant.observatory.series_command import Place, observe_checkpoints, rewrite_series
-from cumulant.observatory.shards import Job
+from cumulant.observatory.statistics.quantities import chosen
+from cumulant.observatory.text.corpus import plan
 from cumulant.terminal import INTERRUPTED, sentences
 
 FEWEST = 16  # tokens that are worth reading

@@ -17,11 +17,12 @@ from rich.table import Table
 from typer import Exit
 
 from cumulant.checks import sentence
-from cumulant.documents import write_parquet
-from cumulant.observatory.corpus import plan
-from cumulant.observatory.manifest import PAGE, writing
-from cumulant.observatory.observe import Progress as Count
-from cumulant.observatory.over_training import (
+from cumulant.files import write_parquet
+from cumulant.observatory.record.manifest import PAGE, writing
+from cumulant.observatory.record.record import Record
+from cumulant.observatory.report.series import Steps, at_the_end, course, read_steps, render_series, series_rows
+from cumulant.observatory.runs.observe import Progress as Count
+from cumulant.observatory.runs.over_training import (
     SHOWN,
     TOKENS,
     Settings,
@@ -33,9 +34,8 @@ from cumulant.observatory.over_training import (
     observe_series,
     require_alike,
 )
-from cumulant.observatory.record import Record
-from cumulant.observatory.series import Steps, at_the_end, course, read_steps, render_series, series_rows
-from cumulant.observatory.shards import Job
+from cumulant.observatory.runs.shards import Job
+from cumulant.observatory.text.corpus import plan
 from cumulant.terminal import INTERRUPTED
 
 COLUMNS = {  # of the table that is printed

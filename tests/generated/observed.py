@@ -25,7 +25,7 @@ from tokenizers.models import BPE  # noqa: E402
 
 from cumulant.cli import application  # noqa: E402
 from cumulant.observatory import attach  # noqa: E402
-from cumulant.observatory.manifest import writing  # noqa: E402
+from cumulant.observatory.record.manifest import writing  # noqa: E402
 
 WORDS = "the mean of a law is its gradient "
 QUICK = ("--max-length", "16", "--batch-size", "8", "--max-tokens", "48", "--quantities", "cheap")
@@ -153,7 +153,7 @@ def observed(kind: str) -> Path:
 
 
 def _begin(out: Path) -> None:
-    from cumulant.observatory import shards
+    from cumulant.observatory.runs import shards
 
     once, calls = shards.observe_shard, []
 

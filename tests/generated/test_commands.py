@@ -287,26 +287,34 @@ def raise_interrupt(*_: object, **__: object) -> None:
 @pytest.mark.parametrize(
     ("module", "name", "line"),
     [
-        ("observatory.command", "load", ("observe", "{tiny}", "--text", "{words}", "--out", "{out}")),
+        ("cumulant.observatory.command", "load", ("observe", "{tiny}", "--text", "{words}", "--out", "{out}")),
         (
-            "observatory.command",
+            "cumulant.observatory.command",
             "render",
             ("observe", "{tiny}", "--text", "{words}", "--out", "{out}", *observed.QUICK),
         ),
-        ("observatory.shards", "observe_shard", ("observe", "{tiny}", "--text", "{words}", "--out", "{out}")),
-        ("observatory.reading", "observe", ("observe", "{tiny}", "--text", "-", "--out", "{out}")),
         (
-            "observatory.over_training",
+            "cumulant.observatory.runs.shards",
+            "observe_shard",
+            ("observe", "{tiny}", "--text", "{words}", "--out", "{out}"),
+        ),
+        ("cumulant.observatory.runs.runner", "observe", ("observe", "{tiny}", "--text", "-", "--out", "{out}")),
+        (
+            "cumulant.observatory.runs.over_training",
             "load",
             ("observe", "--checkpoints", "{run}", "--text", "{words}", "--out", "{out}"),
         ),
-        ("observatory.command", "write_tables", ("report", "{record}")),
-        ("observatory.command", "page_data", ("compare", "{record}", "{record}")),
-        ("claims.command", "verify", ("verify",)),
+        ("cumulant.observatory.command", "write_tables", ("report", "{record}")),
+        ("cumulant.observatory.command", "page_data", ("compare", "{record}", "{record}")),
+        ("cumulant.paper.verify.command", "verify", ("verify",)),
         ("benchmarks.command", "run", ("bench", "--quick")),
-        ("training.command", "study", ("train", "recall", "--out", "{out}")),
-        ("tracking.command", "read_model", ("track", "{words}", "--model", "{words}", "--out", "{out}")),
-        ("experiments.command", "_run", ("experiment", "closure", "--out", "{out}")),
+        ("cumulant.paper.trainings.command", "study", ("train", "recall", "--out", "{out}")),
+        (
+            "cumulant.filters.tracking.command",
+            "read_model",
+            ("track", "{words}", "--model", "{words}", "--out", "{out}"),
+        ),
+        ("cumulant.paper.experiments.command", "_run", ("experiment", "closure", "--out", "{out}")),
     ],
 )
 def test_ctrl_c_is_exit_130_in_every_command(tmp_path, monkeypatch, module, name, line):
@@ -315,7 +323,7 @@ def test_ctrl_c_is_exit_130_in_every_command(tmp_path, monkeypatch, module, name
     named = {"tiny": "tiny", "words": "words.txt", "run": "run"}
     named = {key: str(observed.base() / value) for key, value in named.items()}
     named |= {"out": str(tmp_path / "out"), "record": str(tmp_path / "record")}
-    monkeypatch.setattr(importlib.import_module(f"cumulant.{module}"), name, raise_interrupt)
+    monkeypatch.setattr(importlib.import_module(module), name, raise_interrupt)
     ended = observed.call(*[word.format(**named) for word in line])
     assert ended.code == 130, ended
     assert ended.raised is None

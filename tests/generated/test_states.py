@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 from scipy.special import digamma, ndtri
 from torch import Tensor
 
-from cumulant.observatory.chance import priorities, uniform
-from cumulant.observatory.depth import layer_rows
-from cumulant.observatory.layers import LayerWatch, watch
-from cumulant.observatory.verdicts import Answer, verdicts
+from cumulant.observatory.hooks.hidden_states import LayerWatch, watch
+from cumulant.observatory.report.layer_table import layer_rows
+from cumulant.observatory.report.verdicts import Answer, verdicts
+from cumulant.observatory.statistics.stable_hash import priorities, uniform
 from tests.generated.properties import holds_for
 from tests.generated.tensors import normal, seeds
-from tests.tiny_models import hf
+from tests.observatory.tiny_models import hf
 
 SHAPE = ("sliced_w2", "skewness", "kurtosis", "lle_error")
 

@@ -19,10 +19,10 @@ import torch
 from hypothesis import strategies as st
 
 from cumulant.observatory import Record, attach
-from cumulant.observatory.recorder import UNRECORDED
+from cumulant.observatory.record.recorder import UNRECORDED
 from tests.generated.properties import holds_for
 from tests.generated.tensors import seeds
-from tests.tiny_models import (
+from tests.observatory.tiny_models import (
     HEARING,
     OFF_THE_INTERFACE,
     ON_THE_INTERFACE,

@@ -1,0 +1,231 @@
+"""Every row of the tables, with what it is to reach."""
+
+from __future__ import annotations
+
+from benchmarks import attention_sides as attention
+from benchmarks import dynamics_sides as dynamics
+from benchmarks import filter_sides as filters
+from benchmarks import loss_sides as losses
+from benchmarks import nn_sides as layers
+from benchmarks import observatory_sides as observatory
+from benchmarks.case import GROWTH, OURS, Case, Target, extra, faster, memory, within
+from benchmarks.inputs import (
+    ORDINARY,
+    SHARP,
+    Attention,
+    Contrast,
+    Reading,
+    Sequences,
+    Tracks,
+    Update,
+    Vocabulary,
+    sharpness,
+)
+
+SDPA, NAIVE, KEOPS, FLEX, FLEX_MEAN = "SDPA", "naive torch", "KeOps", "FlexAttention with G", "FlexAttention, mean only"
+THRIFTY = "naive torch, entropy as G − mean score"
+TWICE, PLAIN, METRIC = "double backward", "plain cross-entropy", "pytorch-metric-learning"
+FILTERPY = "filterpy's IMM"
+LAYER, ALONE = "torch's layer", "an update unheard"
+PASS, WEIGHTS, NNSIGHT, LENS = "plain pass", "eager attention weights", "nnsight", "TransformerLens"
+DEFAULT_CHUNK, BEST_CHUNK = "torch's, default chunk", "torch's, best chunk"
+
+
+def catalogue(quick: bool = False) -> dict[str, Case]:
+    """Every case by name; ``quick`` shrinks the inputs until all of them together take a few minutes."""
+    k = 8 if quick else 1
+    found = [case for spread in (ORDINARY, SHARP) for case in _cases(k, spread)]
+    found += [_monitored(k)]
+    found += _observations(k)
+    found += _filters(k)
+    order = list(dict.fromkeys(case.table for case in found))
+    return {case.name: case for case in sorted(found, key=lambda case: order.index(case.table))}
+
+
+def _cases(k: int, spread: float) -> list[Case]:
+    heads = Attention(8, 2048 // k, 2048 // k, 64, spread)
+    stored = Attention(1, 512 // k, 65536 // k, 16, spread)
+    cloud = Attention(1, 16384 // k, 16384 // k, 16, spread)
+    return [
+        Case(
+            *_title("entropy", "statistics", "G, mean, entropy of the keys", heads),
+            sides={
+                OURS: attention.statistics("mean", "entropy", keys_only=True),
+                SDPA: attention.fused(keys_only=True),
+                FLEX: attention.flex(with_normalizer=True, keys_only=True),
+                FLEX_MEAN: attention.flex(with_normalizer=False, keys_only=True),
+            },
+            targets=(within(SDPA, 1.10), within(FLEX), within(FLEX_MEAN)),
+        ),
+        Case(
+            *_title("entropy-values", "statistics", "G, mean of other values, entropy", heads),
+            sides={OURS: attention.statistics("mean", "entropy"), SDPA: attention.fused()},
+            targets=(within(SDPA, 2.1),),
+        ),
+        Case(
+            *_title("variance", "statistics", "G, mean, entropy, score variance", heads),
+            sides={
+                OURS: attention.statistics(*attention.FULL),
+                SDPA: attention.fused(),
+                NAIVE: attention.naive(),
+                THRIFTY: attention.naive(thrifty=True),
+            },
+            targets=(within(SDPA, 1.6), faster(NAIVE, 5), faster(THRIFTY)),
+        ),
+        Case(
+            *_title("retrieval", "retrieval", "G, mean, entropy, score variance", stored),
+            sides={
+                OURS: attention.statistics(*attention.FULL, keys_only=True),
+                SDPA: attention.fused(keys_only=True),
+                NAIVE: attention.naive(keys_only=True),
+                THRIFTY: attention.naive(keys_only=True, thrifty=True),
+                KEOPS: attention.keops,
+            },
+            targets=(within(SDPA, 2.0), faster(NAIVE, 10), faster(THRIFTY), faster(KEOPS, 25)),
+        ),
+        Case(
+            *_title("threads", "all threads", "G, mean, entropy, score variance", heads),
+            sides={
+                OURS: attention.statistics(*attention.FULL),
+                SDPA: attention.fused(),
+                NAIVE: attention.naive(),
+            },
+            targets=(within(SDPA, 2.0), faster(NAIVE)),
+            threads=0,
+        ),
+        Case(
+            *_title("fisher", "derivatives", "Fisher-vector product", heads),
+            sides={OURS: attention.fisher_product, SDPA: attention.fused(), TWICE: attention.double_backward},
+            targets=(within(SDPA, 2.0), faster(TWICE, 6)),
+        ),
+        Case(
+            *_title("backward", "derivatives", "attention with G, forward and backward through both", heads),
+            sides={OURS: attention.statistics_backward, SDPA: attention.fused_backward},
+            targets=(within(SDPA, 1.3),),
+        ),
+        _contrast("infonce-256", Contrast(256, 256, spread)),
+        _contrast("infonce-4096", Contrast(4096 // k // k, 256, spread), time=0.70, share=0.20),
+        _contrast("infonce-16384", Contrast(16384 // k // k, 256, spread), time=0.55, share=0.04),
+        Case(
+            *_title("vocabulary", "losses", "linear cross-entropy", Vocabulary(2048 // k, 32768 // k, 256, spread)),
+            sides={
+                OURS: losses.linear_loss,
+                PLAIN: losses.plain_linear_loss,
+                DEFAULT_CHUNK: losses.torch_linear_loss,
+                BEST_CHUNK: losses.torch_linear_loss_best,
+            },
+            targets=(
+                *(within(PLAIN, 0.80), within(DEFAULT_CHUNK, 1.0), within(BEST_CHUNK, 1.1)),
+                *(memory(PLAIN, 0.10), memory(DEFAULT_CHUNK)),
+            ),
+        ),
+        Case(
+            *_title("particles", "dynamics", "one step of self-attention", cloud),
+            sides={OURS: dynamics.step, SDPA: dynamics.fused},
+            targets=(within(SDPA, 1.3), memory(SDPA)),
+        ),
+        *_layers(k, spread),
+        _memory(Attention(8, 4096 // k, 4096 // k, 64, spread)),
+        _growth(Attention(1, 32768 // k, 32768 // k, 64, spread)),
+    ]
+
+
+def _contrast(name: str, inputs: Contrast, time: float | None = None, share: float | None = None) -> Case:
+    """InfoNCE forward and backward."""
+    return Case(
+        *_title(name, "losses", "InfoNCE", inputs),
+        sides={OURS: losses.info_nce, PLAIN: losses.plain_info_nce, METRIC: losses.ntxent},
+        targets=(within(PLAIN, time), faster(METRIC), memory(PLAIN, share)),
+    )
+
+
+def _layers(k: int, spread: float) -> list[Case]:
+    """Multi-head attention as a module, on torch's own parameters."""
+    long, short = Sequences(2, 1024 // k, 512, 8, spread), Sequences(32, 64 // k, 128, 4, spread)
+    both, causal = "multi-head attention, forward and backward", "causal multi-head attention, forward and backward"
+    trained = {OURS: layers.trained(), LAYER: layers.torch_trained()}
+    ordered = {OURS: layers.trained(causal=True), LAYER: layers.torch_trained(causal=True)}
+    forward = {OURS: layers.attended, LAYER: layers.torch_attended}
+    first = within(LAYER, 1.10)
+    return [
+        Case(*_title("layer", "layers", "multi-head attention, forward", long), forward, (first, memory(LAYER))),
+        Case(*_title("layer-training", "layers", both, long), trained, (within(LAYER, 1.15), memory(LAYER))),
+        Case(*_title("layer-causal", "layers", causal, long), ordered, (within(LAYER, 1.15),)),
+        Case(*_title("layer-short", "layers", "multi-head attention, forward", short), forward, (first,)),
+        Case(*_title("layer-short-training", "layers", both, short), trained, (within(LAYER, 1.15),)),
+    ]
+
+
+def _monitored(k: int) -> Case:
+    """What it costs to watch a training: 3 % of fifty updates, of which one is heard, are one and a half."""
+    inputs = Update(16 // k)
+    sides = {OURS: layers.updated(heard=True), ALONE: layers.updated(heard=False)}
+    work = f"the one update of fifty that a monitor hears: {inputs}"
+    return Case("monitor", "layers", work, inputs, sides, (within(ALONE, 1 + 0.03 * 50),))
+
+
+def _memory(inputs: Attention) -> Case:
+    """Extra memory of full statistics."""
+    return Case(
+        *_title("memory", "memory", "G, mean, entropy, score variance", inputs),
+        sides={OURS: attention.statistics(*attention.FULL), SDPA: attention.fused(), NAIVE: attention.naive()},
+        targets=(extra(32), memory(SDPA), memory(NAIVE)),
+    )
+
+
+def _growth(inputs: Attention) -> Case:
+    """Doubling the number of tokens: four times the time, twice the memory, each with a tenth for noise."""
+    sizes = [inputs.atoms >> i for i in (4, 3, 2, 1, 0)]
+    steps = [(f"N={n}", f"N={n // 2}") for n in sizes[1:]]
+    name, table, _, _ = _title("growth", GROWTH, "", inputs)
+    work = f"G, mean, entropy, score variance: one head, d={inputs.dim}{sharpness(inputs.spread)}"
+    return Case(
+        *(name, table, work, inputs),
+        sides={f"N={n}": attention.full_statistics_of(n) for n in sizes},
+        targets=(
+            *(Target(half, 4.4, "time", side=whole) for whole, half in steps),
+            *(Target(half, 2.2, "memory", side=whole) for whole, half in steps),
+        ),
+    )
+
+
+def _observations(k: int) -> list[Case]:
+    """A recorder on a real model. There is no sharp variant: the scores are the model's own."""
+    cheap = observatory.attached("cheap", hidden_states=False)
+    short, long = Reading(64 // k, 128), Reading(8 // k, 512)
+    rest = {
+        PASS: observatory.plain,
+        WEIGHTS: observatory.weights,
+        NNSIGHT: observatory.nnsight,
+        LENS: observatory.transformer_lens,
+    }
+    beside = (within(WEIGHTS), within(NNSIGHT), within(LENS), memory(PASS, 1.5), memory(WEIGHTS))
+    titled = [
+        ("observe-cheap", "MiniLM with G and entropy of all heads", short, cheap, 1.15),
+        ("observe-cheap-long", "MiniLM with G and entropy of all heads", long, cheap, 1.35),
+        ("observe", "MiniLM with all quantities and hidden states", short, observatory.attached(), 2.5),
+    ]
+    return [
+        Case(name, "observatory", f"{work}: {inputs}", inputs, {OURS: side, **rest}, (within(PASS, bound), *beside))
+        for name, work, inputs, side, bound in titled
+    ]
+
+
+def _filters(k: int) -> list[Case]:
+    """Our filters on many tracks, and on one, beside filterpy on one."""
+    found = []
+    for modes, least in ((2, 80), (4, 45)):
+        many, one = Tracks(1000 // k, modes), Tracks(1, modes)
+        for method, times in (("imm", 300), ("gpb", least)):
+            label = "GPB2" if method == "gpb" else "IMM"
+            sides = {OURS: filters.filtered(method), FILTERPY: filters.filterpy}
+            name, target = f"{label.lower()}-{modes}", faster(FILTERPY, times, many.tracks)
+            found.append(Case(name, "filters", f"{label}: {many}", many, sides, (target,)))
+        sides = {OURS: filters.filtered("imm"), FILTERPY: filters.filterpy}
+        found.append(Case(f"imm-{modes}-one", "filters", f"IMM: {one}", one, sides, (faster(FILTERPY, 0.8),)))
+    return found
+
+
+def _title(name: str, table: str, work: str, inputs: Attention | Contrast | Sequences | Vocabulary):
+    """The first four fields of a case."""
+    return name + ("-sharp" if inputs.spread == SHARP else ""), table, f"{work}: {inputs}", inputs

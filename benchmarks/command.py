@@ -1,0 +1,151 @@
+"""`cumulant bench` in the terminal."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from benchmarks import report
+from benchmarks.case import Case
+from benchmarks.cases import catalogue
+from benchmarks.results import CaseResult, Results, machine
+from benchmarks.run import Settings, jobs, run
+from cumulant.files import insert, write
+
+QUICK = Settings(quick=True, repeats=3, budget=1.0, launches=1)
+BUSY = 0.5  # load average from which figures suffer
+COLOURS = {"met": "green", "missed": "red"}
+File = partial(typer.Option, dir_okay=False, metavar="FILE")
+
+
+def bench(
+    names: Annotated[list[str] | None, typer.Argument(help="Cases or tables to run, as --list shows them.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Small inputs, a few minutes: does everything run?")] = False,
+    json_file: Annotated[Path | None, File("--json", help="Also write all figures as JSON.")] = None,
+    markdown: Annotated[Path | None, File("--markdown", help="Also write the tables as Markdown.")] = None,
+    show: Annotated[bool, typer.Option("--list", help="Name the cases and what they are to reach, and stop.")] = False,
+    repeats: Annotated[int | None, typer.Option(min=1, help="Least number of times each side runs.")] = None,
+    saved: Annotated[Path | None, File("--from", help="Show figures saved with --json instead of measuring.")] = None,
+    update_readme: Annotated[Path | None, typer.Option(hidden=True)] = None,
+) -> None:
+    """Measure what the kernels cost, as ratios to what else does the same work.
+
+    Each case runs our function and its peers (torch's fused attention, naive torch, and other libraries where they are
+    installed) in turns in one fresh process, checks that they agree, and reports the median ratio with its quartiles
+    beside the target. One-thread figures are CPU time, all-thread figures are wall time: close other programs.
+    The whole set takes about half an hour.
+    """
+    screen = Console()
+    if show:
+        screen.print(_overview(catalogue().values()))
+        return
+    _check_places(json_file, markdown, update_readme)
+    results = _new(names or [], quick, repeats) if saved is None else _old(saved)
+    for table in report.tables(results):
+        screen.print(_rich(table))
+    for line in report.remarks(results):
+        screen.print(line, highlight=False)
+    if json_file is not None:
+        write(json_file, json.dumps(results, indent=1, ensure_ascii=False) + "\n")
+    if markdown is not None:
+        write(markdown, report.markdown(results))
+    if update_readme is not None:
+        text = update_readme.read_text(encoding="utf-8")
+        write(update_readme, insert(text, report.MARK, report.readme_table(results)))
+
+
+def _new(names: list[str], quick: bool, repeats: int | None) -> Results:
+    """Measured now."""
+    settings = QUICK if quick else Settings()
+    settings = settings if repeats is None else replace(settings, repeats=repeats)
+    cases = _chosen(names, catalogue(quick))
+    load = os.getloadavg()[0]
+    if load > BUSY and not quick:
+        note = f"Other programs are running (load {load:.1f}): expect wide quartiles and long wall times."
+        Console(stderr=True).print(note, highlight=False)
+    return Results(machine=machine(), quick=quick, cases=_measure(cases, settings))
+
+
+def _old(saved: Path) -> Results:
+    """Measured before."""
+    try:
+        results: Results = json.loads(saved.read_text(encoding="utf-8"))
+        report.tables(results)
+    except (OSError, ValueError, LookupError, TypeError):
+        raise typer.BadParameter(f"{saved} is not a file that `cumulant bench --json` has written.") from None
+    return results
+
+
+def _chosen(names: list[str], cases: dict[str, Case]) -> list[Case]:
+    """The named cases, all of a named table, or all."""
+    table = {case.table for case in cases.values()}
+    unknown = [name for name in names if name not in cases and name not in table]
+    for name in unknown:
+        near = difflib.get_close_matches(name, [*cases, *table], n=3, cutoff=0.4)
+        advice = f"did you mean {', '.join(near)}? " if near else ""
+        raise typer.BadParameter(f"no case is called {name!r}; {advice}`cumulant bench --list` shows all.")
+    return [case for case in cases.values() if not names or case.name in names or case.table in names]
+
+
+def _check_places(json_file: Path | None, markdown: Path | None, readme: Path | None) -> None:
+    """Better now than after half an hour."""
+    for path in (json_file, markdown):
+        if path is not None and not path.resolve().parent.is_dir():
+            raise typer.BadParameter(f"the directory of {path} does not exist; create it first.")
+    if readme is not None:
+        try:
+            insert(readme.read_text(encoding="utf-8"), report.MARK, "")
+        except (OSError, ValueError) as error:
+            raise typer.BadParameter(f"{readme}: {error}") from None
+
+
+def _measure(cases: list[Case], settings: Settings) -> list[CaseResult]:
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("starting", total=sum(jobs(case, settings) for case in cases))
+        found: list[CaseResult] = []
+
+        def progress(label: str, done: float) -> None:
+            left = len(cases) - len(found) - 1
+            bar.update(task, description=f"{label}, {left} more cases" if left else label, advance=done)
+
+        for result in run(cases, settings, progress):
+            found.append(result)
+    return found
+
+
+def _overview(cases: Iterable[Case]) -> Table:
+    table = Table("case", "table", "work", "to reach")
+    for case in cases:
+        reach = [
+            f"{t.text} {t.peer or 'extra'}" + (" memory" if t.quantity == "memory" else "")
+            for t in case.targets
+            if t.text
+        ]
+        table.add_row(case.name, case.table, case.work, "\n".join(reach))
+    return table
+
+
+def _rich(table: report.Table) -> Table:
+    shown = Table(*table.header, title=table.title, title_justify="left")
+    for row in table.rows:
+        colour = COLOURS.get(row[-1])
+        shown.add_row(*row[:-1], f"[{colour}]{row[-1]}[/]" if colour else row[-1])
+    return shown

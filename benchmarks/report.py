@@ -1,0 +1,140 @@
+"""Results as tables: for the terminal, as Markdown, between the marks of a README."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from benchmarks.case import GROWTH, Target
+from benchmarks.results import CaseResult, Comparison, Figure, Results, Side
+from cumulant.files import markdown_row
+
+MARK = "bench"  # names the marks of the README
+NONE = "–"
+HEADER = ("work", "cumulant / peer", "ratio", "target", "met")
+GROWTH_HEADER = ("N", "time", "to half of N", "extra memory", "to half of N", "met")
+
+
+class Table(NamedTuple):
+    title: str
+    header: tuple[str, ...]
+    rows: list[tuple[str, ...]]
+
+
+def tables(results: Results) -> list[Table]:
+    """One table for each group of cases, in order; growth has one per case, with a row for each size."""
+    found: dict[str, Table] = {}
+    for case in results["cases"]:
+        if case["table"] == GROWTH:
+            found[case["name"]] = Table(f"Growth of {case['work']}", GROWTH_HEADER, list(_growth_rows(case)))
+            continue
+        found.setdefault(case["table"], Table(_title(case), HEADER, [])).rows.extend(_rows(case))
+    return list(found.values())
+
+
+def remarks(results: Results) -> list[str]:
+    """What the figures were taken on and how, what was skipped, what went wrong."""
+    m = results["machine"]
+    peers = "".join(f", {name} {version}" for name, version in m["peers"].items())
+    lines = [f"{m['cpu']}, {m['cores']} cores, torch {m['torch']}{peers}, {m['date']}; float32, filters float64."]
+    lines.append(
+        "Ratios are medians over rounds in which both sides ran in turns, with quartiles; memory is peak minus inputs."
+    )
+    if results["quick"]:
+        lines.append("Quick run on small inputs: it shows that the cases work; no target is judged.")
+    skipped: dict[tuple[str, str], list[str]] = {}
+    for case in results["cases"]:
+        for name, side in case["sides"].items():
+            if side["skipped"]:
+                skipped.setdefault((name, side["skipped"]), []).append(case["name"])
+    lines += [f"{name} skipped: {why.rstrip('.')} ({', '.join(cases)})." for (name, why), cases in skipped.items()]
+    lines += [f"Problem in {case['name']}: {case['problem']}." for case in results["cases"] if case["problem"]]
+    return lines
+
+
+def markdown(results: Results) -> str:
+    """Every table and remark."""
+    parts = []
+    for table in tables(results):
+        parts.append(f"**{table.title}**\n")
+        parts.append(markdown_row(table.header))
+        parts.append(markdown_row("---" for _ in table.header))
+        parts += [markdown_row(row) for row in table.rows]
+        parts.append("")
+    return "\n".join([*parts, *(f"- {line}" for line in remarks(results))]) + "\n"
+
+
+def readme_table(saved: str | Results) -> str:
+    """The text between the marks of the README, from results or their JSON."""
+    results: Results = json.loads(saved) if isinstance(saved, str) else saved
+    return markdown(results)
+
+
+def _title(case: CaseResult) -> str:
+    how = "CPU time, one thread" if case["threads"] == 1 else f"wall time, {case['threads']} threads"
+    how = "beyond the inputs" if case["table"] == "memory" else how
+    return f"{case['table'].capitalize()} ({how})"
+
+
+def _rows(case: CaseResult) -> Iterable[tuple[str, ...]]:
+    """One row a comparison; the work is named in the first."""
+    for i, comparison in enumerate(case["comparisons"]):
+        side, peer = case["sides"][comparison["side"]], comparison["peer"]
+        against = _cell(side, comparison) + (f" / {peer} {_cell(case['sides'][peer], comparison)}" if peer else "")
+        target = _target(comparison)
+        figure = _figure(target, comparison["figure"])
+        yield (case["work"] if i == 0 else "", against, figure, target.text or NONE, _met(comparison))
+
+
+def _cell(side: Side, comparison: Comparison) -> str:
+    figure = side["seconds"] if comparison["quantity"] == "time" else side["extra_mib"]
+    if figure is None:
+        return "skipped" if side["skipped"] else NONE
+    return duration(figure["median"]) if comparison["quantity"] == "time" else mebibytes(figure["median"])
+
+
+def _target(c: Comparison) -> Target:
+    return Target(c["peer"], c["bound"], c["quantity"], c["side"], c["faster"], c.get("tracks", 1))
+
+
+def _figure(target: Target, figure: Figure | None) -> str:
+    if figure is None:
+        return NONE
+    middle, low, high = (target.format(figure[key]) for key in ("median", "low", "high"))
+    if low == high:
+        return middle
+    bounds = (high, low) if target.faster else (low, high)
+    return f"{middle} ({bounds[0].split('×')[0].split(' ')[0]}–{bounds[1].split('×')[0].split(' ')[0]})"
+
+
+def _met(comparison: Comparison) -> str:
+    return {True: "met", False: "missed", None: NONE}[comparison["met"]]
+
+
+def _growth_rows(case: CaseResult) -> Iterable[tuple[str, ...]]:
+    """One row a size."""
+    for name, side in case["sides"].items():
+        steps = {c["quantity"]: c for c in case["comparisons"] if c["side"] == name}
+        time = duration(side["seconds"]["median"]) if side["seconds"] else NONE
+        space = mebibytes(side["extra_mib"]["median"]) if side["extra_mib"] else NONE
+        grown = [_figure(_target(steps[q]), steps[q]["figure"]) if q in steps else NONE for q in ("time", "memory")]
+        verdicts = {_met(step) for step in steps.values()}
+        met = "missed" if "missed" in verdicts else "met" if verdicts == {"met"} else NONE
+        yield (name.removeprefix("N="), time, grown[0], space, grown[1], met)
+
+
+def duration(seconds: float) -> str:
+    """
+    >>> duration(0.0123), duration(2.5)
+    ('12.3 ms', '2.50 s')
+    """
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
+
+
+def mebibytes(mib: float) -> str:
+    """
+    >>> mebibytes(3.14), mebibytes(2048)
+    ('3.1 MiB', '2.0 GiB')
+    """
+    return f"{mib / 1024:.1f} GiB" if mib >= 1000 else f"{mib:.1f} MiB"

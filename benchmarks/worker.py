@@ -1,0 +1,111 @@
+"""One case in a process of its own: `python -m benchmarks.worker`, a request on stdin, events on stdout.
+
+request   {source, case, quick, mode: "time" | "memory", sides, threads, repeats, budget}
+events    {"side": name} before it first runs, {"done": fraction}, and at the end {"answer": …}
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.case import Case, Run, Unavailable
+from benchmarks.measure import extra_memory, interleave, ratio, seconds
+
+TOLERANCE = 1e-3  # relative to the largest entry: the sides compute in float32 and in different orders
+
+Emit = Callable[[dict[str, Any]], None]
+
+
+def main() -> None:
+    """Answer one request."""
+    channel = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # peers print; only events may reach the channel
+
+    def emit(event: dict[str, Any]) -> None:
+        channel.write(json.dumps(event) + "\n")
+        channel.flush()
+
+    request = json.load(sys.stdin)
+    case = importlib.import_module(request["source"]).catalogue(request["quick"])[request["case"]]
+    torch.set_num_threads(request["threads"])
+    answer = take_time(case, request, emit) if request["mode"] == "time" else take_memory(case, request, emit)
+    emit({"answer": answer})
+
+
+def take_time(case: Case, request: dict[str, Any], emit: Emit) -> dict[str, Any]:
+    """Seconds of every side, and the ratios that the targets name."""
+    runs: dict[str, Run] = {}
+    found: dict[str, Mapping[str, Tensor]] = {}
+    skipped: dict[str, str] = {}
+    inputs = case.inputs()
+    for name in request["sides"]:
+        emit({"side": name})
+        try:
+            runs[name] = case.sides[name](inputs)
+            found[name] = runs[name]()
+        except Exception as error:  # a peer may fail in any way; the others are still measured
+            runs.pop(name, None)
+            skipped[name] = reason(error)
+    problem = disagreement(found)
+    found.clear()
+    emit({"side": None})
+    pairs = [(t.side, t.peer) for t in case.targets if t.quantity == "time" and t.peer]
+    pairs = [(a, b) for a, b in pairs if a in runs and b in runs]
+    clock = time.process_time if request["threads"] == 1 else time.perf_counter
+    settings = {"clock": clock, "repeats": request["repeats"], "budget": request["budget"], "pairs": pairs}
+    samples = interleave(runs, **settings, tick=lambda done: emit({"done": done})) if runs else {}
+    return {
+        "seconds": {name: seconds(samples, name)._asdict() for name in runs},
+        "ratios": [[a, b, ratio(samples, a, b)._asdict()] for a, b in pairs],
+        "skipped": skipped,
+        "problem": problem,
+    }
+
+
+def take_memory(case: Case, request: dict[str, Any], emit: Emit) -> dict[str, Any]:
+    """Extra MiB of the one side that runs in this process."""
+    (name,) = request["sides"]
+    emit({"side": name})
+    try:
+        case.sides[name](case.inputs.small()())()
+        run = case.sides[name](case.inputs())
+        return {"extra_mib": extra_memory(run), "skipped": {}}
+    except Exception as error:  # whatever a side raises becomes its reason for being left out
+        return {"extra_mib": None, "skipped": {name: reason(error)}}
+
+
+def disagreement(found: Mapping[str, Mapping[str, Tensor]]) -> str | None:
+    """Sides do the same work only if what they both return is the same."""
+    if not found:
+        return None
+    first, *others = found
+    for other in others:
+        for key in found[first].keys() & found[other].keys():
+            a, b = found[first][key], found[other][key]
+            if a.shape != b.shape:
+                return f"{key} has shape {tuple(a.shape)} in {first}, {tuple(b.shape)} in {other}"
+            gap = float((a - b).abs().max() / b.abs().max().clamp_min(1e-30))
+            if not gap < TOLERANCE:
+                return f"{key} of {first} and of {other} differ by {gap:.1e}"
+    return None
+
+
+def reason(error: Exception) -> str:
+    """Why a side has no figure, in a line."""
+    if isinstance(error, Unavailable):
+        return str(error)
+    lines = str(error).splitlines()
+    return f"failed: {type(error).__name__}" + (f": {lines[0][:200]}" if lines else "")
+
+
+if __name__ == "__main__":
+    main()

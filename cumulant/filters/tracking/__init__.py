@@ -1,0 +1,17 @@
+"""Tracks in a table of measurements, filtered by a switching model in a TOML file: `cumulant track`."""
+
+from cumulant.filters.tracking.filter import Estimate, filter_tracks, measured_moments
+from cumulant.filters.tracking.model import Mode, TrackModel, read_model
+from cumulant.filters.tracking.table import Columns, Track, read_tracks
+
+__all__ = [
+    "Columns",
+    "Estimate",
+    "Mode",
+    "Track",
+    "TrackModel",
+    "filter_tracks",
+    "measured_moments",
+    "read_model",
+    "read_tracks",
+]

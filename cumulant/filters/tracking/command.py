@@ -1,0 +1,114 @@
+"""`cumulant track FILE.csv --model MODEL.toml` in the terminal."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import warnings
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from cumulant.checks import sentence
+from cumulant.files import versions
+from cumulant.filters import SmootherWarning
+from cumulant.filters.tracking.directory import MARK, claim, write_directory
+from cumulant.filters.tracking.estimates import summary_of
+from cumulant.filters.tracking.example import write_example
+from cumulant.filters.tracking.filter import filter_tracks, method_of, smoother_order
+from cumulant.filters.tracking.model import TrackModel, read_model
+from cumulant.filters.tracking.table import read_tracks
+from cumulant.terminal import sentences
+
+SHOWN = 20  # tracks in the terminal
+
+
+def track_command(
+    file: Annotated[Path | None, typer.Argument(help="A CSV file of measurements with a header.")] = None,
+    model: Annotated[Path | None, typer.Option(help="A TOML file: columns, modes, switching, noise.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Where to put table and figures; tracked/FILE if none.")] = None,
+    method: Annotated[str, typer.Option(help="imm, gpb1, gpb2, … or kalman (for one mode).")] = "imm",
+    smooth: Annotated[
+        bool, typer.Option("--smooth", help="Add what all rows say about each row; with the order of gpb3, gpb4, ….")
+    ] = False,
+    figures: Annotated[int, typer.Option(min=0, help="Draw so many tracks, the first ones of the file.")] = 12,
+    example: Annotated[
+        Path | None, typer.Option(help="Write manoeuvre.csv and manoeuvre.toml, a manoeuvring target, and stop.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace a run that is already in --out.")] = False,
+) -> None:
+    """Filter a table of measurements: where each track is, how sure that is, and in which mode it moves.
+
+    Several tracks, empty cells, missing rows and irregular times are welcome. Writes estimates.parquet, estimates.csv,
+    summary.json and a figure for each track.
+    """
+    screen, errors = Console(), Console(stderr=True)
+    with sentences(errors):
+        if example is not None:
+            _write_example(screen, example, force)
+            return
+        if file is None or model is None:
+            missing, advice = ("FILE.csv", "Or see --example.") if file is None else ("--model", "A TOML file.")
+            raise ValueError(sentence("track", missing, "none", advice))
+        place = out or Path("tracked") / file.stem
+        method_of(method)
+        claim(place, force)
+        with errors.status("reading") as status:
+            built = read_model(model)
+            tracks = read_tracks(file, built.columns)
+            status.update(f"filtering {len(tracks)} tracks")
+            with warnings.catch_warnings(record=True) as given:
+                warnings.simplefilter("always", SmootherWarning)
+                estimates = filter_tracks(built, tracks, method=method, smooth=smooth)
+            told = [summary_of(built, estimate) for estimate in estimates]
+            about = _about(file, model, built, method, smooth) | {"tracks": told}
+            status.update("drawing")
+            drawn = write_directory(place, built, estimates, about, figures=figures, force=force)
+    _tell(screen, built, told, place, drawn)
+    for warning in given:
+        errors.print(f"Warning: {warning.message}", style="yellow", markup=False, highlight=False, soft_wrap=True)
+
+
+def _write_example(screen: Console, place: Path, force: bool) -> None:
+    table, model = write_example(place, force=force)
+    command = shlex.join(["cumulant", "track", str(table), "--model", str(model)])
+    screen.print(f"Wrote {table} and {model}. Now run\n  {command}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _about(file: Path, path: Path, model: TrackModel, method: str, smooth: bool) -> dict:
+    return {
+        "file": file.name,
+        "model": path.name,
+        "method": method,
+        "smoothed": smooth,
+        "smoother_order": smoother_order(method) if smooth else None,
+        "state": model.states,
+        "modes": [mode.name for mode in model.modes],
+        "command": shlex.join(["cumulant", *sys.argv[1:]]),
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": versions("torch", "numpy", "polars", "matplotlib"),
+    }
+
+
+def _tell(screen: Console, model: TrackModel, told: list[dict], place: Path, drawn: list[str]) -> None:
+    modes = [f"in {escape(mode.name)}" for mode in model.modes]
+    table = Table("track", "rows", "empty", "from", "to", *modes, "log p(y)")
+    for track in told[:SHOWN]:
+        shares = [f"{share:.0%}" for share in track["mode_shares"].values()]
+        ends = [f"{track[key]:.6g}" for key in ("from", "to")]
+        counts = [f"{track[key]:,}" for key in ("rows", "empty")]
+        table.add_row(escape(track["track"]), *counts, *ends, *shares, f"{track['log_likelihood']:.2f}")
+    screen.print(table)
+    if len(told) > SHOWN:
+        screen.print(f"… and {len(told) - SHOWN:,} more in {escape(str(place / MARK))}.", highlight=False)
+    total = sum(track["log_likelihood"] for track in told)
+    rows = sum(track["rows"] for track in told)
+    screen.print(f"Tracks: {len(told):,}, rows: {rows:,}, log-likelihood: {total:.2f}.", highlight=False)
+    where = escape(str(place))
+    figures = f"   Figures: {where}/figures ({len(drawn)})" if drawn else ""
+    screen.print(f"Table: [bold]{where}/estimates.csv[/] and .parquet{figures}", highlight=False)

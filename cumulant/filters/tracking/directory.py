@@ -1,0 +1,115 @@
+"""The directory that `cumulant track` leaves: all of it, or nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from cumulant.checks import sentence
+from cumulant.filters.tracking.estimates import table_of
+from cumulant.filters.tracking.filter import Estimate
+from cumulant.filters.tracking.model import TrackModel
+
+MARK = "summary.json"
+TABLES = ("estimates.parquet", "estimates.csv")
+FIGURES = "figures"
+
+
+def claim(place: Path, force: bool) -> None:
+    """Refuse a place that holds anything, unless it is a finished run and may be replaced."""
+    if place.exists() and not place.is_dir():
+        raise ValueError(sentence("--out", "a directory", f"the file {place}", "Name another place."))
+    entries = {p.name for p in place.iterdir()} if place.is_dir() else set()
+    if MARK in entries and entries <= {MARK, *TABLES, FIGURES}:
+        if not force:
+            advice = "Name a new one, or pass --force to replace it."
+            raise ValueError(sentence("--out", "a new directory", f"{place}, which holds a finished run", advice))
+    elif entries:
+        got = f"{place}, which holds other files"
+        raise ValueError(sentence("--out", "a new directory", got, "Name a new one; nothing there is deleted."))
+
+
+def write_directory(
+    place: Path,
+    model: TrackModel,
+    estimates: Sequence[Estimate],
+    summary: dict[str, Any],
+    *,
+    figures: int,
+    force: bool = False,
+) -> list[str]:
+    """Tables, figures of the first tracks and the summary, put in place in one step; the names of the figures."""
+    try:
+        import polars
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError(sentence("track", "polars", "no such package", "install cumulant[lab]")) from None
+    with _in_one_step(place, force) as room:
+        table = polars.DataFrame(table_of(model, estimates)).fill_nan(None)
+        table.write_parquet(room / TABLES[0])
+        table.write_csv(room / TABLES[1])
+        names = _draw(room, model, estimates[:figures])
+        text = json.dumps(summary | {"figures": names}, indent=1, ensure_ascii=False, allow_nan=False)
+        (room / MARK).write_text(text + "\n", encoding="utf-8")
+    return names
+
+
+def _draw(room: Path, model: TrackModel, estimates: Sequence[Estimate]) -> list[str]:
+    if not estimates:
+        return []
+    from cumulant.figures import save
+    from cumulant.filters.tracking.figure import draw_track
+
+    (room / FIGURES).mkdir()
+    names = file_names([e.track.name for e in estimates])
+    for name, estimate in zip(names, estimates, strict=True):
+        drawn = draw_track(model, estimate)
+        for ending in ("svg", "png"):
+            save(drawn, room / FIGURES / f"{name}.{ending}")
+    return [f"{FIGURES}/{name}.svg" for name in names]
+
+
+def file_names(tracks: Sequence[str]) -> list[str]:
+    """Names that any file system takes, different from one another even where case does not count.
+
+    >>> file_names(["A", "a", "../b c"])
+    ['track-A', 'track-a-2', 'track-b-c']
+    """
+    made, seen = [], set()
+    for place, track in enumerate(tracks):
+        name = "track-" + (re.sub(r"[^\w.-]+", "-", track).strip("-.")[:60] or str(place + 1))
+        name = f"{name}-{place + 1}" if name.lower() in seen else name
+        seen.add(name.lower())
+        made.append(name)
+    return made
+
+
+@contextmanager
+def _in_one_step(place: Path, force: bool) -> Iterator[Path]:
+    """A directory beside the place that takes its name in the end; a failure leaves what was there before."""
+    place = place.absolute()
+    place.parent.mkdir(parents=True, exist_ok=True)
+    room = Path(tempfile.mkdtemp(dir=place.parent, prefix=f".{place.name}."))
+    try:
+        room.chmod(0o755)
+        yield room
+        claim(place, force)  # again: it may have been taken meanwhile
+        if place.exists():
+            old = Path(tempfile.mkdtemp(dir=place.parent, prefix=f".{place.name}.old."))
+            place.replace(old)
+            try:
+                room.replace(place)
+            except BaseException:
+                old.replace(place)
+                raise
+            shutil.rmtree(old)
+        else:
+            room.replace(place)
+    except BaseException:
+        shutil.rmtree(room, ignore_errors=True)
+        raise

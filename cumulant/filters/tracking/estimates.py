@@ -1,0 +1,63 @@
+"""Estimates as a table of columns, and what a person wants to know of them first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cumulant.filters.tracking.filter import Estimate
+from cumulant.filters.tracking.headings import headings
+from cumulant.filters.tracking.model import TrackModel
+
+
+def table_of(model: TrackModel, estimates: Sequence[Estimate]) -> dict[str, np.ndarray | list[str]]:
+    """The columns of the estimates, tracks below one another; their names are `headings`."""
+    smoothed = estimates[0].smoothed is not None
+    names = headings(model.states, [m.name for m in model.modes], model.columns.measured, smoothed)
+    tracks = [e.track.name for e in estimates for _ in e.track.times]
+    times = np.concatenate([np.asarray(e.track.times) for e in estimates])
+    numbers = torch.cat([_numbers(e) for e in estimates]).numpy()
+    return dict(zip(names, [tracks, times, *numbers.T], strict=True))
+
+
+def _numbers(estimate: Estimate) -> Tensor:
+    """(T, columns) in the order of `headings`, after track and time."""
+    f, s = estimate.filtered, estimate.smoothed
+    parts = [estimate.track.y, _with_deviations(f.mean, f.covariance), f.mode_probabilities, f.log_likelihood[:, None]]
+    if s is not None:
+        parts += [_with_deviations(s.mean, s.covariance), s.mode_probabilities]
+    pairs = list(combinations(range(f.mean.shape[-1]), 2))
+    parts += [f.covariance[:, a, b][:, None] for a, b in pairs]
+    return torch.cat([part.detach() for part in parts], 1)
+
+
+def _with_deviations(mean: Tensor, covariance: Tensor) -> Tensor:
+    """(T, 2d): each entry followed by its standard deviation."""
+    deviation = covariance.diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt()
+    return torch.stack([mean, deviation], -1).flatten(1)
+
+
+def summary_of(model: TrackModel, estimate: Estimate) -> dict:
+    """One track in a few numbers.
+
+    rows counts the rows of the estimates, complete those with every column measured, empty those with none.
+    mode_shares is the mean probability of each mode, log_likelihood is log p(y_1 … y_T), and smoothed_excess, of tracks
+    that were smoothed, is `Estimate.excess`: above 1 the filtered columns may be nearer the truth.
+    """
+    seen = ~estimate.track.y.isnan()
+    shares = estimate.filtered.mode_probabilities.mean(0)
+    return {
+        "track": estimate.track.name,
+        "rows": len(estimate.track.times),
+        "complete": int(seen.all(1).sum()),
+        "empty": int((~seen.any(1)).sum()),
+        "from": estimate.track.times[0],
+        "to": estimate.track.times[-1],
+        "mode_shares": {mode.name: float(p) for mode, p in zip(model.modes, shares, strict=True)},
+        "log_likelihood": float(estimate.filtered.log_likelihood.sum()),
+        **({} if estimate.excess is None else {"smoothed_excess": estimate.excess}),
+    }

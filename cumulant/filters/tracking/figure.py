@@ -1,0 +1,167 @@
+"""A track as a figure: where it went with ellipses of its covariance, which mode it was in, and how sure that is."""
+
+from __future__ import annotations
+
+from math import log, sqrt
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from cumulant.figures import COLOURS, INK, figure
+from cumulant.filters import Projected
+from cumulant.filters.tracking.filter import Estimate, measured_moments
+from cumulant.filters.tracking.model import TrackModel
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+WITHIN = 0.95  # the probability that an ellipse holds
+ELLIPSES = 24
+MOST_PANELS = 4  # measured columns that are drawn where they are not two
+
+
+def draw_track(model: TrackModel, estimate: Estimate) -> Figure:
+    """Two measured columns are drawn as a plane, others against time; the modes against time in any case."""
+    moments = measured_moments(model, estimate.filtered)
+    measured = model.columns.measured
+    if len(measured) == 2:
+        wide = _width(moments.mean)
+        drawn = figure(wide + 5.0, 5.0)
+        spec = drawn.add_gridspec(2, 2, width_ratios=[wide, 5.0])
+        _plane(drawn.add_subplot(spec[:, 0]), model, estimate, moments)
+        modes = drawn.add_subplot(spec[0, 1])
+        _modes(modes, model, estimate)
+        _deviations(drawn.add_subplot(spec[1, 1], sharex=modes), model, estimate, moments)
+        return drawn
+    shown = min(len(measured), MOST_PANELS)
+    drawn = figure(9.0, 2.2 + 1.9 * shown)
+    axes = drawn.subplots(shown + 1, 1, sharex=True, squeeze=False)[:, 0]
+    for column, ax in enumerate(axes[:-1]):
+        _against_time(ax, model, estimate, moments, column)
+    axes[0].set_title(_plain(f"Track {estimate.track.name}"))
+    axes[0].legend(loc="lower right", ncols=4, fontsize=8, bbox_to_anchor=(1, 1), borderaxespad=0)
+    _modes(axes[-1], model, estimate)
+    axes[-1].set_xlabel(_plain(model.columns.time))
+    return drawn
+
+
+def _width(mean: torch.Tensor) -> float:
+    """Inches for a plane four and a half high: as wide as the track asks for, within reason."""
+    across, up = (mean.amax(0) - mean.amin(0)).tolist()
+    return min(max(4.5 * across / up if up > 0 else 6.0, 3.6), 6.0)
+
+
+def _plane(ax: Axes, model: TrackModel, estimate: Estimate, moments: Projected) -> None:
+    from matplotlib.collections import LineCollection
+    from matplotlib.patches import Ellipse
+
+    mean, y = moments.mean.numpy(), estimate.track.y.numpy()
+    colours = _colours(model)
+    likeliest = estimate.filtered.mode_probabilities.argmax(-1).tolist()
+    for k in _chosen(len(mean)):
+        width, height, angle = _axes_of(moments.covariance[k])
+        colour = colours[likeliest[k]]
+        ellipse = Ellipse((mean[k, 0], mean[k, 1]), width, height, angle=angle, fc=(colour, 0.15), ec=(colour, 0.6))
+        ellipse.set_linewidth(0.7)
+        ax.add_patch(ellipse)
+    ax.plot(y[:, 0], y[:, 1], ".", ms=5, mew=0, color=INK, alpha=0.4, label="measured")
+    unseen = estimate.track.y[1:].isnan().all(-1).numpy()
+    segments = np.stack([mean[:-1], mean[1:]], 1)
+    for style, where in (("-", ~unseen), (":", unseen)):
+        kinds = [colours[k] for k, here in zip(likeliest[1:], where, strict=True) if here]
+        ax.add_collection(LineCollection(list(segments[where]), colors=kinds, lw=1.6, linestyles=style))
+    for mode, colour in zip(model.modes, colours, strict=True):
+        ax.plot([], [], color=colour, label=_plain(f"filtered, {mode.name}"))
+    if estimate.smoothed is not None:
+        after = measured_moments(model, estimate.smoothed).mean.numpy()
+        ax.plot(after[:, 0], after[:, 1], "--", lw=1, color=INK, label="smoothed")
+    ax.plot(*mean[0], "o", ms=6, mfc="white", color=INK, label="first row")
+    ax.plot(*mean[-1], "s", ms=5, color=INK, label="last row")
+    ax.set(xlabel=_plain(model.columns.measured[0]), ylabel=_plain(model.columns.measured[1]))
+    ax.set_title(_plain(f"Track {estimate.track.name}, with ellipses that hold {WITHIN:.0%}"))
+    ax.set_aspect("equal", adjustable="datalim")
+    ax.legend(loc="best", fontsize=8)
+
+
+def _modes(ax: Axes, model: TrackModel, estimate: Estimate) -> None:
+    """Probabilities on top of one another, from 0 to 1."""
+    record = estimate.filtered.mode_probabilities
+    times, names = np.asarray(estimate.track.times), [_plain(mode.name) for mode in model.modes]
+    if len(times) == 1:
+        ax.set_xlim(times[0] - 0.5, times[0] + 0.5)
+        times, record = np.array([times[0] - 0.5, times[0] + 0.5]), record.expand(2, -1)
+    else:
+        ax.set_xlim(times[0], times[-1])
+    ax.stackplot(times, record.T.numpy(), colors=_colours(model), labels=names, alpha=0.75, lw=0)
+    _shade(ax, estimate)
+    ax.set(ylim=(0, 1), ylabel="probability")
+    ax.set_title("Modes", loc="left")
+    ax.legend(loc="lower right", ncols=min(3, len(names)), fontsize=8, bbox_to_anchor=(1, 1), borderaxespad=0)
+
+
+def _deviations(ax: Axes, model: TrackModel, estimate: Estimate, moments: Projected) -> None:
+    deviations = moments.covariance.diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt()
+    for name, series, style in zip(model.columns.measured, deviations.mT.numpy(), ("-", "--"), strict=True):
+        ax.plot(estimate.track.times, series, style, color=INK, lw=1.2, label=_plain(name))
+    _shade(ax, estimate)
+    ax.set(ylim=(0, None), xlabel=_plain(model.columns.time), ylabel="standard deviation")
+    ax.set_title("How sure it is", loc="left")
+    ax.legend(loc="lower right", ncols=2, fontsize=8, bbox_to_anchor=(1, 1), borderaxespad=0)
+
+
+def _against_time(ax: Axes, model: TrackModel, estimate: Estimate, moments: Projected, column: int) -> None:
+    times, mean = estimate.track.times, moments.mean[:, column].numpy()
+    band = 1.96 * moments.covariance[:, column, column].clamp_min(0).sqrt().numpy()
+    ax.fill_between(times, mean - band, mean + band, color=COLOURS[0], alpha=0.2, lw=0, label="95 %")
+    ax.plot(times, estimate.track.y[:, column].numpy(), ".", ms=5, mew=0, color=INK, alpha=0.4, label="measured")
+    ax.plot(times, mean, color=COLOURS[0], label="filtered")
+    if estimate.smoothed is not None:
+        after = measured_moments(model, estimate.smoothed).mean[:, column]
+        ax.plot(times, after.numpy(), "--", lw=1, color=INK, label="smoothed")
+    _shade(ax, estimate)
+    ax.set_ylabel(_plain(model.columns.measured[column]))
+
+
+def _shade(ax: Axes, estimate: Estimate) -> None:
+    """Grey where nothing was measured, up to the rows on either side."""
+    times, empty = estimate.track.times, estimate.track.y.isnan().all(-1).tolist()
+    first = None
+    for k, missing in enumerate([*empty, False]):
+        if missing and first is None:
+            first = max(k - 1, 0)
+        if not missing and first is not None:
+            ax.axvspan(times[first], times[min(k, len(times) - 1)], color=INK, alpha=0.12, lw=0)
+            first = None
+
+
+def _colours(model: TrackModel) -> list[str]:
+    return [COLOURS[k % len(COLOURS)] for k in range(len(model.modes))]
+
+
+def _plain(text: str) -> str:
+    """A name from a file as it stands, not as a formula."""
+    return text.replace("$", r"\$")
+
+
+def _chosen(rows: int) -> list[int]:
+    """Rows with an ellipse, evenly spread, the last among them.
+
+    >>> _chosen(3)
+    [0, 1, 2]
+    """
+    return sorted(set(np.linspace(0, rows - 1, min(rows, ELLIPSES)).round().astype(int).tolist()))
+
+
+def _axes_of(covariance: torch.Tensor) -> tuple[float, float, float]:
+    """Width, height and angle in degrees of the ellipse that holds `WITHIN` of a normal law in the plane.
+
+    >>> width, height, angle = _axes_of(torch.diag(torch.tensor([4.0, 1.0])))
+    >>> round(width / height, 6), round(width / 2, 3)                        # twice √(−2 log 0.05)
+    (2.0, 4.895)
+    """
+    values, vectors = torch.linalg.eigh(covariance)
+    scale = 2 * sqrt(-2 * log(1 - WITHIN))
+    short, long = (scale * values.clamp_min(0).sqrt()).tolist()
+    return long, short, float(torch.rad2deg(torch.atan2(vectors[1, 1], vectors[0, 1])))

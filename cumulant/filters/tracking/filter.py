@@ -1,0 +1,173 @@
+"""The engine of `cumulant.filters` over tracks of different lengths and times."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from cumulant.checks import sentence
+from cumulant.filters import (
+    Filtered,
+    Projected,
+    SmootherWarning,
+    SwitchingLinearGaussian,
+    gpb,
+    imm,
+    kalman,
+    m_projection,
+    smoother,
+)
+from cumulant.filters.excess import exceeds, excess
+from cumulant.filters.smoother import Smoothed
+from cumulant.filters.tracking.model import TrackModel
+from cumulant.filters.tracking.table import Track
+
+GPB = re.compile(r"gpb([1-9]\d{0,2})", re.ASCII)
+TOGETHER = 1 << 16  # rows, padding included, that run as one batch
+NAMED = 5  # tracks in a sentence
+
+
+class Estimate(NamedTuple):
+    """A track, what a filter knew after each of its T rows, and what a smoother knew in the end.
+
+    filtered  a `Filtered` without batch axes
+    smoothed  a `Smoothed` without batch axes, or None
+    excess    by which factor the smoothed variances exceed those of a filter of the same order, on the average over the
+              rows and for the entry of the state where it is largest (`cumulant.filters.excess`); None if not smoothed
+    """
+
+    track: Track
+    filtered: Filtered
+    smoothed: Smoothed | None = None
+    excess: float | None = None
+
+
+def filter_tracks(
+    model: TrackModel, tracks: Sequence[Track], *, method: str = "imm", smooth: bool = False
+) -> list[Estimate]:
+    """Filter every track: "imm", "kalman" (one mode), or "gpb1", "gpb2", … (S2-C4, S2-E5).
+
+    Tracks whose rows lie equally far apart run as one batch, shorter ones masked after their end; an answer does not
+    depend on the tracks that run beside it. ``smooth`` adds Kim's smoother: of order k with "gpbk", of order 2 with
+    "imm", "kalman" and "gpb1". Where it is less certain than its filter a `SmootherWarning` names the tracks.
+    """
+    run, order = method_of(method), smoother_order(method)
+    found: dict[int, Estimate] = {}
+    wide: list[int] = []
+    for group in _groups(tracks):
+        mine = [tracks[k] for k in group]
+        built = model.at(mine[0].gaps)
+        y, mask = _padded(mine)
+        filtered = run(built, y, mask)
+        _check_finite(model, mine, filtered)
+        smoothed, ratios = None, [None] * len(mine)
+        if smooth:
+            before, smoothed = smoother.filter_and_smooth(built, y, order=order, mask=mask)
+            ratios = excess(before, smoothed.covariance, mask.sum(-1)).amax(-1).tolist()
+        for place, (k, track) in enumerate(zip(group, mine, strict=True)):
+            own, ratio = len(track.times), ratios[place]
+            found[k] = Estimate(track, _cut(filtered, place, own), _cut(smoothed, place, own), ratio)
+            if ratio is not None and exceeds(ratio) and not smoother.is_exact(built, order, own):
+                wide.append(k)
+    if wide:
+        warnings.warn(_excess_sentence([found[k] for k in sorted(wide)], order), SmootherWarning, stacklevel=2)
+    return [found[k] for k in range(len(tracks))]
+
+
+def smoother_order(method: str) -> int:
+    """
+    >>> smoother_order("gpb4"), smoother_order("imm"), smoother_order("gpb1")
+    (4, 2, 2)
+    """
+    order = GPB.fullmatch(method)
+    return 2 if order is None else max(2, int(order[1]))
+
+
+def _excess_sentence(wide: Sequence[Estimate], order: int) -> str:
+    """The tracks of which the smoother knows less than its filter."""
+    worst = max(wide, key=lambda e: e.excess or 0.0)
+    names = ", ".join(e.track.name for e in wide[:NAMED])
+    names += f" and {len(wide) - NAMED} more" if len(wide) > NAMED else ""
+    expected = "smoothed variances at most the filtered ones, on the average over rows"
+    got = f"more in track{'s' if len(wide) > 1 else ''} {names}, {worst.excess:.3g} times as much in {worst.track.name}"
+    advice = "The filtered columns may be nearer the truth there; a higher order is better: --method gpb3, gpb4, …"
+    return sentence(f"smoother of order {order}", expected, got, advice)
+
+
+def _check_finite(model: TrackModel, tracks: Sequence[Track], filtered: Filtered) -> None:
+    """A model may run away from any data: refuse with the first row where it has."""
+    parts = (
+        filtered.mean,
+        filtered.covariance.flatten(-2),
+        filtered.mode_probabilities,
+        filtered.log_likelihood[..., None],
+    )
+    sound = torch.cat(parts, -1).isfinite().all(-1)
+    for place, track in enumerate(tracks):
+        own = sound[place, : len(track.times)]
+        if not bool(own.all()):
+            time = track.times[int((~own).long().argmax())]
+            where = f"track {track.name}, {model.columns.time} {time:g}"
+            advice = "The model runs away: look at dynamics, drift and noise, or use other units."
+            raise ValueError(sentence(where, "an estimate of finite size", "an overflow", advice))
+
+
+def method_of(name: str) -> Callable[[SwitchingLinearGaussian, Tensor, Tensor], Filtered]:
+    """The filter of this name as a function of model, y and mask.
+
+    >>> method_of("gbp2")
+    Traceback (most recent call last):
+    ValueError: --method: expected imm, kalman, or gpb with an order (gpb1, gpb2, …), got 'gbp2'. Choose one of them.
+    """
+    if name in ("imm", "kalman"):
+        chosen = imm if name == "imm" else kalman
+        return lambda model, y, mask: chosen(model, y, mask=mask)
+    order = GPB.fullmatch(name)
+    if order is None:
+        expected = "imm, kalman, or gpb with an order (gpb1, gpb2, …)"
+        raise ValueError(sentence("--method", expected, repr(name), "Choose one of them."))
+    return lambda model, y, mask: gpb(model, y, order=int(order[1]), mask=mask)
+
+
+def measured_moments(model: TrackModel, record: Filtered | Smoothed) -> Projected:
+    """Mean (T, m) and covariance (T, m, m) of H_s x, what is measured without its noise, under the mixture of modes."""
+    observation = model.at(()).observation  # (M, m, d)
+    means = (observation @ record.mode_means[..., None])[..., 0]
+    covariances = observation @ record.mode_covariances @ observation.mT
+    return m_projection(record.mode_probabilities, means, covariances)
+
+
+def _groups(tracks: Sequence[Track]) -> Iterator[list[int]]:
+    """Indices of tracks whose gaps begin alike, the longest first, at most `TOGETHER` rows with padding."""
+    group: list[int] = []
+    for k in sorted(range(len(tracks)), key=lambda k: tracks[k].gaps, reverse=True):
+        if group:
+            longest = tracks[group[0]]
+            alike = tracks[k].gaps == longest.gaps[: len(tracks[k].gaps)]
+            if not alike or (len(group) + 1) * len(longest.times) > TOGETHER:
+                yield group
+                group = []
+        group.append(k)
+    if group:
+        yield group
+
+
+def _padded(tracks: Sequence[Track]) -> tuple[Tensor, Tensor]:
+    """y (tracks, T, m) and the mask (tracks, T) that ends each."""
+    lengths = torch.tensor([len(track.times) for track in tracks])
+    y = tracks[0].y.new_full((len(tracks), int(lengths.max()), tracks[0].y.shape[-1]), torch.nan)
+    for place, track in enumerate(tracks):
+        y[place, : len(track.times)] = track.y
+    return y, torch.arange(y.shape[1]) < lengths[:, None]
+
+
+def _cut(record: Any, place: int, steps: int) -> Any:
+    """One track of a record, up to its end."""
+    if record is None:
+        return None
+    return type(record)(*(part[place, :steps] if isinstance(part, Tensor) else part for part in record))

@@ -1,0 +1,101 @@
+"""The record of one attention call, and who observes it.
+
+Every attention layer of `cumulant.nn` calls `report_attention` once per forward pass; hooks of the observatory build
+the same record for the models of transformers, so that one observer serves both. Without observers a layer pays for one
+look at an empty list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from cumulant.checks import sentence, shape
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionCall:
+    """One call of attention; tensors are detached.
+
+    module   the layer that attended
+    eta      (batch, heads, q, d) natural parameters: queries times their scale, after rotation and normalisation
+    key      (batch, key heads, n, d); fewer heads than eta are shared by groups
+    value    (batch, key heads, n, e)
+    support  arguments of `moments` that say which keys a query sees and with what weight
+    output   (batch, heads, q, e) what attention returned, before any output projection
+    scale    the factor in eta, or the mean over heads of a learned one
+    rows     (batch, q) True where the query is a token, False where it is padding; None: all are
+    name     path of the module in the observed model; empty where no model is named
+    capped   scores are c tanh(s/c): no exponential family in the query; eta is 0 and the scores are log weights
+    """
+
+    module: nn.Module
+    eta: Tensor
+    key: Tensor
+    value: Tensor
+    support: dict
+    output: Tensor
+    scale: float = 1.0
+    rows: Tensor | None = None
+    name: str = ""
+    capped: bool = False
+
+
+Observer = Callable[[AttentionCall], None]
+_observers: list[Observer] = []  # innermost last; each gets every call
+
+
+def is_observed() -> bool:
+    """Whether anyone asked for attention calls: what is computed only for a report can be left out otherwise."""
+    return bool(_observers)
+
+
+@contextmanager
+def on_attention(observer: Observer) -> Iterator[None]:
+    """Hand every attention call of this library's layers to ``observer`` while inside.
+
+    >>> import torch
+    >>> from cumulant.nn import MultiheadAttention
+    >>> heads, x = [], torch.zeros(2, 3, 8)
+    >>> with on_attention(lambda call: heads.append(call.eta.shape)):
+    ...     _ = MultiheadAttention(8, 4, batch_first=True)(x, x, x)
+    >>> heads
+    [torch.Size([2, 4, 3, 2])]
+    """
+    _observers.append(observer)
+    try:
+        yield
+    finally:
+        _observers.remove(observer)
+
+
+def report_attention(
+    module: nn.Module,
+    eta: Tensor,
+    key: Tensor,
+    value: Tensor,
+    output: Tensor,
+    *,
+    scale: float = 1.0,
+    rows: Tensor | None = None,
+    **support,
+) -> None:
+    """Hand one call of ``module`` to all observers, as an `AttentionCall`; arguments of the support that are None are
+    left out."""
+    if not _observers:
+        return
+    parts = {"eta": eta, "key": key, "value": value, "output": output}
+    for name, tensor in parts.items():
+        if tensor.ndim != 4:
+            expected, advice = "four axes (batch, heads, tokens, dim)", "Insert the missing ones with size 1."
+            raise ValueError(sentence(f"report_attention.{name}", expected, shape(tensor), advice))
+    visible = {k: v.detach() if isinstance(v, Tensor) else v for k, v in support.items() if v is not None}
+    eta, key, value, output = (tensor.detach() for tensor in parts.values())
+    with torch.no_grad():
+        call = AttentionCall(module, eta, key, value, visible, output, scale, rows)
+        for observer in tuple(_observers):
+            observer(call)

@@ -1,0 +1,166 @@
+"""The parts of a transformer: its attention modules, the blocks around them, the norms, and a silent twin of a block.
+
+Nothing here knows an architecture by name. What a norm does is found by trying it, not by reading its class.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from cumulant.observatory.hooks.nn_adapter import telling_modules
+
+# norms of queries and keys, as attention modules have them
+OWN_NORM = {
+    **dict.fromkeys(("q_norm", "q_layernorm", "query_layernorm"), "query"),
+    **dict.fromkeys(("k_norm", "k_layernorm", "key_layernorm"), "key"),
+}
+
+
+class Unknown(NamedTuple):
+    """What could not be found out, and why."""
+
+    reason: str
+
+
+class Norm(NamedTuple):
+    """A norm as it acts: gain · (x − centred · mean x) / σ + shift.
+
+    gain      (D,) float64, the factor after the division (1 + weight for those that store it so)
+    centred   True: the mean is taken off first (LayerNorm); False: it is not (RMSNorm)
+    """
+
+    gain: Tensor
+    centred: bool
+
+
+def attention_modules(model: nn.Module) -> list[str]:
+    """Paths of the innermost modules that call themselves attention, or are layers of `cumulant.nn` that attend."""
+    told = telling_modules(model)
+    named = [
+        name
+        for name, m in model.named_modules()
+        if name in told or any(s in type(m).__name__ for s in ("Attention", "Attn"))
+    ]
+    return [name for name in named if not any(other.startswith(f"{name}.") for other in named)]
+
+
+def block_of(model: nn.Module, name: str, *, whole: bool = True) -> str | None:
+    """Path of the block around the module at ``name``: the nearest ancestor that is an element of an nn.ModuleList.
+
+    whole: pass over lists of which some element has no attention (T5 lists the sublayers of a block), unless there
+    is no other. None without such an ancestor.
+
+    >>> from torch import nn
+    >>> class Attention(nn.Module): ...
+    >>> sublayers = nn.ModuleList([nn.Sequential(Attention()), nn.Linear(2, 2)])
+    >>> model = nn.ModuleDict({"block": nn.ModuleList([nn.ModuleDict({"layer": sublayers})])})
+    >>> block_of(model, "block.0.layer.0.0"), block_of(model, "block.0.layer.0.0", whole=False)
+    ('block.0', 'block.0.layer.0')
+    """
+    parts = name.split(".")
+    paths = [".".join(parts[:end]) for end in range(len(parts), 0, -1)]
+    elements = [p for p in paths if isinstance(model.get_submodule(p.rpartition(".")[0]), nn.ModuleList)]
+    if whole:
+        for path in elements:
+            siblings = model.get_submodule(path.rpartition(".")[0]).children()
+            if all(attention_modules(nn.ModuleList([sibling])) for sibling in siblings):
+                return path
+    return elements[0] if elements else None
+
+
+def norms_of(block: nn.Module) -> dict[str, nn.Module]:
+    """The norms inside a block, but not those that attention puts on its queries and keys."""
+    named = {name: m for name, m in block.named_modules() if "Norm" in type(m).__name__}
+    return {name: m for name, m in named.items() if name.rpartition(".")[2] not in OWN_NORM}
+
+
+@torch.no_grad()
+def norm_of(module: nn.Module, dim: int) -> Norm | Unknown:
+    """What ``module`` does to vectors of length ``dim``, found by trying it on a few.
+
+    >>> import torch
+    >>> norm_of(torch.nn.RMSNorm(3), 3)
+    Norm(gain=tensor([1., 1., 1.], dtype=torch.float64), centred=False)
+    """
+    weight = getattr(module, "weight", None)
+    like = weight if isinstance(weight, Tensor) else torch.zeros(0)
+    if like.is_meta:
+        return Unknown("the weight of its norm is not loaded")
+    x = torch.randn(16, dim, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    inputs = (x + 0.5).to(like)
+    try:
+        up, down = module.forward(inputs).double().cpu(), module.forward(-inputs).double().cpu()
+    except (RuntimeError, TypeError):
+        return Unknown(f"{type(module).__name__} does not take {dim} numbers")
+    odd = (up - down) / 2  # what a shift leaves behind
+    x = inputs.double().cpu()
+    z = {True: x - x.mean(-1, keepdim=True), False: x}
+    z = {centred: v / v.square().mean(-1, keepdim=True).sqrt() for centred, v in z.items()}
+    stored = weight.double().cpu() if isinstance(weight, Tensor) else torch.ones(dim, dtype=torch.float64)
+    tolerance = max(1e-3, 8 * torch.finfo(inputs.dtype).eps)
+    for gain in (stored, 1 + stored, torch.ones_like(stored)):
+        for centred in (True, False):
+            if gain.shape == (dim,) and float((odd - gain * z[centred]).abs().max()) <= tolerance * float(
+                odd.abs().max()
+            ):
+                return Norm(gain, centred)
+    return Unknown(f"{type(module).__name__} is neither a LayerNorm nor an RMSNorm")
+
+
+def twin(block: nn.Module) -> nn.Module:
+    """A copy of ``block`` that shares its weights and has no hooks: calling it leaves no trace anywhere."""
+    memo: dict[int, object] = {id(t): t for t in (*block.parameters(), *block.buffers())}
+    for module in block.modules():
+        memo |= {id(v): type(v)() for k, v in vars(module).items() if "hooks" in k and isinstance(v, dict)}
+        if getattr(module, "config", None) is not None:
+            memo[id(module.config)] = module.config
+    return copy.deepcopy(block, memo).eval()
+
+
+def state_of(output: object) -> Tensor | None:
+    """The hidden state in what a block returned: the tensor itself, or the first of a tuple."""
+    if isinstance(output, Tensor):
+        return output
+    first = output[0] if isinstance(output, (tuple, list)) and output else None
+    return first if isinstance(first, Tensor) else None
+
+
+def input_of(args: tuple, kwargs: dict) -> tuple[Tensor | None, str | None]:
+    """The state that a block is given, and under which keyword."""
+    if args and isinstance(args[0], Tensor):
+        return args[0], None
+    x = kwargs.get("hidden_states")
+    return (x, "hidden_states") if isinstance(x, Tensor) else (None, None)
+
+
+def without_cache(args: tuple, kwargs: dict, length: int) -> tuple[tuple, dict] | None:
+    """The same arguments with no cache of keys and values, if nothing but this call has filled it."""
+    caches = [a for a in (*args, *kwargs.values()) if hasattr(a, "get_seq_length")]
+    if any(int(cache.get_seq_length()) > length for cache in caches):
+        return None
+    drop = {id(c) for c in caches}
+    return tuple(None if id(a) in drop else a for a in args), {
+        k: None if id(v) in drop else v for k, v in kwargs.items()
+    }
+
+
+def sequences_of(args: tuple, kwargs: dict, batch: int, some: Tensor) -> tuple[tuple, dict]:
+    """The same arguments with some of the sequences: every tensor that begins with the axis of the batch is indexed.
+
+    Nested tuples are gone through; a tensor with one axis is no sequence of states or masks and stays.
+    """
+
+    def cut(value: object) -> object:
+        if isinstance(value, Tensor) and value.ndim > 1 and len(value) == batch:
+            return value[some.to(value.device)]
+        if type(value) is tuple:
+            return tuple(cut(v) for v in value)
+        return value
+
+    if len(some) == batch:
+        return args, kwargs
+    return tuple(cut(a) for a in args), {k: cut(v) for k, v in kwargs.items()}

@@ -1,0 +1,108 @@
+"""Hearing a model attend: one way for the layers of `cumulant.nn` and for transformers' models, in any mixture."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+from torch import Tensor, nn
+
+from cumulant.nn.calls import AttentionCall, on_attention
+from cumulant.observatory.monitor.head_statistics import expansion
+
+Hear = Callable[[str, AttentionCall], None]  # the path of the layer, and what it attended to
+Grow = Callable[[str, float], None]  # the path of the block, and |output| / |input|
+
+
+@contextmanager
+def listening(
+    model: nn.Module, hear: Hear, grow: Grow, blocks: dict[str, nn.Module], begun: tuple | None = None
+) -> Iterator[None]:
+    """Hand every call of attention inside ``model`` to ``hear``, and what its blocks do to sizes to ``grow``.
+
+    blocks  paths and modules whose states are looked at
+    begun   (module, args, kwargs) of a call of the model or a part of it that has begun, if one has
+    """
+    names = {module: name for name, module in model.named_modules()}
+
+    def listen_to(heard) -> None:
+        name = names.get(heard.module)
+        if name is not None:
+            hear(name, heard)
+
+    with ExitStack() as stack:
+        stack.enter_context(on_attention(listen_to))
+        for foreign in transformers_models(model):
+            from cumulant.observatory.hooks.attention import listen
+            from cumulant.observatory.hooks.nn_adapter import TELLING
+
+            # layers of cumulant.nn inside it have been heard above
+            ear = stack.enter_context(
+                listen(foreign, lambda call: None if isinstance(call.module, TELLING) else listen_to(call))
+            )
+            if begun is not None:  # hooks that are put on during a call come too late for it
+                ear.masks.begin(*begun)
+        for path, module in blocks.items():
+            stack.callback(module.register_forward_hook(_growth(path, grow), with_kwargs=True).remove)
+        yield
+
+
+def transformers_models(model: nn.Module) -> list[nn.Module]:
+    """The outermost models of the library transformers inside a model, itself included."""
+    library = sys.modules.get("transformers")  # without it there is none
+    kind = getattr(library, "PreTrainedModel", None)
+    if kind is None:
+        return []
+    found = {name: module for name, module in model.named_modules() if isinstance(module, kind)}
+    return [m for name, m in found.items() if not any(_inside(name, other) for other in found if other != name)]
+
+
+def entrances(model: nn.Module) -> list[nn.Module]:
+    """The modules whose calls begin a pass: the model, and for those who call its parts instead, its parts."""
+    found, pending = [model], list(model.children())
+    while pending:
+        module = pending.pop(0)
+        if isinstance(module, nn.ModuleList | nn.ModuleDict):  # these are never called themselves
+            pending += module.children()
+        else:
+            found.append(module)
+    return found
+
+
+def elements(model: nn.Module) -> dict[str, nn.Module]:
+    """Paths and modules of everything that stands in a list or a sequence of modules."""
+    lists = [(name, m) for name, m in model.named_modules() if isinstance(m, nn.ModuleList | nn.Sequential)]
+    return {f"{name}.{k}" if name else k: child for name, m in lists for k, child in m.named_children()}
+
+
+def block_of(model: nn.Module, path: str) -> str | None:
+    """Path of the block that holds the layer at ``path``: the nearest element of an nn.ModuleList, or of the outermost
+    nn.Sequential if there is none; the layer itself may be one. None if it stands in neither.
+
+    >>> from torch import nn
+    >>> block_of(nn.ModuleDict({"blocks": nn.ModuleList([nn.ModuleDict({"attention": nn.Identity()})])}),
+    ...          "blocks.0.attention")
+    'blocks.0'
+    """
+    parts = path.split(".") if path else []
+    paths = [".".join(parts[:end]) for end in range(len(parts), 0, -1)]
+    parents = {p: model.get_submodule(p.rpartition(".")[0]) for p in paths}
+    listed = [p for p in paths if isinstance(parents[p], nn.ModuleList)]
+    in_sequence = [p for p in paths if isinstance(parents[p], nn.Sequential)]
+    return listed[0] if listed else in_sequence[-1] if in_sequence else None
+
+
+def _inside(name: str, other: str) -> bool:
+    return other == "" or name.startswith(f"{other}.")
+
+
+def _growth(path: str, grow: Grow):
+    def hook(module: nn.Module, args: tuple, *rest) -> None:
+        kwargs, output = rest if len(rest) == 2 else ({}, *rest)  # torch drops the former of hooks being removed
+        before = args[0] if args else kwargs.get("hidden_states", kwargs.get("x"))
+        after = output[0] if isinstance(output, tuple | list) and output else output
+        if isinstance(before, Tensor) and isinstance(after, Tensor) and before.shape == after.shape and before.ndim:
+            grow(path, expansion(before.detach(), after.detach()))
+
+    return hook

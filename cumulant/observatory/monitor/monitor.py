@@ -1,0 +1,264 @@
+"""Watching attention while a model trains: entropies, log-normalizers, scores, sinks, dead and collapsed heads.
+
+    monitor = Monitor(model, every=50)
+    for batch in batches:
+        loss = model(batch)
+        loss.backward()
+        optimizer.step()
+        monitor.step()
+
+One pass of every fiftieth step is heard, on a sample of its queries; nothing else costs anything, what is kept has a
+bounded size, and what the model computes does not change.
+"""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from os import PathLike
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from cumulant.checks import sentence
+from cumulant.nn.calls import AttentionCall
+from cumulant.observatory.monitor.attention import block_of, elements, entrances, listening
+from cumulant.observatory.monitor.head_statistics import Sight, merged, see
+from cumulant.observatory.monitor.history import Check, History, rows_of, save, table
+from cumulant.observatory.monitor.thresholds import Alarm, Judge, Layer, Thresholds
+
+ALARMS = 1000  # kept at most, the latest
+
+
+class MonitorWarning(UserWarning):
+    """What a monitor warns of."""
+
+
+class Monitor:
+    """Looks at the attention of ``model`` in the first pass of every ``every``-th step, and warns in words.
+
+    model       of layers of `cumulant.nn`, a transformers model, or both
+    every       steps from one check to the next; the first is at step 0, before anything was learnt
+    thresholds  when to warn
+    writer      called with every `Check`, for instance `cumulant.observatory.monitor.tensorboard.TensorBoard`
+    on_alarm    called with every `Alarm`, before the warning
+    sequences, queries   how many of a batch are looked at, at most
+    keep        checks in the history, at most; when full it is thinned
+
+    Passes without gradients are validation and are not heard, nor are copies of the model; ``with monitor.watching():``
+    hears whatever runs inside. Warnings are of the class `MonitorWarning`, one per check.
+
+    >>> import torch
+    >>> from cumulant.nn import MultiheadAttention
+    >>> x = torch.randn(2, 8, 16, generator=torch.Generator().manual_seed(0))
+    >>> model = MultiheadAttention(16, 4, batch_first=True)
+    >>> monitor = Monitor(model, every=2)
+    >>> for _ in range(5):
+    ...     _ = model(x, x, x, need_weights=False)
+    ...     _ = monitor.step()
+    >>> [check.step for check in monitor.history]
+    [0, 2, 4]
+    >>> [row["head"] for row in monitor.rows()][:5]
+    [0, 1, 2, 3, 0]
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        every: int = 50,
+        *,
+        thresholds: Thresholds | None = None,
+        writer: Callable[[Check], None] | None = None,
+        on_alarm: Callable[[Alarm], None] | None = None,
+        sequences: int = 4,
+        queries: int = 32,
+        keep: int = 512,
+    ):
+        if not isinstance(model, nn.Module):
+            got = type(model).__name__
+            raise TypeError(sentence("Monitor.model", "a torch.nn.Module", got, "Pass the model that is trained."))
+        for name, value in (("every", every), ("sequences", sequences), ("queries", queries)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(sentence(f"Monitor.{name}", "a positive whole number", value, "1 is the least."))
+        self.model, self.every, self.writer, self.on_alarm = model, every, writer, on_alarm
+        self.sequences, self.queries = sequences, queries
+        self.thresholds = Thresholds() if thresholds is None else thresholds
+        self.history, self.alarms = History(keep), deque[Alarm](maxlen=ALARMS)
+        self.now = 0
+        self._judge = Judge(self.thresholds)
+        self._heard: dict[str, Sight] = {}
+        self._growth: dict[str, float] = {}
+        self._blocks: dict[str, nn.Module] | None = None
+        self._done: set[str] = set()  # layers that an earlier pass of this step has been heard from
+        self._open: tuple[ExitStack, nn.Module | None] | None = None  # and the call in which it was opened
+        self._warned = False
+        with listening(model, self._hear, self._grow, {}):
+            pass  # a model that cannot be heard is refused here, not in the middle of training
+        before, after = _Hook(self, "_begin"), _Hook(self, "_end")
+        self._handles = [
+            handle
+            for part in entrances(model)
+            for handle in (
+                part.register_forward_pre_hook(before, with_kwargs=True),
+                part.register_forward_hook(after, with_kwargs=True, always_call=True),
+            )
+        ]
+
+    @property
+    def due(self) -> bool:
+        """Whether this step is heard."""
+        return self.now % self.every == 0
+
+    def step(self, step: int | None = None) -> Check | None:
+        """Say that a step of training is done; call it after the optimizer's.
+
+        step  how many are done now; one more than before if None
+
+        Returns the check that ended with this step, if there was one.
+        """
+        later = self.now + 1 if step is None else step
+        if isinstance(later, bool) or not isinstance(later, int) or later <= self.now:
+            advice = "Call monitor.start(step) to begin anew."
+            raise ValueError(sentence("Monitor.step", f"a step after {self.now}", later, advice))
+        check = self._conclude(stacklevel=3)
+        if check is None and self.due and self._handles and not self._warned:
+            self._warned = True
+            advice = "Run the model with gradients on, or inside `with monitor.watching():`."
+            got = f"none in step {self.now}"
+            warnings.warn(sentence("Monitor.step", "attention to be heard", got, advice), MonitorWarning, stacklevel=2)
+        self.now = later
+        return check
+
+    def start(self, step: int = 0) -> None:
+        """Begin to count at ``step``, with nothing to compare with; the history stays."""
+        if isinstance(step, bool) or not isinstance(step, int) or step < 0:
+            raise ValueError(sentence("Monitor.start.step", "a whole number, 0 or more", step, "0 is the beginning."))
+        self.now = step
+        self._clear()
+        self._judge.forget()
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Hear what runs inside, with or without gradients, if a check is due."""
+        if not self.due or self._open is not None:
+            yield
+            return
+        self._listen(None, None)
+        try:
+            yield
+        finally:
+            self._silence()
+
+    def rows(self) -> list[dict]:
+        """The history as rows, one per check, layer and head; None where there is no number."""
+        return rows_of(self.history)
+
+    def save(self, path: str | PathLike) -> None:
+        """The rows as .parquet (needs cumulant[report]), or with the alarms as .json; replaced in one step."""
+        save(Path(path), self.history, self.alarms)
+
+    def report(self) -> str:
+        """The last check as a table to print, a line per layer, and the last alarms."""
+        return table(self.history.last, self.alarms)
+
+    def close(self) -> None:
+        """Let go of the model; what was heard and not yet counted becomes a check."""
+        self._silence()
+        self._conclude(stacklevel=3)
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def __enter__(self) -> Monitor:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _begin(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
+        if self.due and self._open is None and torch.is_grad_enabled():
+            self._listen(module, (module, args, kwargs))
+
+    def _end(self, module: nn.Module, *call: object) -> None:
+        if self._open is not None and self._open[1] is module:
+            self._silence()
+
+    def _listen(self, module: nn.Module | None, begun: tuple | None) -> None:
+        blocks = elements(self.model) if self._blocks is None else self._blocks
+        self._done = set(self._heard)
+        stack = ExitStack()
+        stack.enter_context(listening(self.model, self._hear, self._grow, blocks, begun))
+        self._open = (stack, module)
+
+    def _silence(self) -> None:
+        if self._open is not None:
+            self._open[0].close()
+            self._open = None
+
+    def _clear(self) -> None:
+        self._heard, self._growth, self._done = {}, {}, set()
+
+    def _hear(self, name: str, call: AttentionCall) -> None:
+        if name in self._done:
+            return
+        sight = see(call, sequences=self.sequences, queries=self.queries)
+        self._heard[name] = merged(self._heard[name], sight) if name in self._heard else sight
+
+    def _grow(self, path: str, ratio: float) -> None:
+        self._growth.setdefault(path, ratio)
+
+    def _conclude(self, stacklevel: int) -> Check | None:
+        """Make a check of what was heard."""
+        if not self._heard:
+            return None
+        order = {name: i for i, (name, _) in enumerate(self.model.named_modules())}
+        names = sorted(self._heard, key=lambda name: order.get(name, len(order)))
+        homes = {name: block_of(self.model, name) for name in names}
+        self._blocks = {path: self.model.get_submodule(path) for path in homes.values() if path is not None}
+        layers = tuple(self._layer(name, homes[name]) for name in names)
+        alarms = self._judge.judge(self.now, layers)
+        check = Check(self.now, layers, tuple(alarms))
+        self._clear()
+        self.history.add(check)
+        self.alarms.extend(alarms)
+        if self.writer is not None:
+            self.writer(check)
+        if self.on_alarm is not None:
+            for alarm in alarms:
+                self.on_alarm(alarm)
+        if alarms:
+            more = f" (and {len(alarms) - 1} more: see Monitor.alarms)" if len(alarms) > 1 else ""
+            warnings.warn(f"step {self.now}: {alarms[0].words}{more}", MonitorWarning, stacklevel=stacklevel)
+        return check
+
+    def _layer(self, name: str, home: str | None) -> Layer:
+        sight, bounds = self._heard[name], self.thresholds
+        growth = self._growth.get(home, torch.nan) if home is not None else torch.nan
+        return Layer(name, sight, growth, bounds.dead_heads(sight), bounds.collapsed_heads(sight))
+
+
+def _nothing(*args: object) -> None:
+    """What the hooks of a copied or unpickled model do."""
+
+
+class _Hook:
+    """A hook of a monitor on its model. Copies of the model are not watched, and the hook keeps no monitor alive."""
+
+    def __init__(self, monitor: Monitor, name: str):
+        self.monitor, self.name = weakref.ref(monitor), name
+
+    def __call__(self, module: nn.Module, *call) -> None:
+        monitor = self.monitor()
+        if monitor is not None:
+            getattr(monitor, self.name)(module, *call)
+
+    def __reduce__(self):
+        return _return_nothing, ()
+
+
+def _return_nothing() -> Callable:
+    return _nothing

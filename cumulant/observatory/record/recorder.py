@@ -1,0 +1,237 @@
+"""`attach`: listen to a model and keep what is asked for, in a record of fixed size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from cumulant.checks import known, sentence
+from cumulant.kernels.dense import largest
+from cumulant.nn.calls import AttentionCall
+from cumulant.observatory.hooks.attention import Ear, bypass, listen
+from cumulant.observatory.hooks.blocks import attention_modules
+from cumulant.observatory.hooks.hidden_states import LayerWatch, watch
+from cumulant.observatory.hooks.unwrap import is_transformers, unwrapped
+from cumulant.observatory.hooks.weights import HeadWeights, head_weights
+from cumulant.observatory.record.record import Layer, Record
+from cumulant.observatory.statistics.heads import head_quantities
+from cumulant.observatory.statistics.quantities import BY_NAME, chosen
+from cumulant.observatory.statistics.sampled_heads import ROWS, look_closely, received
+from cumulant.observatory.statistics.stable_hash import uniform
+from cumulant.observatory.statistics.tally import Tally
+
+SAMPLE = 32  # one query in so many is looked at closely
+UNRECORDED = "its attention does not go through transformers' AttentionInterface: it is not in this record"
+SHOWN = frozenset({"entropy", "log_normalizer"})  # kept for every token of the passages on the page
+SOME = 2048  # tokens of a full batch whose directions and covariances are looked at
+
+
+@contextmanager
+def attach(
+    model: nn.Module,
+    quantities: str | Sequence[str] | None = None,
+    *,
+    seed: int = 0,
+    hidden_states: bool = True,
+    alter: Callable[[AttentionCall], AttentionCall] | None = None,
+) -> Iterator[Recorder]:
+    """Observe every attention head of a model while inside; the model computes what it always does.
+
+    model          of transformers, or any with layers of `cumulant.nn` in it; what `torch.compile`, data parallelism or
+                   a module with one transformers model in it put around it is taken off, and may be called
+    quantities     names or groups of `cumulant.observatory.statistics.quantities`; all if None
+    seed           of the sample of queries on which costly quantities are computed
+    hidden_states  also keep the law of the hidden states before and after every sublayer
+    alter          what is measured in the place of a call, for nulls; the model itself goes on with its own
+
+    >>> with attach(model) as recorder:                                                    # doctest: +SKIP
+    ...     model(**inputs)
+    >>> recorder.record()                                                                  # doctest: +SKIP
+
+    While inside, everything that was compiled runs as written, and a model on flash or flex attention computes by sdpa,
+    which is equal to rounding. Attention that a model does not send through transformers' AttentionInterface is named
+    in ``record.meta["layer_notes"]``; if none goes through it, the model is refused.
+    """
+    model = unwrapped(model)
+    recorder = Recorder(model, chosen(quantities), seed)
+    hear = recorder.hear if alter is None else lambda call: recorder.hear(alter(call))
+    if is_transformers(model) and not attention_modules(model):
+        raise ValueError(bypass(model))
+    with ExitStack() as stack:
+        # a compiler would trace the recorder, for minutes, and what it compiled before knows nothing of later hooks
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        recorder.ear = stack.enter_context(listen(model, hear))
+        if hidden_states:
+            recorder.watch = stack.enter_context(watch(model, seed=seed))
+        yield recorder
+
+
+@dataclass
+class Part:
+    """What is kept of one attention module."""
+
+    layer: Layer
+    tallies: dict[str, Tally] = field(default_factory=dict)
+    sums: dict[str, Tensor] = field(default_factory=dict)
+
+
+class Recorder:
+    """Collects while the model runs; `record` gives what was collected so far."""
+
+    def __init__(self, model: nn.Module, wanted: frozenset[str], seed: int):
+        self.model, self.wanted = model, wanted
+        self.seed = seed
+        self.parts: dict[str, Part] = {}
+        self.products: dict[str, Tensor | None] = {}
+        self.keep: tuple[int, ...] = ()  # the sequences of the running batch whose tokens are shown
+        self.shown: dict[int, dict[str, dict[str, Tensor]]] = {}  # sequence → quantity → layer → (heads, q)
+        self.texts: Tensor | None = None  # what names the sequences of the running batch, for the sample
+        self.offsets: Tensor | None = None  # where they start in their texts
+        self.heard: dict[str, int] = {}
+        self.tokens = self.sequences = self.counted = 0  # what was read, and the last pass that is in these counts
+        self.watch: LayerWatch | None = None
+        self.ear: Ear | None = None
+
+    def hear(self, call: AttentionCall) -> None:
+        _require_finite(call)
+        part = self.parts.setdefault(call.name, Part(_layer(call)))
+        self.heard[call.name] = self.heard.get(call.name, 0) + 1
+        self._count(call)
+        values = head_quantities(call, self.wanted)
+        offset = call.key.shape[-2] - call.eta.shape[-2] if call.support.get("causal") else 0
+        positions = torch.arange(call.eta.shape[-2]) + max(0, offset)
+        for name, value in values.items():
+            flat = value.movedim(1, 0).flatten(1)  # (heads, batch · q)
+            self._tally(part, name, flat, positions.repeat(value.shape[0]))
+        self._show(call, values)
+        if self.wanted & {n for n, q in BY_NAME.items() if q.group == "sampled"}:
+            self._look_closely(part, call)
+
+    def _count(self, call: AttentionCall) -> None:
+        """Count the tokens and sequences of a pass, by its first call."""
+        if self.ear is not None and self.ear.passes > self.counted:
+            self.counted = self.ear.passes
+            self.sequences += len(call.eta)
+            self.tokens += call.eta.shape[0] * call.eta.shape[2] if call.rows is None else int(call.rows.sum())
+
+    def _look_closely(self, part: Part, call: AttentionCall) -> None:
+        picked = self._pick(call)
+        if not picked:
+            return
+        found, sums = look_closely(call, picked, self._product(call))
+        text, offset = (x.expand(len(call.eta), 1)[:, 0] for x in self._names(len(call.eta)))
+        # one sequence in SAMPLE, and the first: received attention is another sum over all pairs
+        counted = (uniform(self.seed, text, offset) < 1 / SAMPLE) | ((text == 0) & (offset == 0))
+        parts = [received(call, b) for b, _ in picked if counted[b]]
+        if parts:
+            found |= {name: torch.cat([part[name] for part in parts], 1) for name in parts[0]}
+        for name, value in found.items():
+            if name in self.wanted:
+                self._tally(part, name, value, None)
+        for name, value in sums.items():
+            part.sums[name] = part.sums[name] + value if name in part.sums else value
+
+    def _pick(self, call: AttentionCall) -> list[tuple[int, Tensor]]:
+        """Of every sequence one query in SAMPLE, at least one and at most ROWS; by what they are, not by when."""
+        batch, _, q, _ = call.eta.shape
+        tokens = torch.ones(batch, q, dtype=torch.bool) if call.rows is None else call.rows.cpu()
+        drawn = uniform(self.seed, *self._names(batch), torch.arange(q)).masked_fill(~tokens, 2.0)
+        count = (drawn < 1 / SAMPLE).sum(1).clamp(1, ROWS).minimum(tokens.sum(1)).tolist()
+        return [(b, drawn[b].argsort()[: count[b]].sort().values) for b in range(batch) if count[b]]
+
+    def _names(self, batch: int) -> tuple[Tensor, Tensor]:
+        """What tells sequences apart: their texts and offsets if known, else a running number."""
+        if self.texts is not None and self.offsets is not None and len(self.texts) == batch:
+            return self.texts[:, None], self.offsets[:, None]
+        passes = max(self.heard.values(), default=1) - 1
+        return torch.full((1, 1), passes, dtype=torch.int64), torch.arange(batch)[:, None]
+
+    def _product(self, call: AttentionCall) -> Tensor | None:
+        """W_Q W_O of every head, (heads, d, e)."""
+        if call.name not in self.products:
+            found = head_weights(self.model, call.name)
+            known = found.query.double() @ found.output.double() if isinstance(found, HeadWeights) else None
+            fits = known is not None and known.shape == (call.eta.shape[1], call.eta.shape[3], call.value.shape[3])
+            self.products[call.name] = None if getattr(found, "hidden", False) or not fits else known
+        return self.products[call.name]
+
+    def _tally(self, part: Part, name: str, values: Tensor, positions: Tensor | None) -> None:
+        new = Tally.of(values, positions)
+        part.tallies[name] = part.tallies[name].merge(new) if name in part.tallies else new
+
+    def _show(self, call: AttentionCall, values: dict[str, Tensor]) -> None:
+        for sequence in self.keep:
+            for name in SHOWN & set(values):
+                shown = self.shown.setdefault(sequence, {}).setdefault(name, {})
+                shown[call.name] = values[name][sequence].to(torch.float32).cpu()
+
+    def _unrecorded(self) -> dict[str, str]:
+        """Attention that ran and did not go through the interface, with the note on it."""
+        ran = set() if self.ear is None else self.ear.ran
+        silent = [r for r in sorted(ran) if not any(f"{r}.".startswith(f"{p}.") for p in self.parts)]
+        silent = [r for r in silent if not any(f"{p}.".startswith(f"{r}.") for p in self.parts)]
+        return dict.fromkeys(silent, UNRECORDED)
+
+    def record(self, **meta) -> Record:
+        """What was collected so far; ``meta`` adds to what it says of itself, or replaces it."""
+        if self.ear is None or self.ear.calls == 0:
+            ran = self.ear is not None and self.ear.passes > 0
+            idle = sentence("Recorder.record", "a model that ran while attached", "none", "Call model(**inputs) first.")
+            raise ValueError(bypass(self.model) if ran else idle)
+        order = {name: i for i, (name, _) in enumerate(self.model.named_modules())}
+        names = sorted(self.parts, key=order.__getitem__)
+        layers = tuple(self.parts[name].layer for name in names)
+        tallies = {
+            f"{name}/{quantity}": tally for name in names for quantity, tally in self.parts[name].tallies.items()
+        }
+        sums = {f"{name}/{key}": value for name in names for key, value in self.parts[name].sums.items()}
+        hidden = {} if self.watch is None else self.watch.state()
+        places = [] if self.watch is None else self.watch.names()
+        notes = self._unrecorded() | ({} if self.watch is None else self.watch.notes)
+        kind = type(self.model).__name__
+        told = {"model": kind, "model_class": kind, "tokens": self.tokens, "sequences": self.sequences}
+        told |= {"places": places, "layer_notes": notes} | meta
+        return Record(layers, tallies, sums, hidden, {}, (), told)
+
+
+def _require_finite(call: AttentionCall) -> None:
+    """Refuse a call in which the query of a token, or a key that is seen, is NaN or infinite.
+
+    Padding may be anything: models that mask by −∞ leave NaN there.
+    """
+    mask, rows = call.support.get("mask"), call.rows
+    scores = call.support["log_weights"] if call.capped else None
+    if scores is None and all(known(largest(t).isfinite()) for t in (call.eta, call.key)):
+        return
+    eta, key = (t.isfinite().all(-1).all(1) for t in (call.eta, call.key))  # (batch, q), (batch, n)
+    if scores is not None:
+        seen = ~scores.isnan() if mask is None else ~scores.isnan() | ~mask
+        eta = eta & seen.all(-1).all(1)
+    queries = ~eta if rows is None else ~eta & rows.to(eta.device)
+    keys = ~key
+    if mask is not None:
+        seen = mask if rows is None else mask & rows.to(mask.device)[:, None, :, None]
+        keys = keys & seen.any(-2).any(1)
+    if bool(queries.any()) or bool(keys.any()):
+        got = f"NaN or infinite ones in {int(queries.sum())} queries and {int(keys.sum())} keys"
+        advice = "Look for NaN in the weights of the model and in its inputs."
+        raise ValueError(sentence(f"attach({call.name})", "finite queries and keys", got, advice))
+
+
+def _layer(call: AttentionCall) -> Layer:
+    kind = "cross" if call.eta.shape[-2] != call.key.shape[-2] and not call.support.get("causal") else "self"
+    heads, dim, width = call.eta.shape[1], call.eta.shape[3], call.value.shape[3]
+    return Layer(call.name, kind, heads, call.key.shape[1], dim, width, call.scale)
+
+
+def looked_share(batch_size: int, max_length: int) -> float:
+    """Share of the windows from which directions and covariances of hidden states are taken.
+
+    >>> looked_share(16, 256), looked_share(1, 128)
+    (0.5, 1.0)
+    """
+    return min(1.0, SOME / (batch_size * max_length))

@@ -1,0 +1,1 @@
+"""What is written of a record for people: tables, verdicts on the paper's questions, the page."""

@@ -1,0 +1,291 @@
+"""A model over its training: the same text read at every checkpoint, one record a step.
+
+    DIR/step-000100, …     as `cumulant train` writes them
+    DIR/checkpoint-100, …  as the Trainer of transformers does
+
+The records lie in OUT/series/step-000100/. A step that is there stays, so that an interrupted series goes on, and one
+whose training goes on grows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from cumulant.checks import sentence
+from cumulant.files import write
+from cumulant.observatory.models.load import Loaded, fingerprint_of, load, read_tokenizer
+from cumulant.observatory.record.manifest import MOMENTS, PAGE, RECORD, remove, require_ours, writing
+from cumulant.observatory.record.record import UNREADABLE, Record, claim_directory
+from cumulant.observatory.runs.observe import Progress, observe
+from cumulant.observatory.runs.weight_statistics import with_weights
+from cumulant.observatory.text.corpus import Corpus
+from cumulant.observatory.text.texts import Text
+
+STEP = re.compile(r"(?:step|checkpoint)-(\d+)")
+KEPT = re.compile(r"step-\d{6,}")
+SETTINGS = "settings.json"
+NAMED = f"series/{SETTINGS}"  # in the manifest
+SHOWN = ("series.parquet", PAGE)
+TOKENS = 4000  # that are read at every step, unless others are asked for
+# what may differ between steps of one training
+PASSING = {"step", "transformers_version", "_name_or_path", "torch_dtype", "dtype", "use_cache"}
+
+
+class Step(NamedTuple):
+    """A checkpoint: the updates it has seen, and where it lies."""
+
+    number: int
+    path: Path
+
+
+class Settings(NamedTuple):
+    """What the records of a series have in common, and what a series that goes on must have in common with itself.
+
+    text        `Corpus.identity` of what is read
+    model       sha256 of what the configurations of all steps agree on
+    quantities, max_tokens, max_length, batch_size, seed, dtype   as in `observe` and `models.load`
+    """
+
+    text: str
+    model: str
+    quantities: tuple[str, ...] | None = None
+    max_tokens: int = TOKENS
+    max_length: int = 256
+    batch_size: int = 16
+    seed: int = 0
+    dtype: str | None = None
+
+
+class Series(NamedTuple):
+    """Records over training: step → record, in the order of steps; and whether all steps are there."""
+
+    records: dict[int, Record]
+    complete: bool
+
+
+def find_steps(directory: str | Path) -> tuple[Step, ...]:
+    """The checkpoints in a directory, by their numbers; one sentence if there are none or two have one number."""
+    place = Path(directory).expanduser()
+    if not place.is_dir():
+        got = f"the file {place}" if place.is_file() else f"no such directory {str(place)!r}"
+        raise ValueError(sentence("--checkpoints", "a directory with steps", got, "Check the path."))
+    found = [Step(int(m[1]), path) for path in sorted(place.iterdir()) if (m := STEP.fullmatch(path.name))]
+    steps = sorted((step for step in found if step.path.is_dir()), key=lambda step: step.number)
+    if not steps:
+        expected, got = "step-N or checkpoint-N directories", f"none in {place}"
+        raise ValueError(sentence("--checkpoints", expected, got, _deeper(place)))
+    for one, other in pairwise(steps):
+        if one.number == other.number:
+            got = f"{one.path.name} and {other.path.name}"
+            raise ValueError(sentence("--checkpoints", "one directory a step", got, "Move one of them away."))
+    return tuple(steps)
+
+
+def _deeper(place: Path) -> str:
+    """Where steps are, if they lie further down."""
+    below = (path.parent for path in sorted(place.glob("*/*/step-*")) + sorted(place.glob("*/checkpoint-*")))
+    names = list(dict.fromkeys(str(path) for path in below))
+    return f"Name one training: {', '.join(names[:4])}{', …' if len(names) > 4 else ''}." if names else "Name another."
+
+
+def agreed_model(steps: tuple[Step, ...]) -> str:
+    """sha256 of what the configurations of all steps say alike; steps of different models are refused."""
+    configs = {step: _configuration(step) for step in steps}
+    first = configs[steps[0]]
+    for step, config in configs.items():
+        other = sorted(key for key in first.keys() | config.keys() if first.get(key) != config.get(key))
+        if other:
+            got = f"{step.path.name} with another {', '.join(other[:3])} than {steps[0].path.name}"
+            raise ValueError(sentence("--checkpoints", "steps of one training", got, "Put others elsewhere."))
+    return hashlib.sha256(json.dumps(first, sort_keys=True).encode()).hexdigest()
+
+
+def _configuration(step: Step) -> dict[str, Any]:
+    path = step.path / "config.json"
+    try:
+        config = json.loads(path.read_bytes())
+        return {key: value for key, value in config.items() if key not in PASSING}
+    except FileNotFoundError:
+        got = f"{step.path.name} without one"
+    except UNREADABLE:
+        got = f"{step.path.name} with one that cannot be read"
+    raise ValueError(sentence("--checkpoints", "config.json in every step", got, "Complete the step, or move it away."))
+
+
+def claim_series(place: Path, settings: Settings, *, resume: bool, force: bool) -> None:
+    """Make room for a series, or check that the one that is there was made in the same way."""
+    path = place / "series" / SETTINGS
+    if not path.is_file():
+        claim_directory(place)
+    elif force:
+        _delete_series(place)
+    elif resume:
+        _require_same(path, settings)
+        require_ours(place, (*SHOWN, NAMED))
+        return
+    else:
+        got, advice = f"{place}, one with a series", "Pass --resume to go on with it, or --force to start anew."
+        raise ValueError(sentence("--out", "a new or empty directory", got, advice))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with writing(place, NAMED):
+        write(path, json.dumps(settings._asdict(), indent=1) + "\n")
+
+
+def _delete_series(place: Path) -> None:
+    """Delete what a series has written, and nothing else: first all is looked at, then it is deleted."""
+    kept = [path for path in sorted((place / "series").iterdir()) if KEPT.fullmatch(path.name) and path.is_dir()]
+    require_ours(place, (*SHOWN, NAMED))
+    for path in kept:
+        require_ours(path, (MOMENTS, RECORD))
+    for path in kept:
+        remove(path, (MOMENTS, RECORD))
+    remove(place, (*SHOWN, NAMED))
+
+
+def abandon_series(place: Path, *, existed: bool) -> None:
+    """Leave nothing of a series that failed before its first step was read, so that a corrected one may begin."""
+    series = place / "series"
+    if series.is_dir() and [path.name for path in series.iterdir()] == [SETTINGS]:
+        with suppress(OSError, ValueError):  # what is not ours stays, and so do directories with others' files
+            remove(place, [NAMED])
+            series.rmdir()
+            if not existed:
+                place.rmdir()
+
+
+def _require_same(path: Path, settings: Settings) -> None:
+    try:
+        before = json.loads(path.read_text(encoding="utf-8"))
+        different = [name for name, value in _plain(settings).items() if before[name] != value]
+    except UNREADABLE:
+        raise ValueError(sentence(str(path), "what a series wrote", "something else", "Pass --force.")) from None
+    if different:
+        name = different[0]
+        now = getattr(settings, name)
+        got = f"another {name}" if name in ("text", "model") else f"{name} {now} where it was {before[name]}"
+        advice = "Leave the options as they were, name another --out, or pass --force to start anew."
+        raise ValueError(sentence("--resume", "the settings of the series", got, advice))
+
+
+def _plain(settings: Settings) -> dict:
+    return json.loads(json.dumps(settings._asdict()))
+
+
+Watch = Callable[[Step, int, int], Any]  # step, which, of how many → context manager that gives a Progress or None
+
+
+def observe_series(
+    steps: tuple[Step, ...],
+    place: Path,
+    corpus: Corpus,
+    settings: Settings,
+    *,
+    device: str = "cpu",
+    allow_pickle: bool = False,
+    told: dict | None = None,
+    watch: Watch | None = None,
+) -> Series:
+    """Let the model of every step read the same text; keep each record in ``place`` before the next begins.
+
+    told   what else the records say of themselves
+    watch  called with each step before it is read, for a bar; gives a context manager around a `Progress`
+
+    A step that is kept must have the weights that it had. An interrupt (Ctrl-C) gives the steps that are finished.
+    """
+    records: dict[int, Record] = {}
+    for which, step in enumerate(steps):
+        kept = place / "series" / f"step-{step.number:06d}"
+        record = _kept(kept, step, allow_pickle)
+        if record is None:
+            with (watch or _silent)(step, which, len(steps)) as progress:
+                record = _observe_step(step, corpus, settings, device, allow_pickle, progress)
+            if not record.meta["complete"]:
+                return Series(records, complete=False)
+            replace(record, meta=record.meta | (told or {})).save(kept)
+            record = Record.load(kept)  # as a run that goes on will see it
+        require_alike(records, record, step)
+        records[step.number] = record
+    return Series(records, complete=True)
+
+
+@contextmanager
+def _silent(step: Step, which: int, total: int) -> Iterator[Progress | None]:
+    yield None
+
+
+def _kept(place: Path, step: Step, allow_pickle: bool) -> Record | None:
+    if not (place / "record.json").is_file():
+        return None
+    record = Record.load(place)
+    if record.meta.get("fingerprint") != fingerprint_of(step.path, allow_pickle=allow_pickle):
+        got, advice = f"{step.path.name} with others", "Pass --force to observe all steps anew."
+        raise ValueError(sentence("--resume", "the weights that were observed", got, advice))
+    return record
+
+
+def _observe_step(
+    step: Step, corpus: Corpus, settings: Settings, device: str, allow_pickle: bool, progress: Progress | None
+) -> Record:
+    loaded = load(step.path, device=device, dtype=settings.dtype, allow_pickle=allow_pickle)
+    tokenizer = loaded.tokenizer or read_tokenizer(step.path.parent)
+    if tokenizer is None:
+        got = f"none in {step.path.name} or {step.path.parent}"
+        raise ValueError(sentence("--checkpoints", "a tokenizer beside the model", got, "Save it there."))
+    notes = tuple(note for note in loaded.notes if "no tokenizer" not in note)
+    loaded = replace(loaded, tokenizer=tokenizer, name=step.path.name, notes=notes)
+    read = hashlib.sha256()
+    record = observe(
+        loaded,
+        _hashed(corpus.texts([]), read),
+        quantities=settings.quantities,
+        max_tokens=settings.max_tokens,
+        max_length=min(settings.max_length, longest(loaded)),
+        batch_size=settings.batch_size,
+        seed=settings.seed,
+        progress=progress,
+        spoiled=[],
+    )
+    record = with_weights(record, loaded.model)
+    more = {"step": step.number, "text_hash": read.hexdigest(), "dimension": dimension(loaded.model)}
+    return replace(record, meta=record.meta | more)
+
+
+def _hashed(texts: Iterator[Text], into) -> Iterator[Text]:
+    for text in texts:
+        into.update(f"{text.index}\0{text.body}\0".encode())
+        yield text
+
+
+def require_alike(records: dict[int, Record], record: Record, step: Step) -> None:
+    """The same heads and the same text as at the first step."""
+    first = next(iter(records.values()), record)
+    same = {"heads": [layer[:4] for layer in first.layers] == [layer[:4] for layer in record.layers]}
+    same["text"] = first.meta.get("text_hash") == record.meta.get("text_hash")
+    for what, holds in same.items():
+        if not holds:
+            got, advice = f"another at {step.path.name}", "Pass --force to observe all steps anew."
+            raise ValueError(sentence("--checkpoints", f"the {what} of the first step at all others", got, advice))
+
+
+def longest(loaded: Loaded) -> int:
+    """Tokens of the longest window that a model and its tokenizer take."""
+    names = ("context", "max_position_embeddings", "n_positions")
+    limits = [getattr(loaded.model.config, name, None) for name in names]
+    limits.append(getattr(loaded.tokenizer, "model_max_length", None))
+    return min((n for n in limits if isinstance(n, int) and n > 0), default=1 << 30)
+
+
+def dimension(model: nn.Module) -> int | None:
+    """Channels of the stream, as a configuration says it."""
+    found = (getattr(getattr(model, "config", None), name, None) for name in ("hidden_size", "dim"))
+    return next((int(n) for n in found if n), None)

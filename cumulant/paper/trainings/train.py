@@ -1,0 +1,257 @@
+"""One training: a task, a kind of block, a seed. What it draws at a step depends on the seed and the step alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from cumulant.checks import sentence
+from cumulant.files import write
+from cumulant.nn.equilibrium import EquilibriumBlock
+from cumulant.nn.kinds import FORMAT
+from cumulant.nn.trunk import Stack, count_parameters
+from cumulant.paper.trainings.checkpoints import (
+    STATE,
+    Progress,
+    checkpoint_steps,
+    load_state,
+    save_checkpoint,
+    save_state,
+)
+from cumulant.paper.trainings.task import PARTS, Recipe, Task
+
+SETTINGS, RESULT = "settings.json", "result.json"
+SAVED_EVERY = 25  # steps: at most so many are done again after an interruption
+
+
+class Step(NamedTuple):
+    """What a watcher is told after an update: how many are done, the loss of the last one, and the model."""
+
+    step: int
+    loss: float
+    model: nn.Module
+
+
+class Run(NamedTuple):
+    """A finished training.
+
+    measures  on the test part, by the keys of the task
+    curve     rows of step and measures, at the steps of the checkpoints; for fixed points also ``settled``, the share
+              that was found in the evaluation
+    seconds   of training, evaluation included
+    diverged  the step after which the loss was no number, where the training ended; None if it was one throughout
+    """
+
+    task: str
+    block: str
+    seed: int
+    parameters: int
+    steps: int
+    measures: dict[str, float]
+    curve: tuple[dict[str, float], ...]
+    seconds: float
+    diverged: int | None = None
+
+
+def train(
+    task: Task,
+    block: str = "standard",
+    *,
+    seed: int = 0,
+    recipe: Recipe | None = None,
+    part: str = "test",
+    place: Path | None = None,
+    resume: bool = False,
+    after: Callable[[Step], object] = lambda step: None,
+) -> Run:
+    """Train a model with blocks of one kind, and measure it.
+
+    recipe  the task's own for this block if None
+    part    what the measures are of: "validation" where they choose something
+    place   where checkpoints go, and the state every 25 steps; None keeps nothing
+    resume  go on from what ``place`` holds: to the bit as if there had been no interruption, on the same machine
+    after   told after every update
+
+    >>> from cumulant.paper.trainings.recall import RecallTask
+    >>> recipe = RecallTask.recipe._replace(steps=2, batch=4)
+    >>> run = train(RecallTask(), recipe=recipe)
+    >>> [row["step"] for row in run.curve], sorted(run.measures)
+    ([0, 1, 2], ['accuracy', 'excess', 'nats'])
+    """
+    recipe = _checked(recipe or task.recipe_for(block))
+    if part not in PARTS:
+        raise ValueError(sentence("train.part", f"one of {', '.join(PARTS)}", repr(part), "Pick one."))
+    config = task.configure(block)
+    if place is not None:
+        place.mkdir(parents=True, exist_ok=True)
+        done = _claim(place, _settings(task, config, recipe, seed, part), resume)
+        if done is not None:
+            return done
+    model = _initial(task, config, seed)
+    optimizer = _optimizer(model, recipe)
+    progress = (load_state(place, model, optimizer) if place is not None else None) or Progress()
+    progress, diverged = _Loop(task, config, recipe, seed, part, place, after).run(model, optimizer, progress)
+    measures = {m.key: progress.curve[-1][m.key] for m in task.measures} if diverged is None else {}
+    counted = count_parameters(model)
+    run = Run(task.name, block, seed, counted, recipe.steps, measures, progress.curve, progress.seconds, diverged)
+    if place is not None:
+        write(place / RESULT, json.dumps(run._asdict(), indent=1) + "\n")
+        (place / STATE).unlink(missing_ok=True)
+    return run
+
+
+def rate_at(recipe: Recipe, step: int) -> float:
+    """The learning rate of an update: a linear rise, then half a cosine down to a tenth.
+
+    >>> recipe = Recipe(steps=100, rate=1.0, batch=1, warmup=10)
+    >>> [round(rate_at(recipe, step), 3) for step in (0, 9, 50, 100)]
+    [0.1, 0.982, 0.55, 0.1]
+    """
+    rise = min(1.0, (step + 1) / recipe.warmup) if recipe.warmup else 1.0
+    return recipe.rate * rise * (0.55 + 0.45 * math.cos(math.pi * step / recipe.steps))
+
+
+@dataclasses.dataclass
+class _Loop:
+    task: Task
+    config: Stack
+    recipe: Recipe
+    seed: int
+    part: str
+    place: Path | None
+    after: Callable[[Step], object]
+
+    def run(self, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress):
+        """Updates until the last step: where it ended, and the step after which the loss was no number."""
+        steps, marks = self.recipe.steps, checkpoint_steps(self.recipe.steps)
+        before, start = progress.seconds, time.perf_counter()
+        while True:
+            if progress.step in marks and not (progress.curve and progress.curve[-1]["step"] == progress.step):
+                row = self._look(model, progress.step)
+                if not all(map(math.isfinite, row.values())):
+                    return progress, progress.step
+                progress = progress._replace(curve=(*progress.curve, row))
+            progress = progress._replace(seconds=before + time.perf_counter() - start)
+            if self.place is not None and (progress.step in marks or progress.step % SAVED_EVERY == 0):
+                save_state(self.place, model, optimizer, progress)
+            if progress.step == steps:
+                return progress, None
+            loss = self._update(model, optimizer, progress.step)
+            if not math.isfinite(loss):
+                return progress, progress.step
+            progress = progress._replace(step=progress.step + 1)
+            self.after(Step(progress.step, loss, model))
+
+    def _look(self, model: nn.Module, step: int) -> dict[str, float]:
+        if self.place is not None:
+            save_checkpoint(self.place, self.task, model, self.config, step=step, seed=self.seed)
+        model.eval()
+        with _settling(model) as settled:
+            found = self.task.evaluate(model, self.part)
+        model.train()
+        return {"step": step, **found, **({"settled": float(torch.cat(settled).double().mean())} if settled else {})}
+
+    def _update(self, model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> float:
+        generator = torch.Generator().manual_seed((self.seed << 32) + step)
+        optimizer.zero_grad(set_to_none=True)
+        loss = self.task.loss(model, self.recipe.batch, generator)
+        value = float(loss.detach())
+        if math.isfinite(value):
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), self.recipe.clip)
+            for group in optimizer.param_groups:
+                group["lr"] = rate_at(self.recipe, step)
+            optimizer.step()
+        return value
+
+
+@contextmanager
+def _settling(model: nn.Module) -> Iterator[list[Tensor]]:
+    """Of every fixed point that is looked for inside, whether it was found."""
+    found: list[Tensor] = []
+
+    def keep(block: nn.Module, args: tuple, output: Tensor) -> None:
+        assert isinstance(block, EquilibriumBlock)
+        if block.last is not None:
+            found.append(block.last.converged.flatten())
+
+    handles = [m.register_forward_hook(keep) for m in model.modules() if isinstance(m, EquilibriumBlock)]
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _initial(task: Task, config: Stack, seed: int) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        return task.build(config)
+
+
+def _optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
+    matrices = [p for p in model.parameters() if p.ndim >= 2]
+    others = [p for p in model.parameters() if p.ndim < 2]
+    groups = [{"params": matrices, "weight_decay": recipe.decay}, {"params": others, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=recipe.rate, betas=(0.9, 0.95), fused=True)
+
+
+def _checked(recipe: Recipe) -> Recipe:
+    for name in ("steps", "rate", "batch", "clip"):
+        if not getattr(recipe, name) > 0:
+            raise ValueError(sentence(f"train.{name}", "a positive number", getattr(recipe, name), "Give one."))
+    return recipe
+
+
+def _settings(task: Task, config: Stack, recipe: Recipe, seed: int, part: str) -> dict:
+    """All that decides what a training does, flat, so that a difference has a name."""
+    about = {"format": FORMAT, "task": task.name, "seed": seed, "part": part, "data": task.fingerprint}
+    return {**about, **recipe._asdict(), **dataclasses.asdict(config)}
+
+
+def _claim(place: Path, settings: dict, resume: bool) -> Run | None:
+    """Settle that ``place`` holds a training with these settings, or none; the run if it is finished."""
+    if not (place / SETTINGS).exists():
+        write(place / SETTINGS, json.dumps(settings, indent=1) + "\n")
+        return None
+    if not resume:
+        advice = "Pass --resume to go on with it, or --force to train again."
+        raise ValueError(sentence("train.place", "a new directory", f"{place}, which holds a training", advice))
+    stored = _stored(place / SETTINGS)
+    differ = [key for key in {**stored, **settings} if stored.get(key) != settings.get(key)]
+    if differ:
+        then = ", ".join(f"{key} {stored.get(key)}" for key in differ)
+        now = ", ".join(f"{key} {settings.get(key)}" for key in differ)
+        advice = "Pass the same settings, or name a new directory."
+        raise ValueError(sentence("--resume", f"{then} as in {place}", now, advice))
+    return _finished(place)
+
+
+def _stored(path: Path) -> dict:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(found, dict):
+            return found
+    except ValueError:
+        pass
+    raise ValueError(sentence("--resume", f"the settings of a training in {path}", "another text", "Use --force."))
+
+
+def _finished(place: Path) -> Run | None:
+    if not (place / RESULT).exists():
+        return None
+    try:
+        found = Run(**_stored(place / RESULT))
+        return found._replace(curve=tuple(found.curve))
+    except TypeError:
+        advice = "Delete it, or train again with --force."
+        raise ValueError(sentence("--resume", f"a result in {place / RESULT}", "something else", advice)) from None

@@ -1,0 +1,127 @@
+"""Outcomes as rows, as JSON and as Markdown."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from cumulant.files import markdown_row
+from cumulant.paper.checks.evidence import Evidence
+from cumulant.paper.checks.registry import CHECKS
+from cumulant.paper.verify.run import Outcome
+
+NONE = "–"
+HEADER = ("id", "statement", "verdict", "error ≤ tolerance", "as written", "status", "time")
+
+
+def row(outcome: Outcome) -> tuple[str, ...]:
+    """One line of the table."""
+    claim = outcome.claim
+    seconds = f"{outcome.seconds:.2f} s" if outcome.results else NONE
+    return (claim.id, claim.words, claim.verdict.value, _worst(outcome), _literal(outcome), status(outcome), seconds)
+
+
+def status(outcome: Outcome) -> str:
+    """What the table says last: whether the numbers support the verdict, or why there are none."""
+    return NONE if outcome.status == "not a claim" else outcome.status
+
+
+def summary(outcomes: Sequence[Outcome]) -> str:
+    """One sentence about all of them."""
+    count = Counter(o.status for o in outcomes)
+    checks = {r.name for o in outcomes for r in o.results}
+    numbers = sum(len(r.evidence) for r in {r.name: r for o in outcomes for r in o.results}.values())
+    parts = [
+        _counted(len(outcomes), "statement"),
+        f"{_counted(len(checks), 'check')} with {_counted(numbers, 'comparison')}",
+    ]
+    named = {
+        "agrees": "with numbers that agree with the verdict",
+        "disagrees": "that disagree",
+        "skipped": "skipped",
+    }
+    parts += [f"{count[key]} {words}" for key, words in named.items() if count[key] or key == "disagrees"]
+    if count["not a claim"]:
+        parts.append(f"{count['not a claim']} with nothing to check (definitions, wording, motivation)")
+    return ", ".join(parts) + "."
+
+
+def _counted(number: int, noun: str) -> str:
+    """
+    >>> _counted(1, "check"), _counted(3, "check")
+    ('1 check', '3 checks')
+    """
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def as_json(outcomes: Sequence[Outcome], seed: int) -> dict:
+    """Everything that was found, as plain data."""
+    return {
+        "seed": seed,
+        "summary": summary(outcomes),
+        "claims": [
+            {
+                "id": o.claim.id,
+                "section": o.claim.section,
+                "statement": o.claim.words,
+                "equation": o.claim.equation,
+                "condition": o.claim.condition,
+                "as_written": o.claim.literal,
+                "verdict": o.claim.verdict.value,
+                "status": o.status,
+                "reason": o.claim.reason,
+                "checks": [
+                    {
+                        "name": r.name,
+                        "place": CHECKS[r.name].place,
+                        "passed": r.passed,
+                        "problem": r.problem,
+                        "skipped": r.skipped,
+                        "seconds": round(r.seconds, 4),
+                        "evidence": [_plain(e) for e in r.evidence],
+                    }
+                    for r in o.results
+                ],
+            }
+            for o in outcomes
+        ],
+    }
+
+
+def markdown(outcomes: Sequence[Outcome]) -> str:
+    """A table for a page: no times, so that it only changes when a number does."""
+    lines = [markdown_row(HEADER[:-1]), markdown_row("---" for _ in HEADER[:-1])]
+    lines += [markdown_row(row(o)[:-1]) for o in outcomes]
+    return "\n".join([*lines, "", summary(outcomes)]) + "\n"
+
+
+def bound(e: Evidence) -> str:
+    """A comparison as the reader sees it.
+
+    >>> bound(Evidence("mean", "agrees", 2e-16, 1e-12)), bound(Evidence("literal", "differs", 0.27, 0.01))
+    ('2e-16 ≤ 1e-12', '0.27 > 0.01')
+    """
+    if e.kind in ("agrees", "differs"):
+        sign = ("≤" if e.passed else "≰") if e.kind == "agrees" else (">" if e.passed else "≯")
+        return f"{e.value:.2g} {sign} {e.bound:g}".replace("e-0", "e-")
+    if e.kind == "seen":
+        return f"{e.value:.4g}"
+    return "true" if e.passed else "false"
+
+
+def _worst(outcome: Outcome) -> str:
+    if any(r.problem for r in outcome.results):
+        return "broken"
+    if outcome.worst is not None:
+        return bound(outcome.worst)
+    return NONE if not outcome.results else "true" if all(r.passed for r in outcome.results) else "false"
+
+
+def _literal(outcome: Outcome) -> str:
+    found = outcome.discrepancy
+    return f"off by {found.value:.2g}" if found is not None and outcome.claim.literal else NONE
+
+
+def _plain(e: Evidence) -> dict:
+    bounded = None if e.bound != e.bound else e.bound
+    return {"label": e.label, "kind": e.kind, "value": e.value, "bound": bounded, "note": e.note, "passed": e.passed}
