@@ -338,7 +338,7 @@ def toy_run(setting: Setting) -> Result:
     rows = [{"part": i, "value": v} for i, v in enumerate(values)]
 
     def draw():
-        drawn = drawing.figure(3, 2)
+        drawn = figures.figure(3, 2)
         drawn.subplots().plot(values)
         return drawn
 
@@ -456,7 +456,7 @@ def test_a_run_that_cannot_be_written_is_not_called_finished(command, tmp_path, 
 
 
 def test_a_figure_is_replaced_in_one_step(tmp_path, monkeypatch):
-    drawn, path = drawing.figure(2, 2), tmp_path / "one.svg"
+    drawn, path = figures.figure(2, 2), tmp_path / "one.svg"
     figures.save(drawn, path)
     before = path.read_bytes()
     figures.save(drawn, path)
@@ -471,7 +471,7 @@ def test_a_figure_is_replaced_in_one_step(tmp_path, monkeypatch):
 def test_without_matplotlib_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ModuleNotFoundError, match=r"figure: expected matplotlib, .*install cumulant\[lab\]"):
-        drawing.figure()
+        figures.figure()
 
 
 def test_result_holds_when_all_do():
