@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from cumulant.kernels.inputs import Inputs, Plan
-from cumulant.kernels.support import Support
+from cumulant.kernels.support import FlatSupport
 
 FAR = 100.0  # |centre of a row's atoms − c|² in units of their variance: two digits
 
@@ -56,7 +56,7 @@ class Columns(NamedTuple):
         return self.single if self.far is None or self.single is None else self.single | self.far
 
 
-def _centre(x: Inputs, points: Tensor, support: Support) -> Tensor:
+def _centre(x: Inputs, points: Tensor, support: FlatSupport) -> Tensor:
     """(g, 1, ·) of the points that some query sees."""
     if not points.shape[1]:
         return points.new_zeros(1)
@@ -66,7 +66,7 @@ def _centre(x: Inputs, points: Tensor, support: Support) -> Tensor:
     return (points * seen).sum(1, keepdim=True) / seen.sum(1, keepdim=True).clamp_min(1)
 
 
-def _rows(apart: Tensor, square: Tensor, support: Support, queries: int) -> tuple[Tensor, Tensor]:
+def _rows(apart: Tensor, square: Tensor, support: FlatSupport, queries: int) -> tuple[Tensor, Tensor]:
     """Which rows see one atom, and which are far from the centre that ``apart`` is counted from."""
     table = torch.cat([apart, square[..., None], torch.ones_like(square)[..., None]], -1).double()
     sums = support.row_sums(table, queries)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from cumulant.kernels.moments import STATISTICS
-from cumulant.kernels.support import Band, Support
+from cumulant.kernels.support import Band, FlatSupport
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,6 @@ class Inputs(NamedTuple):
         eta, atoms, values, per_atom, per_pair = tensors
         return Inputs(eta, atoms, values, per_atom, per_pair, mask)
 
-    def support(self, band: Band) -> Support:
+    def support(self, band: Band) -> FlatSupport:
         """Which atoms each query sees, and with what weight."""
-        return Support(band, self.mask, self.per_atom, self.per_pair)
+        return FlatSupport(band, self.mask, self.per_atom, self.per_pair)

@@ -16,7 +16,7 @@ from torch import Tensor
 from cumulant.kernels.columns import Columns
 from cumulant.kernels.inputs import Inputs, Plan
 from cumulant.kernels.streaming import ranges, tiles
-from cumulant.kernels.support import Support
+from cumulant.kernels.support import FlatSupport
 
 TRACES = ("value_trace", "atom_trace")
 
@@ -96,7 +96,7 @@ def pull_back(
     return total
 
 
-def _block(x: Inputs, sides: Sides, support: Support, out, grad, total, direct, where, space) -> None:
+def _block(x: Inputs, sides: Sides, support: FlatSupport, out, grad, total, direct, where, space) -> None:
     heads, rows, cols = where
     eta, atoms = x.eta[heads, rows], x.atoms[heads, cols]
     score, p = (s[: eta.shape[0], : eta.shape[1], : atoms.shape[1]] for s in space)

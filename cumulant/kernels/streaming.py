@@ -17,7 +17,7 @@ from torch import Tensor
 
 from cumulant.kernels.columns import Columns
 from cumulant.kernels.inputs import Inputs, Plan
-from cumulant.kernels.support import Support
+from cumulant.kernels.support import FlatSupport
 
 BLOCK = 1 << 18  # scores in a block: 1 MiB in float32
 ROWS = 256
@@ -78,7 +78,7 @@ def empty_output(x: Inputs, name: str) -> Tensor:
 class Strip:
     """Running statistics of some rows: sums relative to ``top`` with total weight ``mass``; means already divided."""
 
-    def __init__(self, x: Inputs, plan: Plan, columns: Columns, support: Support, heads: slice, rows: slice):
+    def __init__(self, x: Inputs, plan: Plan, columns: Columns, support: FlatSupport, heads: slice, rows: slice):
         self.x, self.plan, self.columns, self.support = x, plan, columns, support
         self.heads, self.rows = heads, rows
         self.eta = x.eta[heads, rows]
