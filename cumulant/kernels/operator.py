@@ -15,14 +15,13 @@ from cumulant.kernels.compiled import compiled_stream
 from cumulant.kernels.dense import accumulate
 from cumulant.kernels.fisher import FisherProduct, reference_product
 from cumulant.kernels.inputs import Inputs, Plan
-from cumulant.kernels.moments import STATISTICS, Moments, mixing_weights
+from cumulant.kernels.moments import ATOMS_AS_VALUES, STATISTICS, Moments, mixing_weights
 from cumulant.kernels.recompute import reference
 from cumulant.kernels.stream_function import stream
 from cumulant.kernels.support import Band
 
 BACKENDS = ("auto", "dense", "fused", "streaming")
 DERIVED = {"entropy": ("mean_score", "mean_log_weight"), "effective_atoms": ("log_sum_square",)}
-ATOMS_AS_VALUES: dict[str, str] = {"mean": "atom_mean", "value_trace": "atom_trace"}
 SMALL = 1 << 15  # scores up to which the reference is the fastest kernel, and its matrix no larger than a block
 
 
@@ -193,14 +192,13 @@ def _compute(x: Inputs, plan: Plan, backend: str) -> dict[str, Tensor]:
 
 
 def _record(request: _Request, x: Inputs, out: dict[str, Tensor]) -> Moments:
-    fields = {name: request.unflatten(tensor) for name, tensor in out.items()}
-    if x.values is None and "atom_mean" in fields:
-        fields["mean"] = fields["atom_mean"]
-        if "atom_trace" in fields:
-            fields["value_trace"] = fields["atom_trace"]
+    found = {name: request.unflatten(tensor) for name, tensor in out.items()}
+    g = found.pop("log_normalizer")
+    if x.values is None:
+        found |= {name: found[of_atoms] for name, of_atoms in ATOMS_AS_VALUES.items() if of_atoms in found}
     if x.per_atom is None and x.per_pair is None:
-        fields["mean_log_weight"] = torch.zeros_like(fields["log_normalizer"])
-    return Moments(**fields)
+        found["mean_log_weight"] = torch.zeros_like(g)
+    return Moments(g, found)
 
 
 def add_sink(record: Moments, sink: float | Tensor, single: bool = False) -> Moments:
@@ -217,18 +215,13 @@ def add_sink(record: Moments, sink: float | Tensor, single: bool = False) -> Mom
             raise ValueError(sentence("moments.sink", expected, shape(s), "Heads are a batch axis: one sink per head."))
         s = s if single else s[..., None]
     s = s.expand(g.shape)
-    empty = torch.zeros_like(g)
     alone = {
-        "log_normalizer": s,
         "mean_log_weight": torch.where(s == -torch.inf, 0, s),
         "log_sum_square": 2 * s,
-        "max_score": empty - torch.inf,
+        "max_score": torch.zeros_like(g) - torch.inf,
     }
-    fields = {}
-    for name, value in vars(record).items():
-        fields[name] = None if value is None else alone.get(name, torch.zeros_like(value))
-    merged = record.merge(Moments(**fields))
-    return replace(merged, sink_mass=mixing_weights(g, s)[2])
+    statistics = {name: alone.get(name, torch.zeros_like(value)) for name, value in record.statistics.items()}
+    return replace(record.merge(Moments(s, statistics)), sink_mass=mixing_weights(g, s)[2])
 
 
 class _Request:

@@ -10,20 +10,20 @@ is 5e-7 at |G| = 8.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from cumulant.checks import sentence
 from cumulant.kernels.collectives import TIMEOUT, Group, Ranks
-from cumulant.kernels.moments import Moments
+from cumulant.kernels.moments import ATOMS_AS_VALUES, Moments
 from cumulant.kernels.operator import add_sink, moments
-from cumulant.kernels.sharded_sums import Block, Fields, all_reduced, round_the_ring
+from cumulant.kernels.sharded_sums import Block, Fields, all_reduced, fields_of, record_of, round_the_ring
 
 Span = tuple[int, int]  # first position and length
-AS_ATOMS = {"mean": "atom_mean", "value_trace": "atom_trace"}  # the same where the values are the atoms
 
 
 def sharded_moments(
@@ -86,8 +86,9 @@ def sharded_moments(
 
 
 def _first_row(record: Moments) -> Moments:
-    rows = {f.name: getattr(record, f.name) for f in fields(record) if getattr(record, f.name) is not None}
-    return Moments(**{name: t.select(record.log_normalizer.ndim - 1, 0) for name, t in rows.items()})
+    rows = {name: t.select(record.log_normalizer.ndim - 1, 0) for name, t in fields_of(record).items()}
+    sink = record.sink_mass
+    return replace(record_of(rows), sink_mass=None if sink is None else sink.select(sink.ndim - 1, 0))
 
 
 @dataclass
@@ -163,37 +164,37 @@ class _Work:
         """Statistics of the rows of this rank over the atoms that ``owner`` holds."""
         keys = spans(self.lengths, owner, self.layout)
         done = []
-        for r, (first, _) in enumerate(self.rows):
-            record = None
-            for k, (start, _) in enumerate(keys):
-                atoms, values, weights = (_cut(t, keys, k, axis) for t, axis in zip(block, (-2, -2, -1), strict=True))
-                found = moments(
-                    *(_cut(eta, self.rows, r, -2), atoms, values),  # pyright: ignore[reportArgumentType]
-                    log_weights=weights,
-                    mask=self.mask,
-                    causal=self.causal,
-                    window=self.window,
-                    offset=first - start if self.banded else None,
-                    backend=self.backend,
-                    statistics=self.statistics,
-                )
-                record = found if record is None else record.merge(found)
-            done.append(self._own_fields(record))
+        for r in range(len(self.rows)):
+            parts = (self._stretch(eta, block, keys, r, k) for k in range(len(keys)))
+            done.append(self._own_fields(functools.reduce(Moments.merge, parts)))
         return {k: torch.cat([d[k] for d in done], -2 if k in ("mean", "atom_mean") else -1) for k in done[0]}
 
-    def _own_fields(self, record: Moments | None) -> Fields:
+    def _stretch(self, eta: Tensor, block: Block, keys: list[Span], r: int, k: int) -> Moments:
+        """Stretch r of the rows over stretch k of the keys."""
+        atoms, values, weights = (_cut(t, keys, k, axis) for t, axis in zip(block, (-2, -2, -1), strict=True))
+        return moments(
+            *(_cut(eta, self.rows, r, -2), atoms, values),  # pyright: ignore[reportArgumentType]
+            log_weights=weights,
+            mask=self.mask,
+            causal=self.causal,
+            window=self.window,
+            offset=self.rows[r][0] - keys[k][0] if self.banded else None,
+            backend=self.backend,
+            statistics=self.statistics,
+        )
+
+    def _own_fields(self, record: Moments) -> Fields:
         """What goes over the wire: of atoms that are their own values one copy, of weights that are all 1 nothing."""
-        known = AS_ATOMS if self.values is None else {}
+        known = ATOMS_AS_VALUES if self.values is None else {}
         known = known if self.log_weights is not None else {**known, "mean_log_weight": ""}
-        found = {f.name: getattr(record, f.name) for f in fields(Moments)}
-        return {name: value for name, value in found.items() if value is not None and name not in known}
+        return {name: value for name, value in fields_of(record).items() if name not in known}
 
     def record(self, found: Fields) -> Moments:
         if self.values is None:
-            found = found | {k: found[a] for k, a in AS_ATOMS.items() if a in found}
+            found = found | {k: found[a] for k, a in ATOMS_AS_VALUES.items() if a in found}
         if self.log_weights is None:
             found = found | {"mean_log_weight": torch.zeros_like(found["log_normalizer"])}
-        return Moments(**found)
+        return record_of(found)
 
 
 def _named(name: str, tensor: Tensor, free: int | None) -> str:

@@ -18,10 +18,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from cumulant.kernels.collectives import Ranks
-from cumulant.kernels.moments import Moments
+from cumulant.kernels.moments import CENTRED, Moments
 
 LINEAR = ("mean", "atom_mean", "mean_score", "mean_log_weight")
-CENTRED = {"score_variance": "mean_score", "value_trace": "mean", "atom_trace": "atom_mean"}
 PLAIN = ("positive",)  # sums as they are: scores of the positives of a loss
 Fields = dict[str, Tensor]  # names of `Moments`, and those in PLAIN
 Block = Sequence[Tensor | None]  # atoms and what goes with them
@@ -101,12 +100,22 @@ def _finite(top: Tensor) -> Tensor:
 
 def merge(a: Fields, b: Fields) -> Fields:
     """Two blocks as one."""
-    joined = Moments(**_without_plain(a)).merge(Moments(**_without_plain(b)))
-    return {name: a[name] + b[name] if name in PLAIN else getattr(joined, name) for name in a}
+    joined = fields_of(_record(a).merge(_record(b)))
+    return {name: a[name] + b[name] if name in PLAIN else joined[name] for name in a}
 
 
-def _without_plain(fields: Fields) -> Fields:
-    return {name: value for name, value in fields.items() if name not in PLAIN}
+def _record(fields: Fields) -> Moments:
+    return record_of({name: value for name, value in fields.items() if name not in PLAIN})
+
+
+def record_of(fields: Fields) -> Moments:
+    """Statistics by name as a record."""
+    return Moments(fields["log_normalizer"], {k: v for k, v in fields.items() if k != "log_normalizer"})
+
+
+def fields_of(record: Moments) -> Fields:
+    """The log-normalizer and the statistics of a record, by name."""
+    return {"log_normalizer": record.log_normalizer, **record.statistics}
 
 
 # ---------------------------------------------------------------------- replicated queries

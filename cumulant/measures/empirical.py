@@ -97,7 +97,7 @@ class Empirical(Measure):
 
     @per_query
     def mean(self, eta: Queries) -> Queries:
-        return self._moments(eta, "mean").mean.to(eta.dtype)  # pyright: ignore[reportOptionalMemberAccess]
+        return self._moments(eta, "mean").mean.to(eta.dtype)
 
     @per_query
     def fisher_mv(self, eta: Queries, v: Queries) -> Queries:

@@ -94,7 +94,7 @@ class Sharded(Measure):
 
     @per_query
     def mean(self, eta: Queries) -> Queries:
-        return self._moments(eta, "mean").mean.to(eta.dtype)  # pyright: ignore[reportOptionalMemberAccess]
+        return self._moments(eta, "mean").mean.to(eta.dtype)
 
     @per_query
     def fisher_mv(self, eta: Queries, v: Queries) -> Queries:
@@ -112,7 +112,7 @@ class Sharded(Measure):
         whole = self._moments(eta, "mean")
         ranks = self._ranks
         eta, v = ranks.spread(eta), ranks.spread(v)
-        g, mean = ranks.spread(whole.log_normalizer), ranks.spread(whole.mean)  # pyright: ignore[reportArgumentType]
+        g, mean = ranks.spread(whole.log_normalizer), ranks.spread(whole.mean)
         mine = self.part.log_normalizer(eta)
         share = torch.where(mine == -torch.inf, 0, torch.exp(mine - torch.where(g == -torch.inf, 0, g)))
         return ranks, eta, v, share, self.part.mean(eta) - mean
