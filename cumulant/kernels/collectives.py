@@ -88,8 +88,8 @@ class Ranks:
     def reduced(self, x: Tensor, operation) -> Tensor:
         out = x.detach().clone(memory_format=torch.contiguous_format)
         if self.size > 1 and out.numel():
-            with self._watched():
-                self._wait(dist.all_reduce(out, operation, group=self.process_group, async_op=True))
+            with self.watched():
+                self.wait(dist.all_reduce(out, operation, group=self.process_group, async_op=True))
         return out
 
     def send_on(self, block: Sequence[Tensor], shapes: Sequence[torch.Size]) -> PendingBlock:
@@ -104,7 +104,7 @@ class Ranks:
                 operations.append(dist.P2POp(dist.isend, send, peers[0], self.process_group))
             if receive.numel():
                 operations.append(dist.P2POp(dist.irecv, receive, peers[1], self.process_group))
-        with self._watched():
+        with self.watched():
             works = dist.batch_isend_irecv(operations) if operations else []
         return PendingBlock(self, works, received, sent)
 
@@ -122,8 +122,8 @@ class Ranks:
             message[SIGNATURE_BYTES:] = torch.tensor(numbers, dtype=torch.int64).view(torch.uint8)
         device = self._device()
         everyone = [torch.empty_like(message, device=device) for _ in range(self.size)]
-        with self._watched():
-            self._wait(dist.all_gather(everyone, message.to(device), group=self.process_group, async_op=True))
+        with self.watched():
+            self.wait(dist.all_gather(everyone, message.to(device), group=self.process_group, async_op=True))
         everyone = [m.cpu() for m in everyone]
         signatures = [bytes(m[:SIGNATURE_BYTES].tolist()).rstrip(b"\0").decode(errors="replace") for m in everyone]
         for rank, other in enumerate(signatures):
@@ -139,7 +139,7 @@ class Ranks:
         nccl = dist.get_backend(self.process_group) == "nccl"
         return torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
 
-    def _wait(self, work) -> None:
+    def wait(self, work) -> None:
         work.wait(timedelta(seconds=self.timeout))
 
     def _arrive(self) -> None:
@@ -150,10 +150,10 @@ class Ranks:
 
     @staticmethod
     def _store():
-        return dist.distributed_c10d._get_default_store()
+        return dist.distributed_c10d._get_default_store()  # pyright: ignore[reportPrivateUsage]
 
     @contextmanager
-    def _watched(self) -> Iterator[None]:
+    def watched(self) -> Iterator[None]:
         try:
             yield
         except RuntimeError as error:
@@ -189,9 +189,9 @@ class PendingBlock:
     sent: list[Tensor]  # referenced until the transfer is complete
 
     def wait(self) -> list[Tensor]:
-        with self.ranks._watched():
+        with self.ranks.watched():
             for work in self.works:
-                self.ranks._wait(work)
+                self.ranks.wait(work)
         return self.received
 
 

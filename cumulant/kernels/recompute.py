@@ -139,7 +139,7 @@ class StripResults:
 
 
 def _transformed(tensor: Tensor) -> bool:
-    return torch._C._functorch.is_functorch_wrapped_tensor(tensor)  # pyright: ignore[reportAttributeAccessIssue]
+    return torch._C._functorch.is_functorch_wrapped_tensor(tensor)  # pyright: ignore[reportAttributeAccessIssue, reportPrivateUsage]
 
 
 def untracked(tensors) -> list[Any]:
