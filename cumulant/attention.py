@@ -74,7 +74,6 @@ def attention(
     eta, keys, values = _in_one_precision(query, scale, key, value)
     with without_autocast(query):
         found = moments(eta, keys, values, statistics=("mean",), **support)
-    assert found.mean is not None
     return found.mean.to(query.dtype)
 
 
@@ -170,9 +169,6 @@ def _attend(
 ) -> Attended:
     wanted = ("mean", "entropy", "effective_atoms", "value_trace")
     found = moments(eta, key, value, sink=sink, statistics=wanted, backend=backend, **support)
-    assert found.mean is not None
-    assert found.mean_score is not None
-    assert found.value_trace is not None
     g = found.log_normalizer
     base = _log_mass(eta, key, sink, support)
     absent = g == -torch.inf

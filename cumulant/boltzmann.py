@@ -221,13 +221,13 @@ def contrastive_divergence(
         raise TypeError(sentence("contrastive_divergence.model", "a RestrictedBoltzmann", got, "Build one first."))
     if not isinstance(steps, int) or steps < 1:
         raise ValueError(sentence("contrastive_divergence.steps", "a number of steps ≥ 1", steps, "1 is CD-1."))
-    v = model._data("contrastive_divergence", data)
+    v = model._data("contrastive_divergence", data)  # pyright: ignore[reportPrivateUsage]
     if len(v) == 0:
-        return model._nothing()
+        return model._nothing()  # pyright: ignore[reportPrivateUsage]
     chain = data
     for _ in range(steps):
         chain = model.sample_visible(model.sample_hidden(chain, generator=generator), generator=generator)
-    return _minus(model._expectation(v), model._expectation(accumulate(chain)))
+    return _minus(model._expectation(v), model._expectation(accumulate(chain)))  # pyright: ignore[reportPrivateUsage]
 
 
 def _minus(a: Gradient, b: Gradient) -> Gradient:

@@ -43,7 +43,7 @@ def energy(
     0.490939721599
     """
     state, patterns, log_weights = _rounded(state, patterns, log_weights)
-    memory = _Memory(patterns, beta, log_weights, state)
+    memory = _PatternMemory(patterns, beta, log_weights, state)
     with without_autocast(state):
         return memory.energy(state, memory.measure.log_normalizer(memory.eta(state)))
 
@@ -94,7 +94,7 @@ def retrieve(
         got, advice = type(gate).__name__, "One gate serves all states."
         raise TypeError(sentence("retrieve.gate", "a number in (0, 2)", got, advice))
     state, patterns, log_weights = _rounded(state, patterns, log_weights)
-    memory = _Memory(patterns, beta, log_weights, state)
+    memory = _PatternMemory(patterns, beta, log_weights, state)
     solver = Damped(gate)
     trace: list[Tensor] = []
 
@@ -283,7 +283,7 @@ def _rounded(state: Tensor, patterns: Tensor, log_weights: Tensor | None) -> tup
     return state, patterns, log_weights
 
 
-class _Memory:
+class _PatternMemory:
     """Patterns as a measure, with β and the constants of the energy."""
 
     def __init__(self, patterns: Tensor, beta: float | Tensor, log_weights: Tensor | None, state: Tensor):

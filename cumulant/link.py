@@ -98,7 +98,6 @@ def link_fit(
     support = {"mask": mask, "causal": causal, "offset": offset}
     weights = None if log_weights is None else accumulate(log_weights)
     found = moments(eta, accumulate(key), log_weights=weights, statistics=("mean", "effective_atoms"), **support)
-    assert found.mean is not None
     g = found.log_normalizer  # (*batch, q)
     live = (g > -torch.inf).double()
     eps = torch.finfo(g.dtype).eps

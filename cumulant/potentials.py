@@ -25,7 +25,7 @@ from torch.nn.functional import logsigmoid
 from cumulant.checks import broadcast, holds, require_alike, require_finite, require_float, sentence, shape
 from cumulant.kernels.dense import accumulate
 from cumulant.measures import Hull, Measure, convolve, per_query
-from cumulant.measures.dual import spread
+from cumulant.measures.dual import scale_and_span
 from cumulant.measures.transform import add_logs
 from cumulant.residual import Step
 from cumulant.special import log_det_plus_identity
@@ -102,7 +102,7 @@ class Units(Measure):
         b = self.weight.new_zeros(self.weight.shape[-2]) if self.bias is None else self.bias
         fires = (b > -torch.inf).expand(*self.batch_shape, -1)
         w = torch.where(fires[..., None], self.weight, 0)
-        diameter, span = spread(w.mT @ w / 4)
+        diameter, span = scale_and_span(w.mT @ w / 4)
         bound = torch.where(fires, (-b).clamp_min(0), 0).sum(-1)
         return Hull(diameter[..., None], span[..., None, :, :], bound[..., None])
 

@@ -102,9 +102,9 @@ def _near(b: float, x: Tensor, kappa: Tensor) -> Radial:
     steps = max(0, -int((b - 1 - DEBYE_ORDER) // 1))
     nu, square = b + steps - 1, 4 * x
     s = torch.sqrt(nu**2 + square)
-    root, log = _debye_root(nu, s), _debye_log(nu, s, square / (s + nu))
-    across = 1 / (nu + s) - root.half / s.square()
-    along = nu / (nu + s) / s + root.curve(square / s.square()) / s.square()
+    total, log = _debye_sum(nu, s), _debye_log(nu, s, square / (s + nu))
+    across = 1 / (nu + s) - total.half / s.square()
+    along = nu / (nu + s) / s + total.curve(square / s.square()) / s.square()
     if steps:
         top = 2 * (b + steps)
         ratio, sigma = top * across, along / (top * across.square())
@@ -121,18 +121,18 @@ def _far(b: float, kappa: Tensor) -> Radial:
     """By Debye's expansion at order ν = b − 1 itself; in ratios to s ≥ κ, of which no square is formed."""
     nu = b - 1
     s = torch.hypot(kappa, torch.full_like(kappa, nu))
-    root, cosine = _debye_root(nu, s), kappa / s
-    slope = kappa / (nu + s) - root.half * cosine / s
-    scaled = cosine.square() * (nu * (s / (nu + s)) + root.curve(cosine.square()))
+    total, cosine = _debye_sum(nu, s), kappa / s
+    slope = kappa / (nu + s) - total.half * cosine / s
+    scaled = cosine.square() * (nu * (s / (nu + s)) + total.curve(cosine.square()))
     if nu >= DEBYE_ORDER:
         log = _debye_log(nu, s, kappa * (kappa / (s + nu)))
     else:  # too low for the expansion at κ = 0, so that Γ(b) comes in
         constant = math.lgamma(b) + nu * math.log(2) - math.log(2 * math.pi) / 2
-        log = s - nu * torch.log(nu + s) - torch.log(s) / 2 + constant + torch.log(root.value)
+        log = s - nu * torch.log(nu + s) - torch.log(s) / 2 + constant + torch.log(total.value)
     return Radial(log, slope, slope / kappa, scaled / kappa / kappa, scaled)
 
 
-class _Root(NamedTuple):
+class _DebyeSum(NamedTuple):
     """Debye's sum U(w) = Σ U_k(ν/s) ν^-k at w = max(ν, 40)/s, ½ + E with E = w U′/U, and w E′.
 
     With s = √(ν²+κ²):  g′/κ = 1/(ν+s) − (½ + E)/s²,     g″ = ν/(s(ν+s)) + ((½ + E)(κ²−ν²) + κ² w E′)/s⁴
@@ -147,12 +147,12 @@ class _Root(NamedTuple):
         return self.half * (2 * cosine2 - 1) + cosine2 * self.bend
 
 
-def _debye_root(nu: float, s: Tensor) -> _Root:
+def _debye_sum(nu: float, s: Tensor) -> _DebyeSum:
     debye, w = _at_order(DEBYE[0], nu), max(nu, DEBYE_ORDER) / s
     u = _polynomial(debye, w)
     first = _polynomial([i * c for i, c in enumerate(debye)], w) / u
     second = _polynomial([i * (i - 1) * c for i, c in enumerate(debye)], w) / u
-    return _Root(u, 0.5 + first, first + second - first.square())
+    return _DebyeSum(u, 0.5 + first, first + second - first.square())
 
 
 def _debye_log(nu: float, s: Tensor, excess: Tensor) -> Tensor:

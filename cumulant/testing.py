@@ -56,7 +56,7 @@ def check_measure(
     if eta is None:
         generator = torch.Generator().manual_seed(seed)
         eta = 0.5 * torch.randn(5, measure.dim, generator=generator, dtype=torch.float64)
-        eta = eta.to(exact._like().device)
+        eta = eta.to(exact.empty_tensor().device)
         while not exact.log_normalizer(eta).isfinite().all() and eta.abs().max() > 1e-6:
             eta = eta / 2
     eta = eta.double()

@@ -24,7 +24,7 @@ from cumulant.kernels import moments
 from cumulant.kernels.autocast import autocast, without_autocast
 from cumulant.kernels.collectives import Group, Ranks
 from cumulant.kernels.dense import accumulate
-from cumulant.kernels.losses import Plan, losses
+from cumulant.kernels.losses import LossPlan, losses
 from cumulant.kernels.strips import positives_of
 
 
@@ -94,7 +94,7 @@ def info_nce(
         rows = without(rows, counts.row_counts == 0)
     eta = rows / positive_temperature(where, temperature, query)
     weight = None if reduction == "none" else torch.cat([weights_of(c, reduction, eta) for c in sides]) / len(sides)
-    plan = Plan(exclude_self=exclude_self, two_sided=symmetric)
+    plan = LossPlan(exclude_self=exclude_self, two_sided=symmetric)
     value = losses(eta, accumulate(key), target, plan, weight=weight).value
     return (value[:n] + value[n:]) / 2 if symmetric and reduction == "none" else value
 

@@ -16,7 +16,7 @@ from cumulant.contrastive.arguments import (
 )
 from cumulant.kernels.collectives import Ranks
 from cumulant.kernels.dense import accumulate
-from cumulant.kernels.sharded_losses import Row, ring_rows, vocabulary_rows
+from cumulant.kernels.sharded_losses import RowLosses, ring_rows, vocabulary_rows
 from cumulant.kernels.strips import positives_of
 
 
@@ -129,6 +129,6 @@ def _target(positives: Tensor | None, query: Tensor, key: Tensor, exclude_self: 
     return target
 
 
-def _reduced(ranks: Ranks, row: Row, reduction: str) -> Tensor:
+def _reduced(ranks: Ranks, row: RowLosses, reduction: str) -> Tensor:
     total = ranks.total(row.loss.sum())
     return total / ranks.sum((row.count > 0).sum()).clamp_min(1) if reduction == "mean" else total

@@ -21,7 +21,7 @@ from cumulant.contrastive.sharded import sharded_cross_entropy
 from cumulant.kernels.autocast import autocast
 from cumulant.kernels.collectives import Group, Ranks
 from cumulant.kernels.dense import accumulate
-from cumulant.kernels.losses import Plan, losses
+from cumulant.kernels.losses import LossPlan, losses
 
 
 class VocabularyLoss(NamedTuple):
@@ -105,7 +105,7 @@ def linear_cross_entropy(
         rows, lost = counted_rows(rows, flat == ignore_index, largest_of(atoms) if return_log_normalizer else None)
         index = torch.where(flat == ignore_index, -1, flat)
         counted = None if reduction == "none" else weights_of(index >= 0, reduction, rows)
-        plan = Plan(softcap=softcap, smoothing=label_smoothing, z_loss=z_loss)
+        plan = LossPlan(softcap=softcap, smoothing=label_smoothing, z_loss=z_loss)
         value, log_normalizer = losses(rows, atoms, index, plan, bias=own, weight=counted)
         log_normalizer = torch.where(lost, torch.nan, log_normalizer)
     loss = value.reshape(targets.shape) if reduction == "none" else value

@@ -96,7 +96,7 @@ class Ascend:
         self._check(x)
         if isinstance(self.keys, Measure):
             return self.keys.mean(self.scale * x)
-        return self._look(x).mean.to(x.dtype)  # pyright: ignore[reportOptionalMemberAccess]
+        return self._look(x).mean.to(x.dtype)
 
     def log_normalizer(self, x: Queries) -> PerQuery:
         """G(s x); −inf where no key is seen:  (*batch, n, d) → (*batch, n)."""
@@ -153,7 +153,6 @@ class Ascend:
         away = points - points.mean(-2, keepdim=True)
         row, column = torch.triu_indices(d, d, device=x.device)
         found = self._look(x, torch.cat([away, away[..., row] * away[..., column]], -1)).mean
-        assert found is not None
         place = torch.empty(d, d, dtype=torch.int64, device=x.device)
         place[row, column] = place[column, row] = torch.arange(len(row), device=x.device)
         first, second = found[..., :d].to(x.dtype), found[..., d:].to(x.dtype)
@@ -174,8 +173,7 @@ class Ascend:
         if self.causal:
             return before
         after = _earlier(eta.flip(-2), x.flip(-2), values.flip(-2))
-        assert after.mean is not None
-        return before.merge(Moments(after.log_normalizer.flip(-1), after.mean.flip(-2)))
+        return before.merge(Moments(after.log_normalizer.flip(-1), {"mean": after.mean.flip(-2)}))
 
     def _check(self, x: object) -> None:
         x = require_float("Ascend.x", x)
@@ -208,8 +206,7 @@ def _earlier(eta: Tensor, x: Tensor, values: Tensor) -> Moments:
     """
     keys, held = x[..., :-1, :], None if values is x else values[..., :-1, :]
     found = moments(eta[..., 1:, :], keys, held, causal=True, offset=0, statistics=("mean",))
-    assert found.mean is not None
-    return Moments(pad(found.log_normalizer, (1, 0), value=-torch.inf), pad(found.mean, (0, 0, 1, 0)))
+    return Moments(pad(found.log_normalizer, (1, 0), value=-torch.inf), {"mean": pad(found.mean, (0, 0, 1, 0))})
 
 
 def _number(value: object) -> bool:

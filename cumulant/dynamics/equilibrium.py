@@ -200,7 +200,7 @@ def zero_mean_point(measure: Measure, *, sign: int = -1, max_steps: int = 100) -
     """
     if sign not in (1, -1):
         raise ValueError(sentence("zero_mean_point.sign", "-1 (descent) or +1 (ascent)", sign, "It only describes."))
-    like, count = measure._like(), measure.query_rows
+    like, count = measure.empty_tensor(), measure.query_rows
     zero = torch.zeros(measure.dim, dtype=like.dtype, device=like.device)
     solution = measure.natural(zero if count is None else zero.expand(count, -1), max_steps=max_steps)
     found, full = solution.converged, (measure.hull().span.square().sum(-2) > 0.5).all(-1)  # (*batch), (*batch, q | 1)

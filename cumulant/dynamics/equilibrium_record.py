@@ -85,7 +85,7 @@ def drop_query(found: Equilibrium) -> Equilibrium:
 
 def rows(where: str, measure: Measure, points: Tensor) -> Tensor:
     """Points as (*batch, q, d) with the batch of the measure."""
-    measure._check_queries(points, where.split(".")[0])
+    measure.check_queries(points, where.split(".")[0])
     require_finite(where, points)
     rows = points[None] if points.ndim == 1 else points
     own = torch.Size([*measure.batch_shape, measure.query_rows or 1, measure.dim])

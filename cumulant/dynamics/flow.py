@@ -206,7 +206,6 @@ class _Field:
         total = self._total(u, points, log_weights)
         if u.numel() * points.shape[-2] > PAIRS:
             seen = moments(eta, points, log_weights=log_weights, causal=self.causal, statistics=("mean",))
-            assert seen.mean is not None
             return seen.mean, seen.log_normalizer - total
         logits = eta @ points.mT if log_weights is None else eta @ points.mT + log_weights
         if self.causal:

@@ -173,7 +173,7 @@ def causal_equilibrium(
             keys = torch.cat([before, z], -2)
             # a lone token attends to itself whatever the scale
             mean = z if keys.shape[-2] == 1 else moments(s * z, keys, statistics=("mean",)).mean
-            return _settle(norm, z + gamma * mean.to(z.dtype), z)  # pyright: ignore[reportOptionalMemberAccess]
+            return _settle(norm, z + gamma * mean.to(z.dtype), z)
 
         return fixed_point(update, token, max_steps=max_steps, tol=tol)
 
@@ -198,8 +198,6 @@ def causal_equilibrium(
 def _causal_bound(norm: Renormalize, x: Tensor, scale: Tensor, step: float) -> Tensor:
     """‖RN'‖ ‖I + γ ∂m_i/∂x_i‖, with ∂m_i/∂x_i = s C_i + a_ii (I + s (x_i − m_i) x_iᵀ) and λ_max(C) ≤ tr C."""
     found = moments(scale * x, x, causal=True, statistics=("mean", "atom_trace"))
-    assert found.mean is not None
-    assert found.atom_trace is not None
     length = torch.linalg.vector_norm(x, dim=-1)
     own = torch.exp(scale * length.square() - found.log_normalizer)
     apart = torch.linalg.vector_norm(x - found.mean, dim=-1)

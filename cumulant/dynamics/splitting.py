@@ -212,7 +212,7 @@ def lipschitz_per_query(measure: Measure, samples: torch.Size) -> PerQuery:
 
 def _bound(measure: Measure) -> Tensor:
     """L, broadcastable to (*batch, q | 1)."""
-    like = measure._like()
+    like = measure.empty_tensor()
     match measure:
         case Empirical():
             return _of_atoms(measure.atoms, _present(measure))

@@ -1,4 +1,28 @@
-"""How sums of exponentials are computed."""
+"""How sums of exponentials are computed: G, means, variances and their gradients, without the queries × atoms matrix.
+
+A call of `moments` goes through
+
+    operator.py          `moments` and `fisher_product`: names of statistics, choice of a backend, the sink
+    request.py           checks the arguments and flattens their batch axes to groups
+    inputs.py            `Inputs` (flattened tensors) and `Plan` (what to compute), the arguments of every kernel
+    support.py           `Band` and `FlatSupport`: which atoms a query sees, block by block
+    moments.py           `Moments`, the record that is returned, and `merge`, the sum of two sets of atoms
+
+and one of three backends: "dense" (few scores) goes to dense.py, the reference; "streaming" and "fused" go through
+
+    stream_function.py   an autograd.Function; compiled.py is the same as a custom operator for torch.compile
+    evaluate.py          forward and backward pass by a fast kernel, by the reference on rows where that is not exact
+    streaming.py         the forward sweep over blocks; columns.py: per-atom quantities; pullback.py: the backward sweep
+    fused.py             torch's attention kernel for G and means; layout.py: memory layouts that it reads
+    recompute.py         second derivatives and forward mode, by the reference on a few rows at a time
+
+`fisher_product` shares all but the sweep, which is in fisher.py. autocast.py casts arguments as torch.autocast does.
+
+Losses G − ⟨η, x⁺⟩ over many atoms have a sweep of their own: losses.py, with tiles and positives in strips.py.
+
+Over several processes: collectives.py (`Ranks`) has sums and rings with gradients, sharded_sums.py the statistics as
+numbers that add over ranks, sharded.py `sharded_moments` and `deal`, sharded_losses.py the losses.
+"""
 
 from cumulant.kernels.collectives import Ranks
 from cumulant.kernels.dense import dense_moments

@@ -1,4 +1,4 @@
-"""Mixed precision: what torch.autocast does to the operands of a matrix product or of a loss, done to ours."""
+"""Mixed precision: operands cast as torch.autocast casts those of a matrix product or of a loss."""
 
 from __future__ import annotations
 

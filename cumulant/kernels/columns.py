@@ -1,4 +1,4 @@
-"""Columns beside the values: quantities of an atom alone whose means are wanted, so that one product gives them all.
+"""Per-atom quantities whose means are requested, as columns beside the values: one product averages them all.
 
 A trace is formed about one centre c for all rows:   tr Cov_p(v) = Σ p |v − c|² − |m − c|².   The nearer c is to what a
 row sees, the fewer digits the difference costs. So c is the centre of those atoms that are seen at all; rows whose own
@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from cumulant.kernels.inputs import Inputs, Plan
-from cumulant.kernels.support import Support
+from cumulant.kernels.support import FlatSupport
 
 FAR = 100.0  # |centre of a row's atoms − c|² in units of their variance: two digits
 
 
-class Columns(NamedTuple):
-    """Squared distances to the centre, and finite log weights, per atom."""
+class AtomColumns(NamedTuple):
+    """Squared distances to the centre and finite log weights of every atom."""
 
     names: tuple[str, ...]
     table: Tensor | None  # (g, n, columns)
@@ -29,26 +29,26 @@ class Columns(NamedTuple):
     far: Tensor | None = None  # (g, q)
 
     @staticmethod
-    def of(x: Inputs, plan: Plan) -> Columns:
-        found, centre = {}, {}
+    def of(x: Inputs, plan: Plan) -> AtomColumns:
+        columns, centre = {}, {}
         support = x.support(plan.band)
-        spots = [
+        traced = [
             (name, points)
             for name, points in (("value_trace", x.values), ("atom_trace", x.atoms))
             if name in plan.statistics and points is not None
         ]
         single, far = None, None
-        for name, points in spots:
+        for name, points in traced:
             centre[name] = _centre(x, points, support)
             apart = points - centre[name]
-            found[name] = apart.square().sum(-1)
+            columns[name] = apart.square().sum(-1)
             if not support.everything:
-                single, there = _rows(apart, found[name], support, x.eta.shape[1])
-                far = there if far is None else far | there
+                single, far_here = _rows(apart, columns[name], support, x.eta.shape[1])
+                far = far_here if far is None else far | far_here
         if "mean_log_weight" in plan.statistics and x.per_atom is not None and x.per_pair is None:
-            found["mean_log_weight"] = torch.where(x.per_atom == -torch.inf, 0, x.per_atom)
-        table = torch.stack(list(found.values()), -1) if found else None
-        return Columns(tuple(found), table, centre, single, far if far is not None and bool(far.any()) else None)
+            columns["mean_log_weight"] = torch.where(x.per_atom == -torch.inf, 0, x.per_atom)
+        table = torch.stack(list(columns.values()), -1) if columns else None
+        return AtomColumns(tuple(columns), table, centre, single, far if far is not None and bool(far.any()) else None)
 
     @property
     def without_trace(self) -> Tensor | None:
@@ -56,7 +56,7 @@ class Columns(NamedTuple):
         return self.single if self.far is None or self.single is None else self.single | self.far
 
 
-def _centre(x: Inputs, points: Tensor, support: Support) -> Tensor:
+def _centre(x: Inputs, points: Tensor, support: FlatSupport) -> Tensor:
     """(g, 1, ·) of the points that some query sees."""
     if not points.shape[1]:
         return points.new_zeros(1)
@@ -66,7 +66,7 @@ def _centre(x: Inputs, points: Tensor, support: Support) -> Tensor:
     return (points * seen).sum(1, keepdim=True) / seen.sum(1, keepdim=True).clamp_min(1)
 
 
-def _rows(apart: Tensor, square: Tensor, support: Support, queries: int) -> tuple[Tensor, Tensor]:
+def _rows(apart: Tensor, square: Tensor, support: FlatSupport, queries: int) -> tuple[Tensor, Tensor]:
     """Which rows see one atom, and which are far from the centre that ``apart`` is counted from."""
     table = torch.cat([apart, square[..., None], torch.ones_like(square)[..., None]], -1).double()
     sums = support.row_sums(table, queries)

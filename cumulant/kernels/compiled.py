@@ -74,8 +74,8 @@ def pull_back_operator(
     plan = _plan(names, causal, window, offset, period, use_fused)
     known, grad = dict(zip(plan.outputs, out, strict=False)), dict(zip(plan.outputs, grads, strict=True))
     best = out[-1] if "max_score" in plan.statistics else None
-    found = gradients(x, plan, known, best, grad, (True,) * 5)
-    return [g for g in found if g is not None]
+    pulled = gradients(x, plan, known, best, grad, (True,) * 5)
+    return [g for g in pulled if g is not None]
 
 
 @pull_back_operator.register_fake
@@ -91,9 +91,9 @@ def _remember(ctx, inputs, output):
 def _backward(ctx, grads):
     names = ctx.settings[0].split(",")
     out = list(ctx.saved_tensors)
-    given = [torch.zeros_like(o) if g is None else g for o, g in zip(out[: len(names)], grads, strict=False)]
-    found = iter(pull_back_operator(*ctx.tensors, out, given, *ctx.settings))
-    return (*(None if t is None else next(found) for t in ctx.tensors[:5]), *(None,) * 7)
+    incoming = [torch.zeros_like(o) if g is None else g for o, g in zip(out[: len(names)], grads, strict=False)]
+    pulled = iter(pull_back_operator(*ctx.tensors, out, incoming, *ctx.settings))
+    return (*(None if t is None else next(pulled) for t in ctx.tensors[:5]), *(None,) * 7)
 
 
 sweep_operator.register_autograd(_backward, setup_context=_remember)

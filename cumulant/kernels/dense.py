@@ -67,7 +67,7 @@ def dense_moments(
         wanted |= {"mean": mean, "atom_mean": atom_mean}
     if "score_variance" in wanted:
         wanted["mean_score"] = mean_score
-    return Moments(log_normalizer=g, **wanted)
+    return Moments(g, wanted)
 
 
 def accumulate(tensor: Tensor) -> Tensor:

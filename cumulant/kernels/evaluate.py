@@ -1,9 +1,9 @@
-"""A request, forwards and backwards: by a fast kernel where that is exact, by the reference on some rows where not.
+"""Forward and backward pass of a plan: by a fast kernel where it is exact, by the reference on the other rows.
 
 The fast kernels multiply what a query does not see by its weight 0. That is nothing as long as every product is
-finite, and traces are right as long as rows are near their common centre (see `columns`). Neither is a matter of
-course: padding may hold any bits, and what a query does not see may be 10¹² times larger than all that it sees. So,
-where something is hidden,
+finite, and traces are right as long as rows are near their common centre (see `columns`). Neither need hold: padding
+may hold any bits, and what a query does not see may be 10¹² times larger than all that it sees. So, where something
+is hidden,
 
     atoms that no query of their group sees are put to 0 if any number is near the edge of the dtype;
     what is still near it, or not finite, goes to the reference, whose rule holds for every kernel: a query that sees
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from cumulant.kernels import fused
 from cumulant.kernels.autocast import without_autocast
-from cumulant.kernels.columns import Columns
+from cumulant.kernels.columns import AtomColumns
 from cumulant.kernels.dense import largest
 from cumulant.kernels.inputs import Inputs, Plan
 from cumulant.kernels.pullback import TRACES, pull_back
@@ -42,7 +42,7 @@ def evaluate(x: Inputs, plan: Plan) -> tuple[list[Tensor], Tensor | None]:
         return list(out.values()), index
     if plan.fused:
         return fused.forward(x, plan), None
-    columns = Columns.of(x, plan)
+    columns = AtomColumns.of(x, plan)
     out, best = sweep(x, plan, columns)
     if columns.far is not None:
         traces = replace(plan, statistics=frozenset(columns.names) & frozenset(TRACES))
@@ -68,14 +68,14 @@ def _gradients(x, plan, out, best, grad, needs) -> Gradients:
     if plan.fused:
         total = fused.backward(x, plan, out, grad)
         return [g if need else None for g, need in zip(total, needs, strict=True)]
-    columns = Columns.of(x, plan)
+    columns = AtomColumns.of(x, plan)
     total = pull_back(x, plan, columns, out, best, grad, needs)
     if columns.far is not None:
         _add_by_reference(x, plan, columns.far, {name: grad[name] for name in TRACES if name in grad}, total)
     return total
 
 
-# ---------------------------------------------------------------------- what is near the edge of the dtype
+# ---------------------------------------------------------------------- numbers near the edge of the dtype
 
 
 def ordinary_inputs(x: Inputs, plan: Plan, power: int, *more: Tensor) -> tuple[Inputs, bool]:
@@ -92,44 +92,46 @@ def ordinary_inputs(x: Inputs, plan: Plan, power: int, *more: Tensor) -> tuple[I
 
 
 def _finite_products(x: Inputs, power: int, more: tuple[Tensor, ...]) -> bool:
-    given = [t for t in (x.eta, x.atoms, x.values, *more) if t is not None and t.numel()]
-    width = max((t.shape[-1] for t in given if t.ndim > 2), default=1)
+    tensors = [t for t in (x.eta, x.atoms, x.values, *more) if t is not None and t.numel()]
+    width = max((t.shape[-1] for t in tensors if t.ndim > 2), default=1)
     limit = torch.finfo(x.eta.dtype).max ** (1 / power) / (8 * width)
-    return all(float(largest(t)) <= limit for t in given)  # false for NaN
+    return all(float(largest(t)) <= limit for t in tensors)  # false for NaN
 
 
 # ---------------------------------------------------------------------- some rows by the reference
 
 
-def _by_reference(x: Inputs, plan: Plan, chosen: Tensor | None, out: dict[str, Tensor]) -> None:
-    """Write the outputs of the plan for chosen rows (g, q), or for all."""
-    for head, rows in _pieces(x, plan, chosen):
+def _by_reference(x: Inputs, plan: Plan, selected: Tensor | None, out: dict[str, Tensor]) -> None:
+    """Write the outputs of the plan for the selected rows (g, q), or for all."""
+    for head, rows in _row_batches(x, plan, selected):
         part, small = _rows(x, plan, head, rows)
         for name, value in zip(small.outputs, reference(part, small), strict=True):
             out[name][head, rows] = value[0]
 
 
-def _add_by_reference(x: Inputs, plan: Plan, chosen: Tensor | None, grad: dict[str, Tensor], total: Gradients) -> None:
-    """Add the gradients of chosen rows (g, q), or of all."""
+def _add_by_reference(
+    x: Inputs, plan: Plan, selected: Tensor | None, grad: dict[str, Tensor], total: Gradients
+) -> None:
+    """Add the gradients of the selected rows (g, q), or of all."""
     plan = replace(plan, statistics=frozenset(grad))
-    for head, rows in _pieces(x, plan, chosen):
+    for head, rows in _row_batches(x, plan, selected):
         part, small = _rows(x, plan, head, rows)
         incoming = [grad[name][head, rows][None] for name in small.outputs]
-        found = iter(pull_function(part, small)(*present(part), *incoming))
+        slopes = iter(pull_function(part, small)(*present(part), *incoming))
         for slot, (mine, whole) in enumerate(zip(part[:5], total, strict=True)):
-            piece = None if mine is None else next(found)
-            if piece is not None and whole is not None:
+            slope = None if mine is None else next(slopes)
+            if slope is not None and whole is not None:
                 at = (head if whole.shape[0] > 1 else 0, rows) if slot in (0, 4) else (head,)
-                whole[at] += piece[0]
+                whole[at] += slope[0]
 
 
-def _pieces(x: Inputs, plan: Plan, chosen: Tensor | None) -> Iterator[tuple[int, Tensor]]:
-    """Chosen rows, head by head, as many as the reference may hold at once."""
+def _row_batches(x: Inputs, plan: Plan, selected: Tensor | None) -> Iterator[tuple[int, Tensor]]:
+    """The selected rows, head by head, as many as the reference may hold at once."""
     every = torch.arange(x.eta.shape[1], device=x.eta.device)
     for head in range(x.eta.shape[0]):
-        rows = every if chosen is None else every[chosen[head]]
+        rows = every if selected is None else every[selected[head]]
         if len(rows):
-            yield from ((head, some) for some in rows.split(rows_at_once(x, plan)))
+            yield from ((head, batch) for batch in rows.split(rows_at_once(x, plan)))
 
 
 def _rows(x: Inputs, plan: Plan, head: int, rows: Tensor) -> tuple[Inputs, Plan]:

@@ -14,7 +14,7 @@ from torch import Tensor
 from cumulant.kernels.dense import normalize, without_nonfinite
 from cumulant.kernels.evaluate import ordinary_inputs
 from cumulant.kernels.inputs import Inputs, Plan
-from cumulant.kernels.recompute import Pieces, cut, log_weights_of, or_zeros, part_of, present, strips, untracked
+from cumulant.kernels.recompute import StripResults, cut, log_weights_of, or_zeros, part_of, present, strips, untracked
 from cumulant.kernels.stream_function import fold, unfold
 from cumulant.kernels.streaming import ranges, tiles
 
@@ -23,11 +23,11 @@ def fisher_sweep(x: Inputs, vector: Tensor, plan: Plan) -> Tensor:
     """∇²G(η) v for eta and vector (g, q, d)."""
     x, ordinary = ordinary_inputs(x, plan, 3, vector)
     if not ordinary:
-        found = Pieces(x, 1)
+        results = StripResults(x, 1)
         for heads, rows in strips(x, plan):
             part, small = cut(x, plan, heads, rows)
-            found.add(heads, rows, [], [reference_product(part, vector[heads, rows], small)])
-        return found.rowwise()[0]
+            results.add(heads, rows, [], [reference_product(part, vector[heads, rows], small)])
+        return results.rowwise()[0]
     groups, queries, _ = x.eta.shape
     step, rows, cols = tiles(groups, queries, x.atoms.shape[1])
     out = x.eta.new_zeros(x.eta.shape)
@@ -97,28 +97,28 @@ class FisherProduct(torch.autograd.Function):
     def backward(ctx, grad):
         eta, atoms, per_atom, per_pair, mask, vector = untracked(ctx.saved_tensors)
         x = Inputs(eta, atoms, None, per_atom, per_pair, mask)
-        found = Pieces(x, 1)
+        results = StripResults(x, 1)
         for heads, rows in strips(x, ctx.plan):
             primal, function = _rows(x, ctx.plan, heads, rows)
             back = torch.func.vjp(function, *primal, vector[heads, rows])[1]
-            pieces = back(grad[heads, rows])
-            found.add(heads, rows, pieces[:-1], pieces[-1:])
-        d_eta, d_atoms, _, d_atom_w, d_pair_w = found.inputs()
-        return d_eta, d_atoms, d_atom_w, d_pair_w, None, found.rowwise()[0], None
+            slopes = back(grad[heads, rows])
+            results.add(heads, rows, slopes[:-1], slopes[-1:])
+        d_eta, d_atoms, _, d_atom_w, d_pair_w = results.inputs()
+        return d_eta, d_atoms, d_atom_w, d_pair_w, None, results.rowwise()[0], None
 
     @staticmethod
     def jvp(ctx, d_eta, d_atoms, d_atom_w, d_pair_w, _mask, d_vector, _plan):
         eta, atoms, per_atom, per_pair, mask, vector = ctx.saved_tensors
         x = Inputs(eta, atoms, None, per_atom, per_pair, mask)
         tangents = Inputs.of((d_eta, d_atoms, None, d_atom_w, d_pair_w))
-        found = Pieces(x, 1)
+        results = StripResults(x, 1)
         for heads, rows in strips(x, ctx.plan):
             primal, function = _rows(x, ctx.plan, heads, rows)
             primal = tuple(t.contiguous() for t in (*primal, vector[heads, rows]))
             moving = [*present(part_of(tangents, heads, rows), x), None if d_vector is None else d_vector[heads, rows]]
             moving = tuple(or_zeros(t, p) for t, p in zip(moving, primal, strict=True))
-            found.add(heads, rows, [], [torch.func.jvp(function, primal, moving)[1]])
-        return found.rowwise()[0]
+            results.add(heads, rows, [], [torch.func.jvp(function, primal, moving)[1]])
+        return results.rowwise()[0]
 
     @staticmethod
     def vmap(info, in_dims, *args):

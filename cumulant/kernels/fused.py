@@ -1,7 +1,7 @@
 """torch's fused CPU attention as an engine for G and means, and its backward made to carry the gradient of G.
 
 `_scaled_dot_product_flash_attention_for_cpu` returns attention and its log-sum-exp at the pace of the hardware, but
-alone it is a trap: values must be as wide as keys, the log-sum-exp has no gradient, a row without keys reports 0, an
+it has limits: values must be as wide as keys, the log-sum-exp has no gradient, a row without keys reports 0, an
 empty set ends the process, and rows are read by pointer as if their entries lay side by side. `refusal` says when it
 may not be used; the rest of this file keeps it inside those bounds.
 
@@ -64,7 +64,7 @@ def backward(x: Inputs, plan: Plan, out: dict[str, Tensor], grad: dict[str, Tens
     for name, points in _passes(x, plan):
         if name not in grad and incoming is None:
             continue
-        # for G alone no mean was kept, and none is needed: it only meets a zero gradient
+        # for G alone no mean was stored, and none is needed: its gradient is zero
         mean = out[name] if name in out else torch.zeros_like(x.eta)
         row = grad.get(name, torch.zeros_like(mean))
         if empty is not None:
@@ -78,7 +78,7 @@ def backward(x: Inputs, plan: Plan, out: dict[str, Tensor], grad: dict[str, Tens
                 _pad(points),
                 torch.cat([mean, -incoming[..., None]], -1),
             )
-        pieces = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+        slopes = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
             *(readable_rows(tensor)[None] for tensor in tensors),
             g.contiguous()[None],
             0.0,
@@ -86,12 +86,12 @@ def backward(x: Inputs, plan: Plan, out: dict[str, Tensor], grad: dict[str, Tens
             attn_mask=bias,
             scale=1.0,
         )
-        for slot, piece in zip((0, 1, 1 if points is x.atoms else 2), pieces, strict=True):
-            part = (piece[0] if incoming is None else piece[0, ..., :-1]).contiguous()
+        for slot, slope in zip((0, 1, 1 if points is x.atoms else 2), slopes, strict=True):
+            part = (slope[0] if incoming is None else slope[0, ..., :-1]).contiguous()
             total[slot] = part if total[slot] is None else total[slot] + part
         incoming = None  # the gradient of G goes with the first pass
-    found = zip(total, (x.eta, x.atoms, x.values), strict=True)
-    return [*(torch.zeros_like(t) if part is None and t is not None else part for part, t in found), None, None]
+    pairs = zip(total, (x.eta, x.atoms, x.values), strict=True)
+    return [*(torch.zeros_like(t) if part is None and t is not None else part for part, t in pairs), None, None]
 
 
 def _passes(x: Inputs, plan: Plan) -> list[tuple[str, Tensor]]:

@@ -1,4 +1,4 @@
-"""What every kernel is given: tensors with one group axis, and what to compute of them."""
+"""The arguments of every kernel: tensors with one group axis, and the plan of what to compute."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from typing import NamedTuple
 from torch import Tensor
 
 from cumulant.kernels.moments import STATISTICS
-from cumulant.kernels.support import Band, Support
+from cumulant.kernels.support import Band, FlatSupport
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What to compute, apart from tensors. Where the values are the atoms, "mean" and "value_trace" are not in it."""
+    """The statistics to compute and the band of the support.
+
+    Where the values are the atoms, "mean" and "value_trace" are not among the statistics.
+    """
 
     statistics: frozenset[str]
     band: Band
@@ -40,10 +43,10 @@ class Inputs(NamedTuple):
 
     @staticmethod
     def of(tensors, mask: Tensor | None = None) -> Inputs:
-        """From any five that stand in the places of the differentiable ones."""
+        """From a tensor, gradient or tangent for each of the five differentiable slots."""
         eta, atoms, values, per_atom, per_pair = tensors
         return Inputs(eta, atoms, values, per_atom, per_pair, mask)
 
-    def support(self, band: Band) -> Support:
+    def support(self, band: Band) -> FlatSupport:
         """Which atoms each query sees, and with what weight."""
-        return Support(band, self.mask, self.per_atom, self.per_pair)
+        return FlatSupport(band, self.mask, self.per_atom, self.per_pair)

@@ -28,7 +28,7 @@ Needs = tuple[bool, bool, bool]  # which of eta, atoms and bias want a gradient
 
 
 @dataclass(frozen=True)
-class Plan:
+class LossPlan:
     """What is computed, apart from tensors."""
 
     exclude_self: bool = False  # log weight −inf on the diagonal
@@ -49,7 +49,7 @@ def losses(
     eta: Tensor,
     atoms: Tensor,
     positives: Tensor,
-    plan: Plan,
+    plan: LossPlan,
     *,
     bias: Tensor | None = None,
     weight: Tensor | None = None,
@@ -62,14 +62,16 @@ def losses(
     with n × m numbers in memory.
     """
     wanted = tuple(t is not None and t.requires_grad and torch.is_grad_enabled() for t in (eta, atoms, bias))
-    value, log_normalizer, *_ = Contrast.apply(eta, atoms, bias, weight, positives, plan, wanted)
+    value, log_normalizer, *_ = LossFunction.apply(eta, atoms, bias, weight, positives, plan, wanted)
     return Losses(value, log_normalizer)
 
 
 # ---------------------------------------------------------------------- the sweep
 
 
-class Swept(NamedTuple):
+class SweepResult(NamedTuple):
+    """What `Sweep.run` returns."""
+
     loss: Tensor
     log_normalizer: Tensor
     gradients: tuple[Tensor, ...]  # of those inputs that need one
@@ -78,7 +80,7 @@ class Swept(NamedTuple):
 class Sweep:
     """Scores of (n, d) rows against (m, d) atoms, strip by strip, in buffers that are reused."""
 
-    def __init__(self, eta: Tensor, atoms: Tensor, bias: Tensor | None, positives: Tensor, plan: Plan):
+    def __init__(self, eta: Tensor, atoms: Tensor, bias: Tensor | None, positives: Tensor, plan: LossPlan):
         self.eta, self.atoms, self.bias, self.plan = eta, atoms, bias, plan
         self.n, self.m = eta.shape[0], atoms.shape[0]
         self.positives = positives_of(positives, self.m, plan.exclude_self)
@@ -90,7 +92,7 @@ class Sweep:
         self.mean = eta.new_full((self.m,), 1 / max(1, self.m)) if plan.smoothing else None
         self.removed = bias == -torch.inf if bias is not None and plan.softcap is not None else None
 
-    def run(self, weight: Tensor | None, extra: Tensor | None, needs: Needs) -> Swept:
+    def run(self, weight: Tensor | None, extra: Tensor | None, needs: Needs) -> SweepResult:
         """Losses, log-normalizers, and the gradients of Σ weight·ℓ + Σ extra·G."""
         self.gradients = [
             torch.zeros_like(t) if need and t is not None else None
@@ -103,7 +105,7 @@ class Sweep:
             sweep = self._two_sided if self.plan.two_sided else self._one_sided
             with without_autocast(self.eta):
                 loss, log_normalizer = sweep(weight if any(needs) else None, extra)
-        return Swept(loss, log_normalizer, tuple(g for g in self.gradients if g is not None))
+        return SweepResult(loss, log_normalizer, tuple(g for g in self.gradients if g is not None))
 
     def _one_sided(self, weight: Tensor | None, extra: Tensor | None) -> tuple[Tensor, Tensor]:
         sides = []
@@ -219,22 +221,22 @@ def _together(sides: list[Side]) -> tuple[Tensor, Tensor]:
 # ---------------------------------------------------------------------- as differentiable operations
 
 
-class Contrast(torch.autograd.Function):
+class LossFunction(torch.autograd.Function):
     """(eta, atoms, bias) → losses or their weighted sum, log-normalizers, and the gradients of that sum."""
 
     @staticmethod
-    def forward(eta, atoms, bias, weight, positives, plan: Plan, wanted: Needs):
+    def forward(eta, atoms, bias, weight, positives, plan: LossPlan, wanted: Needs):
         nothing = (False, False, False)
-        swept = Sweep(eta, atoms, bias, positives, plan).run(weight, None, wanted if weight is not None else nothing)
-        value = swept.loss if weight is None else (weight * swept.loss).sum()
-        return (value, swept.log_normalizer, *swept.gradients)
+        result = Sweep(eta, atoms, bias, positives, plan).run(weight, None, wanted if weight is not None else nothing)
+        value = result.loss if weight is None else (weight * result.loss).sum()
+        return (value, result.log_normalizer, *result.gradients)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
         *tensors, ctx.plan, ctx.wanted = inputs
         ctx.save_for_backward(*tensors)
         ctx.mark_non_differentiable(*output[2:])
-        ctx.found = tuple(g.detach() for g in output[2:])  # given away by the first backward pass, so never copied
+        ctx.gradients = tuple(g.detach() for g in output[2:])  # handed over by the first backward pass, never copied
         ctx.set_materialize_grads(False)
 
     @staticmethod
@@ -247,22 +249,22 @@ class Contrast(torch.autograd.Function):
             each = torch.zeros_like(grad_log)
         else:
             return (None,) * 7
-        found, ctx.found = ctx.found, ()
-        if found and grad_log is None and needs == ctx.wanted and not torch.is_grad_enabled():
-            return (*_spread((g.mul_(grad) for g in found), needs), None, None, None, None)
-        pulled = Pull.apply(eta, atoms, bias, each, grad_log, positives, ctx.plan, needs)
+        gradients, ctx.gradients = ctx.gradients, ()
+        if gradients and grad_log is None and needs == ctx.wanted and not torch.is_grad_enabled():
+            return (*_spread((g.mul_(grad) for g in gradients), needs), None, None, None, None)
+        pulled = LossGradients.apply(eta, atoms, bias, each, grad_log, positives, ctx.plan, needs)
         return (*_spread(pulled, needs), None, None, None, None)
 
     @staticmethod
     def vmap(info, in_dims, *args):
-        return _one_by_one(Contrast, info.batch_size, in_dims, args)
+        return _one_by_one(LossFunction, info.batch_size, in_dims, args)
 
 
-class Pull(torch.autograd.Function):
+class LossGradients(torch.autograd.Function):
     """(eta, atoms, bias, weight, extra) → the gradients of Σ weight·ℓ + Σ extra·G that are needed."""
 
     @staticmethod
-    def forward(eta, atoms, bias, weight, extra, positives, plan: Plan, needs: Needs):
+    def forward(eta, atoms, bias, weight, extra, positives, plan: LossPlan, needs: Needs):
         return Sweep(eta, atoms, bias, positives, plan).run(weight, extra, needs).gradients
 
     @staticmethod
@@ -277,17 +279,17 @@ class Pull(torch.autograd.Function):
             return (None,) * 8
         *given, positives = ctx.saved_tensors
         eta, atoms, bias, weight, extra = given
-        full = Pulled(eta, atoms, _or_zeros(bias, atoms.sum(1)), weight, _or_zeros(extra, weight))
-        totals = PullAgain.apply(*full, *_spread(incoming, ctx.needs), positives, ctx.plan)
+        full = PullInputs(eta, atoms, _or_zeros(bias, atoms.sum(1)), weight, _or_zeros(extra, weight))
+        totals = LossSecondOrder.apply(*full, *_spread(incoming, ctx.needs), positives, ctx.plan)
         return (*(None if t is None else total for t, total in zip(given, totals, strict=True)), None, None, None)
 
     @staticmethod
     def vmap(info, in_dims, *args):
-        return _one_by_one(Pull, info.batch_size, in_dims, args)
+        return _one_by_one(LossGradients, info.batch_size, in_dims, args)
 
 
-class Pulled(NamedTuple):
-    """The differentiable inputs of `Pull`; zeros where there is none."""
+class PullInputs(NamedTuple):
+    """The differentiable inputs of `LossGradients`; zeros where there is none."""
 
     eta: Tensor
     atoms: Tensor
@@ -296,13 +298,13 @@ class Pulled(NamedTuple):
     extra: Tensor
 
 
-class PullAgain(torch.autograd.Function):
-    """(inputs of `Pull`, a vector for each of its results) → the derivative of their inner product in every input."""
+class LossSecondOrder(torch.autograd.Function):
+    """(inputs of `LossGradients`, a vector for each result) → the derivative of their inner product in every input."""
 
     @staticmethod
-    def forward(eta, atoms, bias, weight, extra, on_eta, on_atoms, on_bias, positives, plan: Plan):
-        inputs, vectors = Pulled(eta, atoms, bias, weight, extra), (on_eta, on_atoms, on_bias)
-        totals = Pulled(*(torch.zeros_like(t) for t in inputs))
+    def forward(eta, atoms, bias, weight, extra, on_eta, on_atoms, on_bias, positives, plan: LossPlan):
+        inputs, vectors = PullInputs(eta, atoms, bias, weight, extra), (on_eta, on_atoms, on_bias)
+        totals = PullInputs(*(torch.zeros_like(t) for t in inputs))
         for transposed in (False, True) if plan.two_sided else (False,):
             _second_order(inputs, vectors, positives, plan, transposed, totals)
         return (*totals,)
@@ -318,10 +320,12 @@ class PullAgain(torch.autograd.Function):
 
     @staticmethod
     def vmap(info, in_dims, *args):
-        return _one_by_one(PullAgain, info.batch_size, in_dims, args)
+        return _one_by_one(LossSecondOrder, info.batch_size, in_dims, args)
 
 
-def _second_order(inputs: Pulled, vectors, positives: Tensor, plan: Plan, transposed: bool, totals: Pulled) -> None:
+def _second_order(
+    inputs: PullInputs, vectors, positives: Tensor, plan: LossPlan, transposed: bool, totals: PullInputs
+) -> None:
     """Adds to ``totals`` the derivatives of ⟨gradients, vectors⟩, a few rows (or columns, transposed) at a time."""
     matrix = positives_of(positives, len(inputs.atoms), plan.exclude_self)
     before, lines, others = (0, len(inputs.eta), len(inputs.atoms))
@@ -333,7 +337,7 @@ def _second_order(inputs: Pulled, vectors, positives: Tensor, plan: Plan, transp
         part, every = slice(i, min(i + step, lines)), slice(None)
         losses_of = slice(before + part.start, before + part.stop)
         where = (*((every, part) if transposed else (part, every)), every, losses_of, losses_of)
-        leaves = Pulled(*(t[w].detach().requires_grad_() for t, w in zip(inputs, where, strict=True)))
+        leaves = PullInputs(*(t[w].detach().requires_grad_() for t, w in zip(inputs, where, strict=True)))
         with torch.enable_grad(), without_autocast(inputs.eta):
             loss, g = reference(leaves, matrix.dense(part, transposed), plan, transposed, i)
             total = (leaves.weight * loss + leaves.extra * torch.where(g == -torch.inf, 0, g)).sum()
@@ -344,7 +348,7 @@ def _second_order(inputs: Pulled, vectors, positives: Tensor, plan: Plan, transp
             target[w] += piece
 
 
-def reference(x: Pulled, positives: Tensor, plan: Plan, transposed: bool, first: int) -> tuple[Tensor, Tensor]:
+def reference(x: PullInputs, positives: Tensor, plan: LossPlan, transposed: bool, first: int) -> tuple[Tensor, Tensor]:
     """ℓ and G of some rows (or columns) by their definitions; ``first`` is the index of row 0."""
     s = x.atoms @ x.eta.T if transposed else x.eta @ x.atoms.T + x.bias
     if plan.softcap is not None:

@@ -15,7 +15,7 @@ For queries η, atoms x, values v and log base weights w, with p_n = exp(⟨η,x
     sink_mass        probability of the sink, where one was added; it is not merged
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -33,23 +33,67 @@ STATISTICS = (
     "max_score",
     "log_sum_square",
 )
+CENTRED = {"score_variance": "mean_score", "value_trace": "mean", "atom_trace": "atom_mean"}  # variance: its mean
+ATOMS_AS_VALUES = {"mean": "atom_mean", "value_trace": "atom_trace"}  # the same where the values are the atoms
 
 
 @dataclass(frozen=True, eq=False)
 class Moments:
-    """Statistics of p_η per query (see the module); what was not requested is None."""
+    """Statistics of p_η per query (see the module).
+
+    log_normalizer  (*batch, q)
+    statistics      what was computed, by name; a property below raises a ValueError where its statistic is missing
+    sink_mass       (*batch, q), or None where no sink was added
+    """
 
     log_normalizer: PerQuery
-    mean: Queries | None = None
-    atom_mean: Queries | None = None
-    mean_score: PerQuery | None = None
-    score_variance: PerQuery | None = None
-    mean_log_weight: PerQuery | None = None
-    value_trace: PerQuery | None = None
-    atom_trace: PerQuery | None = None
-    max_score: PerQuery | None = None
-    log_sum_square: PerQuery | None = None
+    statistics: dict[str, Tensor] = field(default_factory=dict)
     sink_mass: PerQuery | None = None
+
+    @property
+    def mean(self) -> Queries:
+        """Σ p v; the mean of the atoms where no values were given."""
+        return self._requested("mean", "mean")
+
+    @property
+    def atom_mean(self) -> Queries:
+        """Σ p x = ∇G."""
+        return self._requested("atom_mean", "atom_mean")
+
+    @property
+    def mean_score(self) -> PerQuery:
+        """Σ p ⟨η,x⟩."""
+        return self._requested("mean_score", "mean_score")
+
+    @property
+    def score_variance(self) -> PerQuery:
+        """Var_p ⟨η,x⟩."""
+        return self._requested("score_variance", "score_variance")
+
+    @property
+    def mean_log_weight(self) -> PerQuery:
+        """Σ p w."""
+        return self._requested("mean_log_weight", "mean_log_weight")
+
+    @property
+    def value_trace(self) -> PerQuery:
+        """tr Cov_p(v)."""
+        return self._requested("value_trace", "value_trace")
+
+    @property
+    def atom_trace(self) -> PerQuery:
+        """tr Cov_p(x) = tr ∇²G."""
+        return self._requested("atom_trace", "atom_trace")
+
+    @property
+    def max_score(self) -> PerQuery:
+        """max_n ⟨η,x_n⟩ over atoms of positive weight."""
+        return self._requested("max_score", "max_score")
+
+    @property
+    def log_sum_square(self) -> PerQuery:
+        """log Σ_n exp(2(⟨η,x_n⟩ + w_n))."""
+        return self._requested("log_sum_square", "log_sum_square")
 
     @property
     def mass(self) -> PerQuery:
@@ -60,7 +104,7 @@ class Moments:
     def entropy(self) -> PerQuery:
         """H(p) = G − Σ p ⟨η,x⟩ − Σ p w; zero for an empty row."""
         g = self.log_normalizer
-        h = g - self._need("mean_score", "entropy") - self._need("mean_log_weight", "entropy")
+        h = g - self._requested("mean_score", "entropy") - self._requested("mean_log_weight", "entropy")
         return torch.where(g == -torch.inf, 0, h)
 
     @property
@@ -73,7 +117,7 @@ class Moments:
         """1/Σp² = exp(2G − log_sum_square); zero for an empty row."""
         g = self.log_normalizer
         empty = g == -torch.inf
-        square = self._need("log_sum_square", "effective_atoms")
+        square = self._requested("log_sum_square", "effective_atoms")
         exponent = torch.where(empty, 0, 2 * g - torch.where(empty, 0, square))
         return torch.where(empty, 0, exponent.exp())
 
@@ -90,45 +134,32 @@ class Moments:
         >>> torch.allclose(parts.mean, dense_moments(eta, x).mean)
         True
         """
-        self._same_fields(other)
-        g, u, v = mixing_weights(self.log_normalizer, other.log_normalizer)
-
-        def mix(name: str, spread: Tensor | None = None) -> Tensor | None:
-            a, b = getattr(self, name), getattr(other, name)
-            if a is None:
-                return None
-            if a.ndim > g.ndim:
-                return u[..., None] * a + v[..., None] * b
-            mixed = u * a + v * b
-            return mixed if spread is None else mixed + u * v * spread
-
-        return Moments(
-            log_normalizer=g,
-            mean=mix("mean"),
-            atom_mean=mix("atom_mean"),
-            mean_score=mix("mean_score"),
-            score_variance=mix("score_variance", _gap(self.mean_score, other.mean_score)),
-            mean_log_weight=mix("mean_log_weight"),
-            value_trace=mix("value_trace", _gap(self.mean, other.mean, dim=-1)),
-            atom_trace=mix("atom_trace", _gap(self.atom_mean, other.atom_mean, dim=-1)),
-            max_score=_both(torch.maximum, self.max_score, other.max_score),
-            log_sum_square=_both(safe_logaddexp, self.log_sum_square, other.log_sum_square),
-        )
-
-    def _need(self, name: str, asked: str) -> Tensor:
-        value = getattr(self, name)
-        if value is None:
+        for name in sorted(self.statistics.keys() ^ other.statistics.keys()):
             raise ValueError(
-                sentence(f"Moments.{asked}", f"statistics that include {name!r}", "a record without it", "Request it.")
+                sentence("Moments.merge", f"both sides with {name!r}", "one without", "Request equal statistics.")
             )
-        return value
+        g, u, v = mixing_weights(self.log_normalizer, other.log_normalizer)
+        mixed = {}
+        for name, a in self.statistics.items():
+            b = other.statistics[name]
+            if name == "max_score":
+                mixed[name] = torch.maximum(a, b)
+            elif name == "log_sum_square":
+                mixed[name] = safe_logaddexp(a, b)
+            elif a.ndim > g.ndim:
+                mixed[name] = u[..., None] * a + v[..., None] * b
+            else:
+                mixed[name] = u * a + v * b
+            if name in CENTRED:
+                gap = (self.statistics[CENTRED[name]] - other.statistics[CENTRED[name]]).square()
+                mixed[name] = mixed[name] + u * v * (gap.sum(-1) if gap.ndim > g.ndim else gap)
+        return Moments(g, mixed)
 
-    def _same_fields(self, other: "Moments") -> None:
-        for f in fields(self):
-            if f.name != "sink_mass" and (getattr(self, f.name) is None) != (getattr(other, f.name) is None):
-                raise ValueError(
-                    sentence("Moments.merge", f"both sides with {f.name!r}", "one without", "Request equal statistics.")
-                )
+    def _requested(self, name: str, attribute: str) -> Tensor:
+        if name not in self.statistics:
+            expected = f"statistics that include {name!r}"
+            raise ValueError(sentence(f"Moments.{attribute}", expected, "a record without it", "Request it."))
+        return self.statistics[name]
 
 
 def safe_logaddexp(a: Tensor, b: Tensor) -> Tensor:
@@ -145,14 +176,3 @@ def mixing_weights(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     empty = total == 0
     total = torch.where(empty, 1, total)
     return torch.where(empty, -torch.inf, top + torch.log(total)), ea / total, eb / total
-
-
-def _gap(a: Tensor | None, b: Tensor | None, dim: int | None = None) -> Tensor | None:
-    if a is None or b is None:
-        return None
-    square = (a - b).square()
-    return square if dim is None else square.sum(dim)
-
-
-def _both(function, a: Tensor | None, b: Tensor | None) -> Tensor | None:
-    return None if a is None or b is None else function(a, b)

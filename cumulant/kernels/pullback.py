@@ -1,4 +1,4 @@
-"""The derivatives of the streaming sweep: first order in closed form block by block, second order by recomputation.
+"""The backward pass of the streaming sweep: first derivatives in closed form, block by block.
 
 For statistics T_i = Σ_j p_ij t_ij with incoming gradients g_T, every block needs
 
@@ -13,18 +13,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from cumulant.kernels.columns import Columns
+from cumulant.kernels.columns import AtomColumns
 from cumulant.kernels.inputs import Inputs, Plan
 from cumulant.kernels.streaming import ranges, tiles
-from cumulant.kernels.support import Support
+from cumulant.kernels.support import FlatSupport
 
 TRACES = ("value_trace", "atom_trace")
 
 
-class Sides:
-    """`left` (g, q, k), `right` (g, n, k) and the constant (g, q) of X, and where each part sits in the k columns."""
+class Factors:
+    """`left` (g, q, k), `right` (g, n, k) and the constant (g, q) of X, and the columns of each part among the k."""
 
-    def __init__(self, x: Inputs, columns: Columns, out: dict[str, Tensor], grad: dict[str, Tensor]):
+    def __init__(self, x: Inputs, columns: AtomColumns, out: dict[str, Tensor], grad: dict[str, Tensor]):
         self.columns = columns
         self.parts: dict[str, slice] = {}
         left, right, expected = [], [], []
@@ -38,19 +38,19 @@ class Sides:
             left.append(row)
             right.append(points)
             expected.append((row * out[name]).sum(-1))
-            self._place(name, points.shape[-1])
+            self._append(name, points.shape[-1])
         for i, name in enumerate(self.columns.names):
             if name in grad:
                 left.append(grad[name][..., None])
                 right.append(self.columns.table[..., i : i + 1])  # pyright: ignore[reportOptionalSubscript]
                 expected.append(grad[name] * self._column_mean(name, out))
-                self._place(name, 1)
+                self._append(name, 1)
         zero = torch.zeros_like(out["log_normalizer"])
         self.left = torch.cat(left, -1) if left else None
         self.right = torch.cat(right, -1) if right else None
         self.constant = grad.get("log_normalizer", zero) - (sum(expected) if expected else 0)
 
-    def _place(self, name: str, width: int) -> None:
+    def _append(self, name: str, width: int) -> None:
         start = max((s.stop for s in self.parts.values()), default=0)
         self.parts[name] = slice(start, start + width)
 
@@ -64,7 +64,7 @@ class Sides:
 def pull_back(
     x: Inputs,
     plan: Plan,
-    columns: Columns,
+    columns: AtomColumns,
     out: dict[str, Tensor],
     best: Tensor | None,
     grad: dict[str, Tensor],
@@ -77,9 +77,9 @@ def pull_back(
     grad = {k: torch.where(alive if v.ndim == alive.ndim else alive[..., None], v, 0) for k, v in grad.items()}
     if columns.without_trace is not None:
         grad |= {k: grad[k].masked_fill(columns.without_trace, 0) for k in TRACES if k in grad}
-    sides = Sides(x, columns, out, grad)
+    factors = Factors(x, columns, out, grad)
     total = [t.new_zeros(t.shape) if t is not None and need else None for t, need in zip(x[:5], needs, strict=True)]
-    direct = None if sides.right is None else sides.right.new_zeros(sides.right.shape)
+    direct = None if factors.right is None else factors.right.new_zeros(factors.right.shape)
     groups, queries, _ = x.eta.shape
     step, rows, cols = tiles(groups, queries, x.atoms.shape[1])
     space = x.eta.new_empty(2, step, rows, cols)
@@ -88,15 +88,15 @@ def pull_back(
         for strip in ranges(queries, rows):
             for span in ranges(x.atoms.shape[1], cols):
                 if not plan.band.hides(strip, span):
-                    _block(x, sides, support, out, grad, total, direct, (heads, strip, span), space)
+                    _block(x, factors, support, out, grad, total, direct, (heads, strip, span), space)
     if direct is not None:
-        _direct(x, sides, direct, total)
+        _direct(x, factors, direct, total)
     if "max_score" in grad and best is not None:
         _best(x, grad["max_score"], best, total)
     return total
 
 
-def _block(x: Inputs, sides: Sides, support: Support, out, grad, total, direct, where, space) -> None:
+def _block(x: Inputs, factors: Factors, support: FlatSupport, out, grad, total, direct, where, space) -> None:
     heads, rows, cols = where
     eta, atoms = x.eta[heads, rows], x.atoms[heads, cols]
     score, p = (s[: eta.shape[0], : eta.shape[1], : atoms.shape[1]] for s in space)
@@ -110,11 +110,11 @@ def _block(x: Inputs, sides: Sides, support: Support, out, grad, total, direct, 
         p.masked_fill_(~here[..., None], 0)
     # this block's share of the row, e^{G_block − G}; it scales the short rows instead of the long ones
     share = torch.where(here, torch.exp(top - torch.where(here, g, 0)) / p.amax(-1).clamp_min(1e-38), 0)
-    slope = (sides.constant[heads, rows] * share)[..., None]
+    slope = (factors.constant[heads, rows] * share)[..., None]
     left = None
-    if sides.left is not None and sides.right is not None:
-        left = sides.left[heads, rows] * share[..., None]
-        slope = torch.baddbmm(slope, left, sides.right[heads, cols].mT)
+    if factors.left is not None and factors.right is not None:
+        left = factors.left[heads, rows] * share[..., None]
+        slope = torch.baddbmm(slope, left, factors.right[heads, cols].mT)
     slope, extra = _score_terms(slope, score, p, share, out, grad, heads, rows)
     if "mean_log_weight" in grad and x.per_pair is not None:
         incoming = (grad["mean_log_weight"][heads, rows] * share)[..., None]
@@ -167,17 +167,17 @@ def _accumulate(x, total, direct, where, eta, atoms, p, slope, extra, left, grad
             total[4][heads, rows, cols] += d_logit
 
 
-def _direct(x: Inputs, sides: Sides, direct: Tensor, total: list[Tensor | None]) -> None:
+def _direct(x: Inputs, factors: Factors, direct: Tensor, total: list[Tensor | None]) -> None:
     """What reaches values, atoms and weights without passing through the logits: pᵀ left."""
     for slot, points, name, trace in ((2, x.values, "mean", "value_trace"), (1, x.atoms, "atom_mean", "atom_trace")):
         sink = total[slot]
-        if sink is None or points is None or name not in sides.parts:
+        if sink is None or points is None or name not in factors.parts:
             continue
-        sink += direct[..., sides.parts[name]]
-        if trace in sides.parts:
-            sink += 2 * (points - sides.columns.centre[trace]) * direct[..., sides.parts[trace]]
-    if total[3] is not None and "mean_log_weight" in sides.parts:
-        total[3] += direct[..., sides.parts["mean_log_weight"]][..., 0]
+        sink += direct[..., factors.parts[name]]
+        if trace in factors.parts:
+            sink += 2 * (points - factors.columns.centre[trace]) * direct[..., factors.parts[trace]]
+    if total[3] is not None and "mean_log_weight" in factors.parts:
+        total[3] += direct[..., factors.parts["mean_log_weight"]][..., 0]
 
 
 def _best(x: Inputs, grad: Tensor, best: Tensor, total: list[Tensor | None]) -> None:

@@ -1,4 +1,4 @@
-"""Derivatives that have no closed form here, by recomputing the reference kernel on a few rows at a time.
+"""Derivatives without a closed form, by autograd through the reference kernel on a few rows at a time.
 
 Rows are independent given the atoms, so holding a strip of rows × all atoms is enough for any derivative: memory stays
 O(q + n), and autograd through the reference is right by construction.
@@ -28,7 +28,7 @@ def reference(x: Inputs, plan: Plan) -> tuple[Tensor, ...]:
     if "atom_mean" in plan.outputs:
         wanted.append("mean")  # which brings the mean of the atoms
     m = dense_moments(x.eta, x.atoms, x.values, log_weights=log_weights_of(x, plan), statistics=wanted)
-    return tuple(getattr(m, name) for name in plan.outputs)
+    return tuple(m.log_normalizer if name == "log_normalizer" else m.statistics[name] for name in plan.outputs)
 
 
 def log_weights_of(x: Inputs, plan: Plan) -> Tensor | None:
@@ -41,36 +41,36 @@ def log_weights_of(x: Inputs, plan: Plan) -> Tensor | None:
 
 def push_forward(x: Inputs, plan: Plan, tangents: Inputs) -> list[Tensor]:
     """The Jacobian–vector product of the sweep."""
-    found = Pieces(x, len(plan.outputs))
+    results = StripResults(x, len(plan.outputs))
     for heads, rows in strips(x, plan):
         part, small = cut(x, plan, heads, rows)
         primal, function = present(part), _rows_function(part, small)
         vector = tuple(
             or_zeros(t, p) for t, p in zip(present(part_of(tangents, heads, rows), part), primal, strict=True)
         )
-        found.add(heads, rows, [], torch.func.jvp(function, primal, vector)[1])
-    return found.rowwise()
+        results.add(heads, rows, [], torch.func.jvp(function, primal, vector)[1])
+    return results.rowwise()
 
 
 def second_order(x: Inputs, plan: Plan, grads: list[Tensor], incoming: list[Tensor | None]) -> list[Tensor | None]:
     """The vector–Jacobian product of the pullback, with respect to its five inputs and then its incoming gradients."""
-    found = Pieces(x, len(grads))
+    results = StripResults(x, len(grads))
     for heads, rows in strips(x, plan):
         part, small = cut(x, plan, heads, rows)
         primal, pull = present(part), pull_function(part, small)
         gs = tuple(g[heads, rows].contiguous() for g in grads)
         vectors = present(part_of(Inputs.of(incoming), heads, rows), part)
         back = torch.func.vjp(pull, *primal, *gs)[1]
-        pieces = back(tuple(or_zeros(v, p) for v, p in zip(vectors, primal, strict=True)))
-        found.add(heads, rows, pieces[: len(primal)], pieces[len(primal) :])
-    return [*found.inputs(), *found.rowwise()]
+        slopes = back(tuple(or_zeros(v, p) for v, p in zip(vectors, primal, strict=True)))
+        results.add(heads, rows, slopes[: len(primal)], slopes[len(primal) :])
+    return [*results.inputs(), *results.rowwise()]
 
 
 def push_pullback(
     x: Inputs, plan: Plan, grads: list[Tensor], tangents: Inputs, moving: list[Tensor | None]
 ) -> list[Tensor | None]:
     """The Jacobian–vector product of the pullback: tangents of its inputs and of its incoming gradients."""
-    found = Pieces(x, 0)
+    results = StripResults(x, 0)
     for heads, rows in strips(x, plan):
         part, small = cut(x, plan, heads, rows)
         primal, pull = present(part), pull_function(part, small)
@@ -79,17 +79,17 @@ def push_pullback(
         vectors += [None if t is None else t[heads, rows] for t in moving]
         whole = (*primal, *gs)
         vector = tuple(or_zeros(v, p) for v, p in zip(vectors, whole, strict=True))
-        found.add(heads, rows, torch.func.jvp(pull, whole, vector)[1], [])
-    return found.inputs()
+        results.add(heads, rows, torch.func.jvp(pull, whole, vector)[1], [])
+    return results.inputs()
 
 
-class Pieces:
-    """Results of strips put together again.
+class StripResults:
+    """Assembles the results of strips into whole tensors.
 
-    What belongs to rows (eta, per_pair, outputs) is written into its place; what all rows share (atoms, values,
-    per_atom) is summed. Both go into tensors that were there before the first strip: small results kept among the large
-    temporaries of a strip leave holes in memory that nothing fits into, and what is held grows like queries × atoms.
-    Under a transform of torch.func nothing may be written in place; there pieces are kept.
+    What belongs to rows (eta, per_pair, outputs) is written to its rows; what all rows share (atoms, values, per_atom)
+    is summed. Both go into tensors allocated before the first strip: small results among the large temporaries of a
+    strip fragment memory, whose use then grows like queries × atoms. Under a transform of torch.func nothing may be
+    written in place; there the results of all strips are stored and joined at the end.
     """
 
     def __init__(self, x: Inputs, outputs: int):
@@ -97,36 +97,36 @@ class Pieces:
         self.slots = [i for i in range(5) if x[i] is not None]
         self.outputs = range(5, 5 + outputs)
         self.whole: dict[int, Tensor] = {}  # slot (outputs from 5 on) → the answer, where it can be written
-        self.kept: dict[int, list[tuple[int, int, Tensor]]] = {}  # slot → head, first row, piece, where it cannot
+        self.parts: dict[int, list[tuple[int, int, Tensor]]] = {}  # slot → head, first row, result, where it cannot
 
     def add(self, heads: slice, rows: slice, inputs, outputs) -> None:
         slots = [*(self.slots if len(inputs) else ()), *(self.outputs if len(outputs) else ())]
-        for slot, piece in zip(slots, (*inputs, *outputs), strict=True):
-            if _transformed(piece):
-                self.kept.setdefault(slot, []).append((heads.start, rows.start, piece))
+        for slot, result in zip(slots, (*inputs, *outputs), strict=True):
+            if _transformed(result):
+                self.parts.setdefault(slot, []).append((heads.start, rows.start, result))
                 continue
             if slot not in self.whole:
-                self.whole[slot] = self._empty(slot, piece)
+                self.whole[slot] = self._empty(slot, result)
             whole = self.whole[slot]
             if slot == 4 and whole.shape[0] == 1:  # one table for all heads
-                whole[:, rows] += piece
+                whole[:, rows] += result
             elif slot in SHARED:
-                whole[heads] += piece
+                whole[heads] += result
             else:
-                whole[heads, rows] = piece
+                whole[heads, rows] = result
 
-    def _empty(self, slot: int, piece: Tensor) -> Tensor:
+    def _empty(self, slot: int, result: Tensor) -> Tensor:
         if slot < 5:
-            return piece.new_zeros(self.x[slot].shape)  # pyright: ignore[reportOptionalMemberAccess]
-        return piece.new_zeros(*self.x.eta.shape[:2], *piece.shape[2:])
+            return result.new_zeros(self.x[slot].shape)  # pyright: ignore[reportOptionalMemberAccess]
+        return result.new_zeros(*self.x.eta.shape[:2], *result.shape[2:])
 
     def _joined(self, slot: int) -> Tensor:
         if slot in self.whole:
             return self.whole[slot]
         heads: dict[int, list[Tensor]] = {}
-        for head, _, piece in sorted(self.kept[slot], key=lambda part: part[:2]):
-            heads.setdefault(head, []).append(piece)
-        joined = [sum(pieces[1:], pieces[0]) if slot in SHARED else torch.cat(pieces, 1) for pieces in heads.values()]
+        for head, _, result in sorted(self.parts[slot], key=lambda part: part[:2]):
+            heads.setdefault(head, []).append(result)
+        joined = [sum(slopes[1:], slopes[0]) if slot in SHARED else torch.cat(slopes, 1) for slopes in heads.values()]
         whole = torch.cat(joined)
         alone = slot == 4 and self.x[4].shape[0] == 1  # pyright: ignore[reportOptionalMemberAccess]
         return whole.sum(0, keepdim=True) if alone else whole
@@ -139,7 +139,7 @@ class Pieces:
 
 
 def _transformed(tensor: Tensor) -> bool:
-    return torch._C._functorch.is_functorch_wrapped_tensor(tensor)  # pyright: ignore[reportAttributeAccessIssue]
+    return torch._C._functorch.is_functorch_wrapped_tensor(tensor)  # pyright: ignore[reportAttributeAccessIssue, reportPrivateUsage]
 
 
 def untracked(tensors) -> list[Any]:

@@ -10,20 +10,20 @@ is 5e-7 at |G| = 8.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from cumulant.checks import sentence
 from cumulant.kernels.collectives import TIMEOUT, Group, Ranks
-from cumulant.kernels.moments import Moments
+from cumulant.kernels.moments import ATOMS_AS_VALUES, Moments
 from cumulant.kernels.operator import add_sink, moments
-from cumulant.kernels.sharded_sums import Block, Fields, all_reduced, round_the_ring
+from cumulant.kernels.sharded_sums import Block, Fields, all_reduced, fields_of, record_of, round_the_ring
 
 Span = tuple[int, int]  # first position and length
-AS_ATOMS = {"mean": "atom_mean", "value_trace": "atom_trace"}  # the same where the values are the atoms
 
 
 def sharded_moments(
@@ -48,7 +48,7 @@ def sharded_moments(
 
     eta          (*batch, q, d); "replicated": the same on every rank, and so is the answer; "sharded": the rows of this
                  rank, and so is the answer
-    atoms        (*batch, n, d) the atoms of this rank, as many as it likes, none included
+    atoms        (*batch, n, d) the atoms of this rank; n may differ between ranks and be 0
     values       (*batch, n, e) their values
     group        a ProcessGroup, a DeviceMesh of one axis, or None for all processes
     layout       how positions are dealt out, for ``causal`` and ``window``: "contiguous", rank after rank, or (sharded
@@ -57,7 +57,7 @@ def sharded_moments(
     log_weights  (*batch, n) of the atoms of this rank, or, with replicated queries, (*batch, q, n) of its pairs
     mask         Boolean, broadcastable to (*batch, q, n): the columns of this rank; replicated queries only
     offset       global key index of the first query; sharded queries stand where their keys do, beginning at ``offset``
-    timeout      seconds after which a rank that says nothing is named in a TimeoutError
+    timeout      seconds after which a rank that does not answer is named in a TimeoutError
 
     Other arguments as in `moments`. Gradients: of replicated queries whole on every rank, of what is sharded the shard,
     for a loss that is the sum over ranks of what they compute from their shards ("sharded") or the same on every rank
@@ -77,22 +77,23 @@ def sharded_moments(
     )
     block = (atoms, values, log_weights)
     if queries == "replicated":
-        found = all_reduced(ranks, work.part, eta, block)
+        fields = all_reduced(ranks, work.part, eta, block)
     else:
-        found = round_the_ring(ranks, work.part, eta, block, work.lengths)
-    record = work.record(found)
+        fields = round_the_ring(ranks, work.part, eta, block, work.lengths)
+    record = work.record(fields)
     record = record if sink is None else add_sink(record, sink)
     return _first_row(record) if single else record
 
 
 def _first_row(record: Moments) -> Moments:
-    rows = {f.name: getattr(record, f.name) for f in fields(record) if getattr(record, f.name) is not None}
-    return Moments(**{name: t.select(record.log_normalizer.ndim - 1, 0) for name, t in rows.items()})
+    rows = {name: t.select(record.log_normalizer.ndim - 1, 0) for name, t in fields_of(record).items()}
+    sink = record.sink_mass
+    return replace(record_of(rows), sink_mass=None if sink is None else sink.select(sink.ndim - 1, 0))
 
 
 @dataclass
 class _Work:
-    """Checked arguments, and where everybody's rows and atoms stand."""
+    """Checked arguments, and the positions of the rows and atoms of every rank."""
 
     ranks: Ranks
     eta: Tensor
@@ -111,7 +112,7 @@ class _Work:
     def __post_init__(self):
         self._check()
         rows = self.eta.shape[-2]
-        everyone = self.ranks.agree("sharded_moments", self._words(), rows, self.atoms.shape[-2])
+        everyone = self.ranks.agree("sharded_moments", self._signature(), rows, self.atoms.shape[-2])
         self.lengths = [n for _, n in everyone]
         counts = [q for q, _ in everyone]
         if self.layout == "zigzag" and any(q != n or n % 2 or n != counts[0] for q, n in everyone):
@@ -149,51 +150,51 @@ class _Work:
             advice, got = "Give weights per atom, or replicate the queries.", "a table of queries and atoms"
             raise ValueError(sentence(where, "no table of pairs, if queries are sharded", got, advice))
 
-    def _words(self) -> str:
-        """What must be alike; the number of atoms need not, nor that of sharded queries."""
-        told = [_named("eta", self.eta, -2 if self.sharded else None), _named("atoms", self.atoms, -2)]
-        told += [] if self.values is None else [_named("values", self.values, -2)]
-        told += [] if self.log_weights is None else [_named("log_weights", self.log_weights, -1)]
-        told += [f"{self.queries} {self.layout} causal={self.causal} window={self.window} offset={self.offset}"]
-        told += [self.statistics if isinstance(self.statistics, str) else " ".join(sorted(self.statistics))]
-        learned = [t is not None and t.requires_grad for t in (self.eta, self.atoms, self.values, self.log_weights)]
-        return "; ".join(told) + f"; gradients {torch.is_grad_enabled() and any(learned)}"
+    def _signature(self) -> str:
+        """What must be equal on all ranks; the number of atoms need not, nor that of sharded queries."""
+        parts = [_named("eta", self.eta, -2 if self.sharded else None), _named("atoms", self.atoms, -2)]
+        parts += [] if self.values is None else [_named("values", self.values, -2)]
+        parts += [] if self.log_weights is None else [_named("log_weights", self.log_weights, -1)]
+        parts += [f"{self.queries} {self.layout} causal={self.causal} window={self.window} offset={self.offset}"]
+        parts += [self.statistics if isinstance(self.statistics, str) else " ".join(sorted(self.statistics))]
+        tracked = [t is not None and t.requires_grad for t in (self.eta, self.atoms, self.values, self.log_weights)]
+        return "; ".join(parts) + f"; gradients {torch.is_grad_enabled() and any(tracked)}"
 
     def part(self, eta: Tensor, block: Block, owner: int) -> Fields:
         """Statistics of the rows of this rank over the atoms that ``owner`` holds."""
         keys = spans(self.lengths, owner, self.layout)
         done = []
-        for r, (first, _) in enumerate(self.rows):
-            record = None
-            for k, (start, _) in enumerate(keys):
-                atoms, values, weights = (_cut(t, keys, k, axis) for t, axis in zip(block, (-2, -2, -1), strict=True))
-                found = moments(
-                    *(_cut(eta, self.rows, r, -2), atoms, values),  # pyright: ignore[reportArgumentType]
-                    log_weights=weights,
-                    mask=self.mask,
-                    causal=self.causal,
-                    window=self.window,
-                    offset=first - start if self.banded else None,
-                    backend=self.backend,
-                    statistics=self.statistics,
-                )
-                record = found if record is None else record.merge(found)
-            done.append(self._own_fields(record))
+        for r in range(len(self.rows)):
+            parts = (self._stretch(eta, block, keys, r, k) for k in range(len(keys)))
+            done.append(self._own_fields(functools.reduce(Moments.merge, parts)))
         return {k: torch.cat([d[k] for d in done], -2 if k in ("mean", "atom_mean") else -1) for k in done[0]}
 
-    def _own_fields(self, record: Moments | None) -> Fields:
-        """What goes over the wire: of atoms that are their own values one copy, of weights that are all 1 nothing."""
-        known = AS_ATOMS if self.values is None else {}
-        known = known if self.log_weights is not None else {**known, "mean_log_weight": ""}
-        found = {f.name: getattr(record, f.name) for f in fields(Moments)}
-        return {name: value for name, value in found.items() if value is not None and name not in known}
+    def _stretch(self, eta: Tensor, block: Block, keys: list[Span], r: int, k: int) -> Moments:
+        """Stretch r of the rows over stretch k of the keys."""
+        atoms, values, weights = (_cut(t, keys, k, axis) for t, axis in zip(block, (-2, -2, -1), strict=True))
+        return moments(
+            *(_cut(eta, self.rows, r, -2), atoms, values),  # pyright: ignore[reportArgumentType]
+            log_weights=weights,
+            mask=self.mask,
+            causal=self.causal,
+            window=self.window,
+            offset=self.rows[r][0] - keys[k][0] if self.banded else None,
+            backend=self.backend,
+            statistics=self.statistics,
+        )
 
-    def record(self, found: Fields) -> Moments:
+    def _own_fields(self, record: Moments) -> Fields:
+        """What goes over the wire: of atoms that are their own values one copy, of weights that are all 1 nothing."""
+        known = ATOMS_AS_VALUES if self.values is None else {}
+        known = known if self.log_weights is not None else {**known, "mean_log_weight": ""}
+        return {name: value for name, value in fields_of(record).items() if name not in known}
+
+    def record(self, fields: Fields) -> Moments:
         if self.values is None:
-            found = found | {k: found[a] for k, a in AS_ATOMS.items() if a in found}
+            fields = fields | {k: fields[a] for k, a in ATOMS_AS_VALUES.items() if a in fields}
         if self.log_weights is None:
-            found = found | {"mean_log_weight": torch.zeros_like(found["log_normalizer"])}
-        return Moments(**found)
+            fields = fields | {"mean_log_weight": torch.zeros_like(fields["log_normalizer"])}
+        return record_of(fields)
 
 
 def _named(name: str, tensor: Tensor, free: int | None) -> str:
@@ -201,15 +202,15 @@ def _named(name: str, tensor: Tensor, free: int | None) -> str:
     return f"{name} {str(tensor.dtype).removeprefix('torch.')} ({', '.join(sizes)})"
 
 
-def _cut(tensor: Tensor | None, stretches: list[Span], which: int, axis: int) -> Tensor | None:
+def _cut(tensor: Tensor | None, stretches: list[Span], index: int, axis: int) -> Tensor | None:
     if tensor is None or len(stretches) == 1:
         return tensor
-    start = sum(n for _, n in stretches[:which])
-    return tensor.narrow(axis, start, stretches[which][1])
+    start = sum(n for _, n in stretches[:index])
+    return tensor.narrow(axis, start, stretches[index][1])
 
 
 def spans(lengths: Sequence[int], rank: int, layout: str = "contiguous") -> list[Span]:
-    """Where the rows of a rank stand in the whole: stretches (first position, length).
+    """Positions of the rows of a rank in the whole sequence: stretches (first position, length).
 
     >>> spans([3, 2], 1), spans([4, 4], 1, "zigzag")
     ([(3, 2)], [(2, 2), (4, 2)])
@@ -223,7 +224,7 @@ def spans(lengths: Sequence[int], rank: int, layout: str = "contiguous") -> list
 def deal(tensor: Tensor, group: Group = None, *, dim: int = -2, layout: str = "contiguous") -> Tensor:
     """The part of a tensor, whole on every rank, that belongs to this one.
 
-    "contiguous" gives the first ranks one more row if they do not come out even; "zigzag" needs a multiple of 2R.
+    "contiguous" gives the first ranks one more row if the rows do not divide evenly; "zigzag" needs a multiple of 2R.
     """
     ranks = Ranks(group)
     n = tensor.shape[dim]

@@ -12,13 +12,13 @@ from torch import Tensor
 
 from cumulant.kernels.autocast import without_autocast
 from cumulant.kernels.collectives import Ranks
-from cumulant.kernels.losses import Plan, losses
+from cumulant.kernels.losses import LossPlan, losses
 from cumulant.kernels.sharded_sums import Block, Fields, all_reduced, round_the_ring
 from cumulant.kernels.strips import positives_of
 
 
-class Row(NamedTuple):
-    """Of every row of this rank: log-normalizer, mean score of its positives, and how many it has."""
+class RowLosses(NamedTuple):
+    """Per row of this rank: log-normalizer, mean score of its positives, and their number."""
 
     log_normalizer: Tensor
     positive: Tensor
@@ -27,11 +27,13 @@ class Row(NamedTuple):
     @property
     def loss(self) -> Tensor:
         """G − mean positive score; 0 for a row without positives."""
-        found = self.count > 0
-        return torch.where(found, torch.where(found, self.log_normalizer, 0) - self.positive, 0)
+        labelled = self.count > 0
+        return torch.where(labelled, torch.where(labelled, self.log_normalizer, 0) - self.positive, 0)
 
 
-def ring_rows(ranks: Ranks, eta: Tensor, atoms: Tensor, target: Tensor, lengths: list[int], exclude_self: bool) -> Row:
+def ring_rows(
+    ranks: Ranks, eta: Tensor, atoms: Tensor, target: Tensor, lengths: list[int], exclude_self: bool
+) -> RowLosses:
     """Rows (n, d) of this rank against the atoms of all ranks; target (n,) global indices, −1 for none, or (n, Σm).
 
     With exclude_self row i is atom i of this rank, and must not be a target.
@@ -43,12 +45,12 @@ def ring_rows(ranks: Ranks, eta: Tensor, atoms: Tensor, target: Tensor, lengths:
         keys = block[0]
         assert keys is not None
         with without_autocast(rows):
-            found = losses(rows, keys, local, Plan(exclude_self=own))
-            return {"log_normalizer": found.log_normalizer, "positive": _positive(rows, keys, local, count)}
+            log_normalizer = losses(rows, keys, local, LossPlan(exclude_self=own)).log_normalizer
+            return {"log_normalizer": log_normalizer, "positive": _positive(rows, keys, local, count)}
 
     count = positives_of(target, sum(lengths), False).row_counts
-    found = round_the_ring(ranks, part, eta, (atoms, None, None), lengths)
-    return Row(found["log_normalizer"], found["positive"], count)
+    total = round_the_ring(ranks, part, eta, (atoms, None, None), lengths)
+    return RowLosses(total["log_normalizer"], total["positive"], count)
 
 
 def vocabulary_rows(
@@ -62,22 +64,22 @@ def vocabulary_rows(
     bias: Tensor | None = None,
     smoothing: float = 0.0,
     softcap: float | None = None,
-) -> Row:
+) -> RowLosses:
     """Rows (n, d) that all ranks hold against words ``start``… of this rank; target (n,) global, −1 for none."""
     local = part_of(target, start, len(weight))
 
     def part(rows: Tensor, block: Block, owner: int) -> Fields:
         with without_autocast(rows):
-            found = losses(rows, weight, local, Plan(softcap=softcap), bias=bias)
+            log_normalizer = losses(rows, weight, local, LossPlan(softcap=softcap), bias=bias).log_normalizer
             score = _positive(rows, weight, local, (local >= 0).long(), bias, softcap)
             if smoothing:
                 mean = rows @ (weight.T @ weight.new_full((len(weight),), 1 / words))
                 mean = mean if bias is None else mean + (bias / words).sum()
                 score = (1 - smoothing) * score + smoothing * mean
-        return {"log_normalizer": found.log_normalizer, "positive": score}
+        return {"log_normalizer": log_normalizer, "positive": score}
 
-    found = all_reduced(ranks, part, hidden, (weight, None, bias))
-    return Row(found["log_normalizer"], found["positive"], (target >= 0).to(hidden.dtype))
+    total = all_reduced(ranks, part, hidden, (weight, None, bias))
+    return RowLosses(total["log_normalizer"], total["positive"], (target >= 0).to(hidden.dtype))
 
 
 def part_of(target: Tensor, start: int, length: int) -> Tensor:
@@ -103,7 +105,7 @@ def _positive(
     if target.dtype == torch.bool:
         share = target.to(rows.dtype) / count.clamp_min(1)[:, None]
         return (rows * (share @ atoms)).sum(-1)
-    found, index = target >= 0, target.clamp_min(0)
+    labelled, index = target >= 0, target.clamp_min(0)
     if len(atoms) == 0:
         return torch.zeros_like(rows[:, 0])
     score = (rows * atoms[index]).sum(-1)
@@ -111,4 +113,4 @@ def _positive(
     score = score if cap is None else cap * torch.tanh(score / cap)
     if bias is not None:
         score = torch.where(bias[index] == -torch.inf, -torch.inf, score)
-    return torch.where(found, score, 0)
+    return torch.where(labelled, score, 0)

@@ -18,18 +18,17 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from cumulant.kernels.collectives import Ranks
-from cumulant.kernels.moments import Moments
+from cumulant.kernels.moments import CENTRED, Moments
 
 LINEAR = ("mean", "atom_mean", "mean_score", "mean_log_weight")
-CENTRED = {"score_variance": "mean_score", "value_trace": "mean", "atom_trace": "atom_mean"}
 PLAIN = ("positive",)  # sums as they are: scores of the positives of a loss
 Fields = dict[str, Tensor]  # names of `Moments`, and those in PLAIN
 Block = Sequence[Tensor | None]  # atoms and what goes with them
 Part = Callable[[Tensor, Block, int], Fields]  # queries, block, the rank it belongs to
 
 
-class About(NamedTuple):
-    """The constants: top of G, centres of the variances, the largest score and how many blocks attain it."""
+class Offsets(NamedTuple):
+    """The constants t and c: top of G, centres of the variances, the largest score and how many blocks attain it."""
 
     top: Tensor
     centre: Fields
@@ -52,33 +51,33 @@ class About(NamedTuple):
         columns += [part[name] for name in PLAIN if name in part]
         return torch.cat([_wide(column, e) for column in columns], -1)
 
-    def unpack(self, total: Tensor, like: Fields) -> Fields:
-        """The statistics of everything; ``like`` tells which columns there are."""
-        columns = iter(total.split([_width(like[name], total.ndim - 1) for name in _order(like)], -1))
-        found: Fields = {}
+    def unpack(self, sums: Tensor, like: Fields) -> Fields:
+        """The statistics of all blocks; ``like`` has the names and widths of the columns."""
+        columns = iter(sums.split([_width(like[name], sums.ndim - 1) for name in _order(like)], -1))
+        total: Fields = {}
         mass = next(columns)[..., 0]
         empty = mass == 0
         safe = torch.where(empty, 1, mass)
-        found["log_normalizer"] = torch.where(empty, -torch.inf, self.top + torch.log(safe))
+        total["log_normalizer"] = torch.where(empty, -torch.inf, self.top + torch.log(safe))
         for name in _order(like)[1:]:
             column = next(columns)
             if name in LINEAR:
                 mixed = column / safe[..., None]
-                found[name] = mixed if like[name].ndim > mass.ndim else mixed[..., 0]
+                total[name] = mixed if like[name].ndim > mass.ndim else mixed[..., 0]
                 continue
             column = column[..., 0]
             if name in CENTRED:
                 mean = CENTRED[name]
-                column = torch.where(empty, 0, column / safe - _square(found[mean] - self.centre[mean], mass))
+                column = torch.where(empty, 0, column / safe - _square(total[mean] - self.centre[mean], mass))
             elif name == "log_sum_square":
                 none = column == 0
                 column = torch.where(none, -torch.inf, 2 * self.top + torch.log(torch.where(none, 1, column)))
-            found[name] = column
-        return found
+            total[name] = column
+        return total
 
 
 def _order(fields: Fields) -> list[str]:
-    """The columns in the order of `About.pack`."""
+    """The columns in the order of `Offsets.pack`."""
     names = ("log_normalizer", *LINEAR, *CENTRED, "log_sum_square", "max_score", *PLAIN)
     return [name for name in names if name in fields]
 
@@ -101,12 +100,22 @@ def _finite(top: Tensor) -> Tensor:
 
 def merge(a: Fields, b: Fields) -> Fields:
     """Two blocks as one."""
-    joined = Moments(**_without_plain(a)).merge(Moments(**_without_plain(b)))
-    return {name: a[name] + b[name] if name in PLAIN else getattr(joined, name) for name in a}
+    joined = fields_of(_record(a).merge(_record(b)))
+    return {name: a[name] + b[name] if name in PLAIN else joined[name] for name in a}
 
 
-def _without_plain(fields: Fields) -> Fields:
-    return {name: value for name, value in fields.items() if name not in PLAIN}
+def _record(fields: Fields) -> Moments:
+    return record_of({name: value for name, value in fields.items() if name not in PLAIN})
+
+
+def record_of(fields: Fields) -> Moments:
+    """Statistics by name as a record."""
+    return Moments(fields["log_normalizer"], {k: v for k, v in fields.items() if k != "log_normalizer"})
+
+
+def fields_of(record: Moments) -> Fields:
+    """The log-normalizer and the statistics of a record, by name."""
+    return {"log_normalizer": record.log_normalizer, **record.statistics}
 
 
 # ---------------------------------------------------------------------- replicated queries
@@ -115,11 +124,11 @@ def _without_plain(fields: Fields) -> Fields:
 def all_reduced(ranks: Ranks, part: Part, eta: Tensor, block: Block) -> Fields:
     """Statistics over the atoms of all ranks, for queries that all ranks hold."""
     mine = part(ranks.spread(eta), block, ranks.rank)
-    about = _about(ranks, {name: value.detach() for name, value in mine.items()})
-    return about.unpack(ranks.total(about.pack(mine)), mine)
+    offsets = _offsets(ranks, {name: value.detach() for name, value in mine.items()})
+    return offsets.unpack(ranks.total(offsets.pack(mine)), mine)
 
 
-def _about(ranks: Ranks, part: Fields) -> About:
+def _offsets(ranks: Ranks, part: Fields) -> Offsets:
     """The constants, the same on every rank: the largest of what must be large, the mean of what must be near."""
     g, peak = part["log_normalizer"], part.get("max_score")
     tops = ranks.largest(g if peak is None else torch.stack([g, peak]))
@@ -128,29 +137,29 @@ def _about(ranks: Ranks, part: Fields) -> About:
     ties = None if peak is None else ranks.sum((part["max_score"] == peak).to(g.dtype))
     means = {CENTRED[name]: part[CENTRED[name]] for name in CENTRED if name in part}
     if not means:
-        return About(top, {}, peak, ties)
+        return Offsets(top, {}, peak, ties)
     linear = {"log_normalizer": g} | means
-    bare = About(top, {}, None, None)
+    bare = Offsets(top, {}, None, None)
     centre = bare.unpack(ranks.sum(bare.pack(linear)), linear)
-    return About(top, centre, peak, ties)
+    return Offsets(top, centre, peak, ties)
 
 
 # ---------------------------------------------------------------------- sharded queries
 
 
-class Journey:
-    """How blocks go round: who computes what, and the names and constants that the way back needs."""
+class RingSchedule:
+    """Which rank computes what in each step of a ring, and the names of the statistics for the backward pass."""
 
     def __init__(self, ranks: Ranks, part: Part, lengths: Sequence[int], axes: Sequence[int]):
         self.ranks, self.part, self.lengths, self.axes = ranks, part, lengths, axes
         self.names: list[str] = []
 
     def owner(self, step: int) -> int:
-        """Whose block is here after so many steps."""
+        """The rank whose block is here after ``step`` steps."""
         return (self.ranks.rank - step) % self.ranks.size
 
     def shapes(self, block: Sequence[Tensor], step: int) -> list[torch.Size]:
-        """Of the block that is here after so many steps: owners may have different numbers of atoms."""
+        """Shapes of the block that is here after ``step`` steps: ranks may have different numbers of atoms."""
         sizes = [list(tensor.shape) for tensor in block]
         for size, axis in zip(sizes, self.axes, strict=True):
             size[axis] = self.lengths[self.owner(step)]
@@ -158,13 +167,13 @@ class Journey:
 
 
 def round_the_ring(ranks: Ranks, part: Part, eta: Tensor, block: Block, lengths: Sequence[int]) -> Fields:
-    """Statistics of the queries of this rank over the atoms of all ranks; blocks of atoms go round.
+    """Statistics of the queries of this rank over the atoms of all ranks; blocks of atoms pass from rank to rank.
 
     lengths  how many atoms each rank has. In a block the atoms are the second axis from the end of the first two
              tensors and the last axis of the third.
 
-    While a block is worked on the next one is on its way. Backwards each block goes round once more and takes its
-    gradient along. Differentiable once.
+    Computation and communication overlap. In the backward pass each block goes round once more with its gradient.
+    Differentiable once.
     """
     present = [t is not None for t in block]
     axes = [axis for axis, there in zip((-2, -2, -1), present, strict=True) if there]
@@ -173,63 +182,63 @@ def round_the_ring(ranks: Ranks, part: Part, eta: Tensor, block: Block, lengths:
         given = iter(tensors)
         return part(e, [next(given) if there else None for there in present], owner)
 
-    journey = Journey(ranks, whole, lengths, axes)
-    outputs = _Ring.apply(journey, eta, *[t for t in block if t is not None])
-    return dict(zip(journey.names, outputs, strict=True))
+    schedule = RingSchedule(ranks, whole, lengths, axes)
+    outputs = _Ring.apply(schedule, eta, *[t for t in block if t is not None])
+    return dict(zip(schedule.names, outputs, strict=True))
 
 
 class _Ring(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, journey: Journey, eta: Tensor, *block: Tensor):
-        ranks = journey.ranks
-        found: Fields = {}
+    def forward(ctx, schedule: RingSchedule, eta: Tensor, *block: Tensor):
+        ranks = schedule.ranks
+        total: Fields = {}
         ties = None
         here: Sequence[Tensor] = block
         for step in range(ranks.size):
             last = step == ranks.size - 1
-            coming = None if last else ranks.send_on(here, journey.shapes(here, step + 1))
-            part = journey.part(eta, here, journey.owner(step))
-            ties = _ties(found.get("max_score"), ties, part.get("max_score"))
-            found = merge(found, part) if found else part
+            coming = None if last else ranks.send_on(here, schedule.shapes(here, step + 1))
+            part = schedule.part(eta, here, schedule.owner(step))
+            ties = _ties(total.get("max_score"), ties, part.get("max_score"))
+            total = merge(total, part) if total else part
             here = here if coming is None else coming.wait()
-        journey.names = list(found)
-        ctx.journey, ctx.ties = journey, ties
-        ctx.save_for_backward(eta, *block, *found.values())
-        return tuple(found.values())
+        schedule.names = list(total)
+        ctx.schedule, ctx.ties = schedule, ties
+        ctx.save_for_backward(eta, *block, *total.values())
+        return tuple(total.values())
 
     @staticmethod
     @once_differentiable
     def backward(ctx, *gradients: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
-        journey, ranks = ctx.journey, ctx.journey.ranks
-        count = len(journey.names)
+        schedule, ranks = ctx.schedule, ctx.schedule.ranks
+        count = len(schedule.names)
         eta, *block = ctx.saved_tensors[:-count]
-        found = dict(zip(journey.names, ctx.saved_tensors[-count:], strict=True))
-        about = About(_finite(found["log_normalizer"]), found, found.get("max_score"), ctx.ties)
-        on_sums = _slope(about, found, gradients)
+        total = dict(zip(schedule.names, ctx.saved_tensors[-count:], strict=True))
+        offsets = Offsets(_finite(total["log_normalizer"]), total, total.get("max_score"), ctx.ties)
+        on_sums = _slope(offsets, total, gradients)
         on_eta, here = torch.zeros_like(eta), block
         on_block = [torch.zeros_like(t) for t in block]
         for step in range(ranks.size):
             last = step == ranks.size - 1
-            coming = None if last else ranks.send_on(here, journey.shapes(here, step + 1))
+            coming = None if last else ranks.send_on(here, schedule.shapes(here, step + 1))
             with torch.enable_grad():
                 inputs = [t.detach().requires_grad_() for t in (eta, *here)]
-                packed = about.pack(journey.part(inputs[0], inputs[1:], journey.owner(step)))
+                packed = offsets.pack(schedule.part(inputs[0], inputs[1:], schedule.owner(step)))
             slopes = torch.autograd.grad(packed, inputs, on_sums, allow_unused=True, materialize_grads=True)
             on_eta += slopes[0]
             for sum_, slope in zip(on_block, slopes[1:], strict=True):
                 sum_ += slope
             here = here if coming is None else coming.wait()
-            if ranks.size > 1:  # after the last step it comes home
-                on_block = ranks.send_on(on_block, journey.shapes(on_block, step + 1)).wait()
+            if ranks.size > 1:  # after the last step it is back at its owner
+                on_block = ranks.send_on(on_block, schedule.shapes(on_block, step + 1)).wait()
         return None, on_eta, *on_block
 
 
-def _slope(about: About, found: Fields, gradients: Sequence[Tensor]) -> Tensor:
+def _slope(offsets: Offsets, total: Fields, gradients: Sequence[Tensor]) -> Tensor:
     """The gradient on the sums, from that on the statistics."""
     with torch.enable_grad():
-        sums = about.pack(found).requires_grad_()  # of one block that is everything
-        ends = about.unpack(sums, found)
-    pairs = [(ends[name], g) for name, g in zip(found, gradients, strict=True) if g is not None]
+        sums = offsets.pack(total).requires_grad_()  # of one block that is everything
+        ends = offsets.unpack(sums, total)
+    pairs = [(ends[name], g) for name, g in zip(total, gradients, strict=True) if g is not None]
     return torch.autograd.grad([e for e, _ in pairs], sums, [g for _, g in pairs])[0]
 
 

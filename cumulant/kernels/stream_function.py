@@ -1,4 +1,4 @@
-"""The sweep as one differentiable operation: gradients of gradients, vmap and forward mode."""
+"""The sweep as an autograd.Function: first and second derivatives, vmap and forward mode."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from cumulant.kernels.recompute import push_forward, push_pullback, second_order
 
 def stream(x: Inputs, plan: Plan) -> dict[str, Tensor]:
     """Every output of ``plan`` by name."""
-    out = Stream.apply(*x, plan)
+    out = MomentsFunction.apply(*x, plan)
     return dict(zip(plan.outputs, out, strict=False))
 
 
-class Stream(torch.autograd.Function):
+class MomentsFunction(torch.autograd.Function):
     """Inputs → outputs of the plan, then the index of the best atom if ``max_score`` is among them."""
 
     @staticmethod
@@ -40,12 +40,12 @@ class Stream(torch.autograd.Function):
         saved = ctx.saved_tensors
         names = ctx.plan.outputs
         have = tuple(name for name, g in zip(names, grads, strict=False) if g is not None)
-        given = [g for g in grads[: len(names)] if g is not None]
+        incoming = [g for g in grads[: len(names)] if g is not None]
         needs = tuple(ctx.needs_input_grad[:5])
-        if not given:
+        if not incoming:
             return (None,) * 7
-        found = Pullback.apply(ctx.plan, have, needs, *saved, *given)
-        return (*_spread(found, saved[:5], needs), None, None)
+        pulled = MomentsBackward.apply(ctx.plan, have, needs, *saved, *incoming)
+        return (*_spread(pulled, saved[:5], needs), None, None)
 
     @staticmethod
     def jvp(ctx, *tangents):
@@ -56,18 +56,18 @@ class Stream(torch.autograd.Function):
     @staticmethod
     def vmap(info, in_dims, *args):
         *tensors, plan = args
-        out = Stream.apply(*fold(info.batch_size, in_dims[:6], tensors), plan)
+        out = MomentsFunction.apply(*fold(info.batch_size, in_dims[:6], tensors), plan)
         return tuple(unfold(info.batch_size, t) for t in out), (0,) * len(out)
 
 
-class Pullback(torch.autograd.Function):
+class MomentsBackward(torch.autograd.Function):
     """(inputs, outputs, incoming gradients) → gradients of those inputs that need one, in order."""
 
     @staticmethod
     def forward(plan: Plan, have: tuple[str, ...], needs: tuple[bool, ...], *tensors):
         x, out, best, grad = _unpack(plan, have, tensors)
-        found = gradients(x, plan, out, best, grad, needs)
-        return tuple(f for f in found if f is not None)
+        pulled = gradients(x, plan, out, best, grad, needs)
+        return tuple(f for f in pulled if f is not None)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -82,8 +82,8 @@ class Pullback(torch.autograd.Function):
         small = replace(ctx.plan, statistics=frozenset(ctx.have))
         moving = dict(zip(ctx.have, tangents[-len(ctx.have) :], strict=True))
         names = small.outputs
-        found = push_pullback(x, small, [grad[n] for n in names], Inputs.of(tangents[3:8]), [moving[n] for n in names])
-        return tuple(g for g, need in zip(found, ctx.needs, strict=True) if need and g is not None)
+        pulled = push_pullback(x, small, [grad[n] for n in names], Inputs.of(tangents[3:8]), [moving[n] for n in names])
+        return tuple(g for g, need in zip(pulled, ctx.needs, strict=True) if need and g is not None)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -98,21 +98,21 @@ class Pullback(torch.autograd.Function):
 
     @staticmethod
     def vmap(info, in_dims, plan, have, needs, *tensors):
-        out = Pullback.apply(plan, have, needs, *fold(info.batch_size, in_dims[3:], tensors))
+        out = MomentsBackward.apply(plan, have, needs, *fold(info.batch_size, in_dims[3:], tensors))
         return tuple(unfold(info.batch_size, t) for t in out), (0,) * len(out)
 
 
 def _unpack(plan: Plan, have: tuple[str, ...], tensors):
-    """The arguments of `Pullback` by name."""
+    """The arguments of `MomentsBackward` by name."""
     x, rest = Inputs(*tensors[:6]), tensors[6:]
     out = dict(zip(plan.outputs, rest, strict=False))
     best = rest[len(plan.outputs)] if "max_score" in plan.statistics else None
     return x, out, best, dict(zip(have, tensors[-len(have) :], strict=True))
 
 
-def _spread(found, inputs, needs) -> tuple[Tensor | None, ...]:
-    """Gradients in the places of the five inputs, None where there is none."""
-    left = iter(found)
+def _spread(pulled, inputs, needs) -> tuple[Tensor | None, ...]:
+    """One gradient per input slot, None where none is needed."""
+    left = iter(pulled)
     return tuple(next(left) if need and t is not None else None for t, need in zip(inputs, needs, strict=True))
 
 
@@ -120,7 +120,7 @@ def fold(size: int, in_dims, tensors) -> list[Tensor | None]:
     """A vmapped axis becomes part of the group axis, which comes first in every tensor."""
     wide = [_leading(size, t, axis) for t, axis in zip(tensors, in_dims, strict=True)]
     groups = max(t.shape[1] for t in wide[:2] if t is not None)
-    # a table shared by all groups has one; the folded axis must still tell the mapped ones apart
+    # a table shared by all groups has one; the folded axis must still distinguish the mapped ones
     return [None if t is None else t.expand(size, groups, *t.shape[2:]).flatten(0, 1) for t in wide]
 
 

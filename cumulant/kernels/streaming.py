@@ -15,9 +15,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from cumulant.kernels.columns import Columns
+from cumulant.kernels.columns import AtomColumns
 from cumulant.kernels.inputs import Inputs, Plan
-from cumulant.kernels.support import Support
+from cumulant.kernels.support import FlatSupport
 
 BLOCK = 1 << 18  # scores in a block: 1 MiB in float32
 ROWS = 256
@@ -50,7 +50,7 @@ def ranges(total: int, step: int) -> list[slice]:
 # ---------------------------------------------------------------------- forward
 
 
-def sweep(x: Inputs, plan: Plan, columns: Columns) -> tuple[list[Tensor], Tensor | None]:
+def sweep(x: Inputs, plan: Plan, columns: AtomColumns) -> tuple[list[Tensor], Tensor | None]:
     """The requested outputs in order, and the index of the best atom where ``max_score`` is wanted."""
     groups, queries, _ = x.eta.shape
     step, rows, cols = tiles(groups, queries, x.atoms.shape[1])
@@ -78,7 +78,7 @@ def empty_output(x: Inputs, name: str) -> Tensor:
 class Strip:
     """Running statistics of some rows: sums relative to ``top`` with total weight ``mass``; means already divided."""
 
-    def __init__(self, x: Inputs, plan: Plan, columns: Columns, support: Support, heads: slice, rows: slice):
+    def __init__(self, x: Inputs, plan: Plan, columns: AtomColumns, support: FlatSupport, heads: slice, rows: slice):
         self.x, self.plan, self.columns, self.support = x, plan, columns, support
         self.heads, self.rows = heads, rows
         self.eta = x.eta[heads, rows]

@@ -1,4 +1,4 @@
-"""What a strip of scores is made of: how it is cut, its sums of exponentials, its positives.
+"""A strip of scores of a loss: its tiling, its sums of exponentials, its positives.
 
 The matrix T of positives, T_ij = 1 where atom j is what row i should find, comes as one index per row or as a Boolean
 table. Both answer the same questions:
@@ -98,7 +98,7 @@ class LogSum(NamedTuple):
 
 
 class Side(NamedTuple):
-    """The losses of some rows (or columns), and what their gradient is made of."""
+    """Losses of some rows (or columns), and the factors of their gradient."""
 
     sums: LogSum
     counts: Tensor
@@ -150,10 +150,10 @@ class Index:
 
     def pick(self, s: Tensor, rows: slice, tiling: Tiling, by_column: Tensor | None) -> Tensor:
         j, cells = self._cells(rows, tiling)
-        found = torch.where(self.index[rows] >= 0, s[cells], 0)
+        positive = torch.where(self.index[rows] >= 0, s[cells], 0)
         if by_column is not None:
-            by_column.index_add_(0, j, found / self.column_counts[j].clamp_min(1))
-        return found
+            by_column.index_add_(0, j, positive / self.column_counts[j].clamp_min(1))
+        return positive
 
     def subtract(self, s: Tensor, rows: slice, tiling: Tiling, row: Tensor, column: Tensor | None) -> None:
         j, cells = self._cells(rows, tiling)
@@ -195,10 +195,10 @@ class Table:
     def pick(self, s: Tensor, rows: slice, tiling: Tiling, by_column: Tensor | None) -> Tensor:
         mean, counts = s.new_zeros(s.shape[1]), self.row_counts[rows, None].clamp_min(1)
         for chunk, cols in zip(s, tiling.spans(), strict=True):
-            found = torch.where(self._block(rows, cols), chunk[:, : cols.stop - cols.start], 0)
+            positive = torch.where(self._block(rows, cols), chunk[:, : cols.stop - cols.start], 0)
             if by_column is not None:
-                by_column[cols] += (found / self.column_counts[cols].clamp_min(1)).sum(0)
-            mean += found.div_(counts).sum(1)
+                by_column[cols] += (positive / self.column_counts[cols].clamp_min(1)).sum(0)
+            mean += positive.div_(counts).sum(1)
         return mean
 
     def subtract(self, s: Tensor, rows: slice, tiling: Tiling, row: Tensor, column: Tensor | None) -> None:

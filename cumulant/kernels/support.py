@@ -82,7 +82,7 @@ class Band:
 
 
 @dataclass(frozen=True)
-class Support:
+class FlatSupport:
     """Everything that is added to scores: a band, a Boolean mask, log weights per atom and per pair.
 
     mask       (groups | 1, q | 1, n)  True = visible

@@ -42,9 +42,9 @@ def per_query(method: Callable[Concatenate[M, Tensor, P], R]) -> Callable[Concat
         others = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)]
         if not torch.compiler.is_compiling():
             for tensor in (eta, *others):
-                self._check_queries(tensor, method.__name__)
+                self.check_queries(tensor, method.__name__)
             for count in (a for a in args if isinstance(a, int)):
-                self._check_count(count, method.__name__)
+                self.check_count(count, method.__name__)
         single = all(t.ndim == 1 for t in (eta, *others))
         rows = [t[None] if t.ndim == 1 else t for t in (eta, *others)]
         full = broadcast(
@@ -145,7 +145,7 @@ class Measure(ABC):
     @property
     def log_mass(self) -> PerQuery:
         """G(0) = log h(R^d):  (*batch), or (*batch, q) where each query row has its own measure."""
-        like = self._like()
+        like = self.empty_tensor()
         zero = torch.zeros(self.dim, dtype=like.dtype, device=like.device)
         return self.log_normalizer(zero if self.query_rows is None else zero.expand(self.query_rows, -1))
 
@@ -261,7 +261,7 @@ class Measure(ABC):
         parts = (f"{f.name}={_brief(getattr(self, f.name))}" for f in fields(self)) if is_dataclass(self) else ()
         return f"{type(self).__name__}({', '.join(parts)})"
 
-    def _like(self) -> Tensor:
+    def empty_tensor(self) -> Tensor:
         """An empty tensor with the dtype and device of the measure; float64 where it holds no tensor."""
         found = first_tensor(self)
         return torch.empty(0, dtype=torch.float64) if found is None else found.new_empty(0)
@@ -269,7 +269,7 @@ class Measure(ABC):
     def _total(self, eta: Tensor) -> Tensor:
         return self.log_normalizer(eta).sum()
 
-    def _check_queries(self, eta: object, method: str) -> None:
+    def check_queries(self, eta: object, method: str) -> None:
         where = f"{type(self).__name__}.{method}"
         if not isinstance(eta, Tensor) or not eta.is_floating_point():
             got = eta.dtype if isinstance(eta, Tensor) else type(eta).__name__
@@ -292,7 +292,7 @@ class Measure(ABC):
             expected = f"q={rows} query rows, one for each row of log_weights"
             raise ValueError(sentence(where, expected, shape(eta), f"Pass eta of shape (*batch, {rows}, {self.dim})."))
 
-    def _check_count(self, n: int, method: str) -> None:
+    def check_count(self, n: int, method: str) -> None:
         if n < 1:
             where = f"{type(self).__name__}.{method}"
             raise ValueError(sentence(where, "at least one draw per query", n, "Pass n ≥ 1."))

@@ -297,14 +297,14 @@ def _bernoulli(d: td.Bernoulli) -> Measure:
 
 def _one_hot(d: td.Categorical | td.OneHotCategorical) -> Measure:
     atoms = torch.eye(d.logits.shape[-1], dtype=d.logits.dtype, device=d.logits.device)
-    law = d._categorical if isinstance(d, td.OneHotCategorical) else d
+    law = d._categorical if isinstance(d, td.OneHotCategorical) else d  # pyright: ignore[reportPrivateUsage]
     log_p = _log(d.probs) if _given_by_probs(law) else torch.log_softmax(d.logits, -1)
     return Empirical(atoms.expand(*d.batch_shape, -1, -1), log_p)
 
 
 def _given_by_probs(d: td.Bernoulli | td.Categorical) -> bool:
     """Whether probabilities are what the law was made of: logits that torch derives from them are cut off at ε."""
-    return d._param is d.__dict__.get("probs")
+    return d._param is d.__dict__.get("probs")  # pyright: ignore[reportPrivateUsage]
 
 
 def _log(p: Tensor) -> Tensor:

@@ -1,19 +1,19 @@
-"""The canonical link: η with ∇G(η) = μ, and the conjugate G*(μ), for any measure.
+"""The dual side of a measure: η = ∇G*(μ), the inverse of the mean map, and the conjugate G*(μ), by Newton's method.
 
-Both minimise the convex φ(η) = G(η) − ⟨η,μ⟩ by Newton's method, in float64, in units of the diameter of the support and
-along the directions the support spans (so that the answer has minimum norm where η is not unique).
+Both minimise the convex φ(η) = G(η) − ⟨η,μ⟩ in float64, in units of the diameter of the support and along the
+directions that the support spans, so that η has minimum norm where it is not unique.
 
-Where μ stands is decided by two tests, in this order (X-11):
+The status of μ follows from two tests, in this order (X-11):
 
     OUTSIDE    ⟨η,μ⟩ − G(η) exceeds the largest value G* takes on the hull (a proof), or μ leaves the affine hull
     BOUNDARY   |∇G(η) − μ| ≤ 1e-9 diameter and the smallest eigenvalue of ∇²G(η) on the span is ≤ 1e-9 diameter²
 
-A residual test alone would call faces converged, an eigenvalue test alone a start far from μ. The undecided band: a
-point within about 1e-9 diameters of a face, inside or outside, is called BOUNDARY.
+A residual test alone would call points on a face converged; an eigenvalue test alone would call a start far from μ a
+boundary point. A point within about 1e-9 diameters of a face, inside or outside, is BOUNDARY.
 
-Where G* has no finite bound on the hull (continuous laws on bounded sets, half-lines) nothing can be proved this way.
-`Sphere`, `Box` and the classical laws decide in closed form; compositions of them call a point OUTSIDE if the mean
-stays 1e-3 diameters away along a direction in which ∇²G is flat, and on their BOUNDARY `conjugate` is a lower bound.
+Where G* has no finite bound on the hull (continuous laws on bounded sets, half-lines) there is no such proof. `Sphere`,
+`Box` and the classical laws decide in closed form; for compositions of them a point is OUTSIDE if the mean stays 1e-3
+diameters away along a direction in which ∇²G is flat, and on their BOUNDARY `conjugate` is a lower bound.
 """
 
 import torch
@@ -34,39 +34,41 @@ def natural(measure: Measure, mean: Tensor, max_steps: int) -> Solution:
     exact, mu = measure.to(torch.float64), mean.double()
     hull = exact.hull()
     with torch.no_grad():
-        found = _solve(exact, mu.detach(), hull, max_steps, torch.finfo(mean.dtype).eps)
-    value = found.value
+        solution = _solve(exact, mu.detach(), hull, max_steps, torch.finfo(mean.dtype).eps)
+    value = solution.value
     if torch.is_grad_enabled():
-        value = _attach(exact, mu, found, hull)
-    like = mean.dtype
-    return Solution(value.to(like), found.status, found.steps, found.residual.to(like), found.trace.to(like))
+        value = _with_gradient(exact, mu, solution, hull)
+    dtype = mean.dtype
+    return Solution(
+        value.to(dtype), solution.status, solution.steps, solution.residual.to(dtype), solution.trace.to(dtype)
+    )
 
 
 def conjugate(measure: Measure, mean: Tensor) -> Tensor:
     """`Measure.conjugate` from the solution of `natural`; its second derivative in μ is exact too."""
     exact, mu = measure.to(torch.float64), mean.double()
-    found = measure.natural(mean)  # in the dtype of the mean, which says how far off a flat support is rounding
-    outside = found.status == Status.OUTSIDE
-    eta = torch.where(outside[..., None], 0, found.value.double())
+    solution = measure.natural(mean)  # in the dtype of the mean, whose precision decides what is off a flat support
+    outside = solution.status == Status.OUTSIDE
+    eta = torch.where(outside[..., None], 0, solution.value.double())
     value = (eta * mu).sum(-1) - torch.where(outside, 0, exact.log_normalizer(eta))
     return torch.where(outside, torch.inf, value).to(mean.dtype)
 
 
 def hull_from_fisher(measure: Measure) -> Hull:
     """Scale and directions from the covariance of h at η = 0."""
-    like = measure._like()
+    like = measure.empty_tensor()
     rows = measure.query_rows or 1
     zero = torch.zeros(rows, measure.dim, dtype=like.dtype, device=like.device)
-    diameter, span = spread(measure.fisher(zero))
+    diameter, span = scale_and_span(measure.fisher(zero))
     return Hull(diameter, span, torch.full_like(diameter, torch.inf))
 
 
-def spread(covariance: Tensor) -> tuple[Tensor, Tensor]:
-    """A length scale of a law and an orthonormal basis of its directions, from its covariance; zero columns pad."""
+def scale_and_span(covariance: Tensor) -> tuple[Tensor, Tensor]:
+    """Twice the standard deviation of a law, and an orthonormal basis of its directions padded by zero columns."""
     eigenvalues, vectors = torch.linalg.eigh(covariance)
     top = eigenvalues[..., -1:].clamp_min(0)
-    kept = eigenvalues > RANK * top
-    return 2 * eigenvalues.clamp_min(0).sum(-1).sqrt(), vectors * kept[..., None, :]
+    spanned = eigenvalues > RANK * top
+    return 2 * eigenvalues.clamp_min(0).sum(-1).sqrt(), vectors * spanned[..., None, :]
 
 
 def _solve(measure: Measure, mu: Tensor, hull: Hull, max_steps: int, precision: float) -> Solution:
@@ -111,21 +113,23 @@ def _solve(measure: Measure, mu: Tensor, hull: Hull, max_steps: int, precision: 
         return torch.where(outside, int(Status.OUTSIDE), code)
 
     tol = 512 * eps * (1 + size / unit)
-    found = newton(potential, gradient, hessian, origin, tol=tol, max_steps=max_steps, reach=REACH, verdict=verdict)
-    return Solution(to_eta(found.value), found.status, found.steps, found.residual * unit, found.trace * unit)
+    solution = newton(potential, gradient, hessian, origin, tol=tol, max_steps=max_steps, reach=REACH, verdict=verdict)
+    return Solution(
+        to_eta(solution.value), solution.status, solution.steps, solution.residual * unit, solution.trace * unit
+    )
 
 
-def _attach(measure: Measure, mu: Tensor, found: Solution, hull: Hull) -> Tensor:
-    """The solution with its implicit gradient: one Newton step that moves nothing but carries the derivative."""
-    eta = found.value.detach()
+def _with_gradient(measure: Measure, mu: Tensor, solution: Solution, hull: Hull) -> Tensor:
+    """The solution plus one Newton step of value 0 that carries the implicit gradient."""
+    eta = solution.value.detach()
     residual = mu - measure.mean(eta)
     if not residual.requires_grad:
-        return found.value
+        return solution.value
     span = hull.span.detach()
     padding = torch.diag_embed((span.square().sum(-2) == 0).to(mu.dtype))
     matrix = span.mT @ measure.fisher(eta) @ span + padding
-    usable = found.converged[..., None]
+    usable = solution.converged[..., None]
     matrix = torch.where(usable[..., None], matrix, torch.eye(span.shape[-1], dtype=mu.dtype, device=mu.device))
     step = torch.linalg.solve(matrix, (span.mT @ residual[..., None])[..., 0])
     step = torch.where(usable, (span @ step[..., None])[..., 0], 0)
-    return found.value + step - step.detach()
+    return solution.value + step - step.detach()

@@ -10,7 +10,7 @@ from cumulant.checks import broadcast, holds, require_alike, require_finite, req
 from cumulant.kernels import Moments, fisher_product, moments
 from cumulant.kernels.dense import accumulate, normalize, row_weights
 from cumulant.measures.base import Hull, Measure, per_query
-from cumulant.measures.dual import spread
+from cumulant.measures.dual import scale_and_span
 from cumulant.typing import Draws, Matrices, PerQuery, Queries
 
 LARGE = 1 << 20  # numbers that may be held at once besides inputs and answers
@@ -97,7 +97,7 @@ class Empirical(Measure):
 
     @per_query
     def mean(self, eta: Queries) -> Queries:
-        return self._moments(eta, "mean").mean.to(eta.dtype)  # pyright: ignore[reportOptionalMemberAccess]
+        return self._moments(eta, "mean").mean.to(eta.dtype)
 
     @per_query
     def fisher_mv(self, eta: Queries, v: Queries) -> Queries:
@@ -156,7 +156,7 @@ class Empirical(Measure):
         count = present.sum(-1, keepdim=True).clamp_min(1)
         centred = self.atoms[..., None, :, :] - (present / count @ self.atoms)[..., None, :]
         centred = centred * present[..., None]
-        _, span = spread(centred.mT @ centred / count[..., None])
+        _, span = scale_and_span(centred.mT @ centred / count[..., None])
         radius = torch.linalg.vector_norm(centred, dim=-1)
         bound = torch.where(present > 0, -w, -torch.inf)
         if self.atoms.shape[-2] == 0:

@@ -13,7 +13,7 @@ from cumulant.kernels.collectives import TIMEOUT, Group, Ranks
 from cumulant.kernels.dense import row_weights
 from cumulant.kernels.sharded import deal, sharded_moments
 from cumulant.measures.base import Hull, Measure, per_query
-from cumulant.measures.dual import spread
+from cumulant.measures.dual import scale_and_span
 from cumulant.measures.empirical import Empirical
 from cumulant.typing import Draws, Matrices, PerQuery, Queries
 
@@ -94,7 +94,7 @@ class Sharded(Measure):
 
     @per_query
     def mean(self, eta: Queries) -> Queries:
-        return self._moments(eta, "mean").mean.to(eta.dtype)  # pyright: ignore[reportOptionalMemberAccess]
+        return self._moments(eta, "mean").mean.to(eta.dtype)
 
     @per_query
     def fisher_mv(self, eta: Queries, v: Queries) -> Queries:
@@ -112,7 +112,7 @@ class Sharded(Measure):
         whole = self._moments(eta, "mean")
         ranks = self._ranks
         eta, v = ranks.spread(eta), ranks.spread(v)
-        g, mean = ranks.spread(whole.log_normalizer), ranks.spread(whole.mean)  # pyright: ignore[reportArgumentType]
+        g, mean = ranks.spread(whole.log_normalizer), ranks.spread(whole.mean)
         mine = self.part.log_normalizer(eta)
         share = torch.where(mine == -torch.inf, 0, torch.exp(mine - torch.where(g == -torch.inf, 0, g)))
         return ranks, eta, v, share, self.part.mean(eta) - mean
@@ -161,7 +161,7 @@ class Sharded(Measure):
         count = ranks.sum(present.sum(-1, keepdim=True)).clamp_min(1)
         centred = atoms[..., None, :, :] - (ranks.sum(present @ atoms) / count)[..., None, :]
         centred = centred * present[..., None]
-        _, span = spread(ranks.sum(centred.mT @ centred) / count[..., None])
+        _, span = scale_and_span(ranks.sum(centred.mT @ centred) / count[..., None])
         empty = atoms.new_zeros((*present.shape[:-1], 1))
         radius = torch.cat([torch.linalg.vector_norm(centred, dim=-1), empty], -1).amax(-1)
         bound = torch.cat([torch.where(present > 0, -w, -torch.inf), empty - torch.inf], -1).amax(-1)

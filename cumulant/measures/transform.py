@@ -82,7 +82,7 @@ class Scaled(_Changed):
         if isinstance(mass, Tensor) and mass.is_floating_point():
             return Scaled(base, mass.log())
         number = not isinstance(mass, Tensor) and c.ndim == 0
-        return Scaled(base, c.log().item() if number else c.to(base._like()).log())
+        return Scaled(base, c.log().item() if number else c.to(base.empty_tensor()).log())
 
     def __post_init__(self):
         w = self.log_scale

@@ -98,7 +98,6 @@ class MultiheadAttention(Projected):
         else:
             found = moments(h.eta, h.key, h.value, statistics=("mean",), **h.support())
             output, weights = found.mean, None
-        assert output is not None
         self._tell(h, output)
         out = self._joined(output, query.ndim == 3)
         if not need_weights or weights is None:

@@ -133,5 +133,6 @@ def look_back(eta: Tensor, keys: Tensor, statistics: Collection[str], mask: Tens
     mask = None if mask is None or eta.shape[-2] < 2 else mask[..., :-1]
     found = moments(eta[..., 1:, :], keys[..., :-1, :], causal=True, mask=mask, statistics=statistics)
     g = torch.nn.functional.pad(found.log_normalizer, (1, 0), value=-torch.inf)
-    mean = None if found.mean is None else torch.nn.functional.pad(found.mean, (0, 0, 1, 0))
-    return Moments(g, mean)
+    if "mean" not in found.statistics:
+        return Moments(g)
+    return Moments(g, {"mean": torch.nn.functional.pad(found.mean, (0, 0, 1, 0))})

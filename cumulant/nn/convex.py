@@ -82,7 +82,6 @@ class Heads(Potential):
 
     def written(self, found: Moments) -> Queries:
         """Σ_h c_h W_hᵀ m_h from the means of the heads."""
-        assert found.mean is not None
         return join(self.gain[:, None, None] * found.mean, self.weight)
 
     def hessian(self, eta: Queries) -> Matrices:
@@ -215,7 +214,6 @@ class ConvexBlock(SequenceBlock):
 
     def _tell(self, tokens: Tensor, heads: Heads, found: Moments) -> None:
         if is_observed():
-            assert found.mean is not None
             report_attention(self, split(tokens, self.query), heads.atoms, heads.atoms, found.mean, **heads.support)
 
     # ------------------------------------------------------------------ the inverse

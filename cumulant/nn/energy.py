@@ -217,7 +217,6 @@ class EnergyBlock(SequenceBlock):
         """∂E/∂g; with frozen keys the query's term alone."""
         keys = split(g, self.key) if frozen is None else frozen
         found = self._look(g, keys, padding, ("mean",))
-        assert found.mean is not None
         active = relu(g @ self.memory.mT)
         gradient = -join(found.mean, self.query) - active @ self.memory
         if frozen is None:
@@ -233,7 +232,6 @@ class EnergyBlock(SequenceBlock):
         eta = self.log_beta.exp()[:, None, None] * keys
         support = self._support(g.shape[-2], None)
         back = moments(eta, split(g, self.query), log_weights=weights, statistics=("mean",), **support)
-        assert back.mean is not None
         return back.log_normalizer.exp()[..., None] * back.mean
 
     # ------------------------------------------------------------------ descent

@@ -146,7 +146,6 @@ class EquilibriumBlock(SequenceBlock):
         eta = self.head_dim**-0.5 * split(z, self.query)
         key, value = split(z, self.key), split(z, self.value)
         found = moments(eta, key, value, statistics=("mean",), **self._support(padding)).mean
-        assert found is not None
         return eta, key, value, found
 
     def _support(self, padding: Tensor | None) -> dict:

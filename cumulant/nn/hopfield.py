@@ -231,7 +231,6 @@ class Hopfield(nn.Module):
         values = memory.patterns if memory.values is None else memory.values
         w = memory.log_weights
         mean = moments(eta, memory.patterns, memory.values, log_weights=w, statistics=("mean",)).mean
-        assert mean is not None
         if is_observed():
             batch = (len(eta), -1, -1, -1)
             scale = float(self.beta.detach().mean())

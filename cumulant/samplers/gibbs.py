@@ -67,7 +67,7 @@ class ConjugatePrior:
             known = "Empirical, Gaussian or a Poisson, Gamma, Bernoulli, categorical or negative binomial law"
             advice = "Build it with from_distribution, or tilt and sample the measure yourself."
             raise TypeError(sentence(f"{where}.measure", known, type(self.measure).__name__, advice))
-        chi, like, d = require_float(f"{where}.chi", self.chi), self.measure._like(), self.measure.dim
+        chi, like, d = require_float(f"{where}.chi", self.chi), self.measure.empty_tensor(), self.measure.dim
         require_alike(f"{where}.chi", chi, "measure", like)
         if chi.ndim == 0 or chi.shape[-1] != d:
             raise ValueError(sentence(f"{where}.chi", f"shape (*batch, d={d})", shape(chi), "Check the last axis."))
@@ -161,7 +161,7 @@ def step(state: GibbsState, prior: ConjugatePrior, *, generator: torch.Generator
         expected, advice = f"x of shape ({', '.join(map(str, [*batch, 'chains', d]))})", "Start with init(prior, ...)."
         raise ValueError(sentence("step.state", expected, shape(state.x), advice))
     nu = torch.as_tensor(prior.nu)[..., None].expand(state.x.shape[:-1])
-    eta = prior._draw(prior.chi[..., None, :] + state.x, nu + 1, generator)
+    eta = prior._draw(prior.chi[..., None, :] + state.x, nu + 1, generator)  # pyright: ignore[reportPrivateUsage]
     return GibbsState(_observe(prior, eta, generator), eta), GibbsInfo(prior.measure.mean(eta))
 
 

@@ -3,6 +3,7 @@
 import itertools
 import math
 import os
+import pickle
 import subprocess
 import sys
 
@@ -65,13 +66,18 @@ def problem(layout: str, support: str, weights: str, width: int | None, seed: in
     return (eta, atoms, values), options, inputs + ([] if w is None else [w])
 
 
+def held(record: Moments) -> dict[str, torch.Tensor]:
+    """Everything a record holds, by name."""
+    found = {"log_normalizer": record.log_normalizer, **record.statistics}
+    return found if record.sink_mass is None else found | {"sink_mass": record.sink_mass}
+
+
 def probes(record: Moments, seed: int = 1) -> torch.Tensor:
     """A random linear function of every finite statistic."""
     g = torch.Generator().manual_seed(seed)
     total = torch.zeros((), dtype=torch.float64)
-    for value in vars(record).values():
-        if value is not None:
-            total = total + (torch.where(value.isfinite(), value, 0) * rand(g, *value.shape)).sum()
+    for _, value in sorted(held(record).items()):
+        total = total + (torch.where(value.isfinite(), value, 0) * rand(g, *value.shape)).sum()
     return total
 
 
@@ -85,11 +91,10 @@ def answers(arguments, options, inputs, backend, statistics):
 
 
 def assert_same(left, right, tolerance: float):
-    for name, a in vars(left[0]).items():
-        b = getattr(right[0], name)
-        assert (a is None) == (b is None), name
-        if a is not None:
-            torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance, msg=lambda m, name=name: f"{name}: {m}")
+    assert held(left[0]).keys() == held(right[0]).keys()
+    for name, a in held(left[0]).items():
+        b = held(right[0])[name]
+        torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance, msg=lambda m, name=name: f"{name}: {m}")
     for order in (1, 2):
         for a, b in zip(left[order], right[order], strict=True):
             torch.testing.assert_close(a, b, rtol=100 * tolerance, atol=100 * tolerance)
@@ -128,7 +133,7 @@ def test_one_statistic_at_a_time(statistic, backend, small_blocks):
     alone = moments(*arguments, backend=backend, statistics=(statistic,))
     whole = moments(*arguments, backend="dense", statistics="all")
     torch.testing.assert_close(getattr(alone, statistic), getattr(whole, statistic), rtol=1e-11, atol=1e-11)
-    if statistic in vars(alone) and getattr(alone, statistic).requires_grad:
+    if statistic in alone.statistics and getattr(alone, statistic).requires_grad:
         a, b = (torch.autograd.grad(getattr(r, statistic).sum(), inputs, allow_unused=True) for r in (alone, whole))
         for x, y in zip(a, b, strict=True):
             torch.testing.assert_close(x, torch.zeros_like(x) if y is None else y, rtol=1e-9, atol=1e-9)
@@ -399,7 +404,7 @@ def once(n, order):
     eta, atoms = torch.randn(1, n, 16, requires_grad=order > 0), torch.randn(1, n, 16, requires_grad=order > 0)
     statistics = ("mean",) if {fused} else ("mean", "score_variance", "log_sum_square") if order > 1 else "all"
     m = moments(eta, atoms, backend={backend!r}, statistics=statistics)
-    total = sum(t.sum() for t in vars(m).values() if t is not None)
+    total = m.log_normalizer.sum() + sum(t.sum() for t in m.statistics.values())
     if order > 0:
         g = torch.autograd.grad(total, (eta, atoms), create_graph=order > 1)
         if order > 1:
@@ -542,15 +547,32 @@ def test_padding_may_hold_any_bits(backend, garbage):
     statistics = ("mean",) if backend == "fused" else "all"
     found = moments(q / 3, k, v, mask=mask, backend=backend, statistics=statistics)
     alone = moments(q[:1] / 3, k[:1, :, :100], v[:1, :, :100], backend="dense", statistics=statistics)
-    for name in vars(alone):
-        mine, theirs = getattr(found, name), getattr(alone, name)
-        if theirs is not None:
-            torch.testing.assert_close(mine[:1], theirs, rtol=1e-5, atol=1e-5)
-    total = sum(t[:1].sum() for t in vars(found).values() if t is not None)
+    for name, theirs in held(alone).items():
+        torch.testing.assert_close(held(found)[name][:1], theirs, rtol=1e-5, atol=1e-5)
+    total = sum(t[:1].sum() for t in held(found).values())
     slopes = torch.autograd.grad(total, (q, k, v))
     assert all(s.isfinite().all() for s in slopes)
     assert not slopes[1][0, :, 100:].any()
     assert not slopes[2][0, :, 100:].any()
+
+
+def test_a_statistic_that_was_not_requested_is_refused_by_name():
+    m = moments(torch.zeros(1, 2), torch.ones(3, 2), statistics=("mean",))
+    assert set(m.statistics) == {"mean", "atom_mean", "mean_log_weight"}
+    with pytest.raises(ValueError, match=r"Moments.value_trace: expected statistics that include 'value_trace', got a"):
+        _ = m.value_trace
+
+
+@pytest.mark.parametrize("compiler", ["eager", "aot_eager"])
+def test_a_record_leaves_a_compiled_function(compiler):
+    eta, atoms = torch.randn(2, 3, 4), torch.randn(2, 5, 4)
+    torch.compiler.reset()
+    found = torch.compile(moments, fullgraph=True, backend=compiler)(eta, atoms, sink=0.5)
+    plain = moments(eta, atoms, sink=0.5)
+    assert isinstance(found, Moments)
+    for name, value in held(plain).items():
+        torch.testing.assert_close(held(found)[name], value)
+    assert pickle.loads(pickle.dumps(plain)).mean.equal(plain.mean)
 
 
 def test_an_absent_sink_over_an_empty_row():

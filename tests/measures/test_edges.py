@@ -49,7 +49,7 @@ def close(a, b, tolerance: float = 1e-12):
 
 def held(found: Moments) -> dict[str, Tensor]:
     """The fields of a record that were computed."""
-    return {name: value for name, value in vars(found).items() if value is not None}
+    return {"log_normalizer": found.log_normalizer, **found.statistics}
 
 
 def softmax_oracle(x: np.ndarray, w: np.ndarray, eta: np.ndarray):

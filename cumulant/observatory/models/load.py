@@ -281,13 +281,13 @@ def _auto_class(config) -> Any:
     from transformers import AutoModelForTextEncoding as Encoder
 
     kind, names = type(config), config.architectures or []
-    if any(name.endswith("EncoderModel") for name in names) and kind in Encoder._model_mapping:
+    if any(name.endswith("EncoderModel") for name in names) and kind in Encoder._model_mapping:  # pyright: ignore[reportPrivateUsage]
         return Encoder
     if getattr(config, "is_encoder_decoder", False):
-        return AutoModelForSeq2SeqLM if kind in AutoModelForSeq2SeqLM._model_mapping else AutoModel
+        return AutoModelForSeq2SeqLM if kind in AutoModelForSeq2SeqLM._model_mapping else AutoModel  # pyright: ignore[reportPrivateUsage]
     decodes = getattr(config, "is_decoder", False) or any(name.endswith(CAUSAL) for name in names)
-    unnamed = not names and kind not in AutoModelForMaskedLM._model_mapping
-    return AutoModelForCausalLM if (decodes or unnamed) and kind in AutoModelForCausalLM._model_mapping else AutoModel
+    unnamed = not names and kind not in AutoModelForMaskedLM._model_mapping  # pyright: ignore[reportPrivateUsage]
+    return AutoModelForCausalLM if (decodes or unnamed) and kind in AutoModelForCausalLM._model_mapping else AutoModel  # pyright: ignore[reportPrivateUsage]
 
 
 def read_tokenizer(path: Path):

@@ -96,7 +96,6 @@ def _means(sample: Sample, *, capped: bool) -> Sight:
     found = moments(sample.eta, sample.key, is_first, statistics=("mean", "entropy", "max_score"), **sample.support)
     log_n = _log_visible(sample)
     counted = sample.counted[:, None] & (log_n > log(1.5))
-    assert found.mean is not None
     values = {
         "entropy": found.entropy,
         "evenness": found.entropy / log_n.clamp_min(log(2)),

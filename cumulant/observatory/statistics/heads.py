@@ -32,19 +32,19 @@ def _further(call: AttentionCall, found: Moments) -> dict[str, Tensor]:
     seen, log_mass = visible_keys(call)
     score = found.mean_log_weight if call.capped else found.mean_score  # a capped score is carried as a weight
     base = torch.log(seen) if call.capped else log_mass
-    kl = score - g + base  # pyright: ignore[reportOptionalOperand]
+    kl = score - g + base
     out = {
         "effective_atoms": found.effective_atoms,
         "kl_to_base": kl,
         "condensed": (kl > torch.log(seen) - 1).to(g.dtype),
         "first_mass": _first_mass(call, g),
         "collapse_loss": found.value_trace,
-        "fisher_trace": call.scale * found.atom_trace,  # pyright: ignore[reportOperatorIssue]
+        "fisher_trace": call.scale * found.atom_trace,
         "max_score": found.max_score if not call.capped else torch.full_like(g, torch.nan),
     }
     if found.sink_mass is not None:
         out["sink_mass"] = found.sink_mass
-    return out  # pyright: ignore[reportReturnType]
+    return out
 
 
 def visible_keys(call: AttentionCall) -> tuple[Tensor, Tensor]:

@@ -87,7 +87,6 @@ def _sweep(n: int, seed: int) -> list[Row]:
     length = condensation_scale(n) * torch.tensor(REACH, dtype=keys.dtype)
     eta = length[:, None, None] * along  # (draw, length, direction, d)
     found = moments(eta.flatten(1, 2), keys, statistics=("mean", "effective_atoms"))
-    assert found.mean is not None
     ratio = (found.mean.reshape(eta.shape) * along).sum(-1) / length[:, None]
     count = found.effective_atoms.reshape(ratio.shape).mean((0, 2))
     formula = effective_sample_size(length[:, None], torch.eye(1, dtype=keys.dtype), n)

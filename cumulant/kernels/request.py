@@ -1,0 +1,201 @@
+"""The arguments of `moments`: their checks, and the way between their shapes and those of the kernels."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from cumulant.checks import broadcast, holds, require_alike, require_float, sentence, shape
+from cumulant.kernels.dense import accumulate
+from cumulant.kernels.inputs import Inputs
+from cumulant.kernels.support import Band
+
+
+class Request:
+    """The arguments of `moments`, checked, and the way between their shapes and the kernels' (g, q, ·)."""
+
+    def __init__(self, eta, atoms, values, log_weights, mask, causal, window, offset):
+        self.eta, self.atoms = require_float("moments.eta", eta), require_float("moments.atoms", atoms)
+        self.values, self.log_weights, self.mask = values, log_weights, mask
+        if isinstance(log_weights, Tensor) and log_weights.ndim == 1 < atoms.ndim - 1:  # one weight per atom for all
+            self.log_weights = log_weights.reshape((1,) * (atoms.ndim - 2) + log_weights.shape)
+        self.single = eta.ndim == 1
+        if self.single:
+            self.eta = eta[None]
+        self._check()
+        self.band = self._band(causal, window, offset)
+        self.ratio = self._heads_per_group()
+        self.lead = self._lead()
+
+    # ------------------------------------------------------------------ checks
+
+    def _check(self) -> None:
+        eta, atoms, d = self.eta, self.atoms, self.eta.shape[-1]
+        if atoms.ndim < 2 or atoms.shape[-1] != d:
+            expected = f"shape (*batch, n, d={d}) as eta {shape(eta)}"
+            raise ValueError(sentence("moments.atoms", expected, shape(atoms), "Check the last axis."))
+        require_alike("moments.atoms", atoms, "eta", eta)
+        n = atoms.shape[-2]
+        if self.values is not None:
+            v = require_float("moments.values", self.values)
+            require_alike("moments.values", v, "atoms", atoms)
+            if v.ndim < 2 or v.shape[-2] != n:
+                raise ValueError(
+                    sentence("moments.values", f"shape (*batch, n={n}, e)", shape(v), "One value per atom.")
+                )
+        if self.log_weights is not None:
+            w = require_float("moments.log_weights", self.log_weights)
+            require_alike("moments.log_weights", w, "atoms", atoms)
+            if w.ndim not in (atoms.ndim - 1, atoms.ndim, eta.ndim) or w.shape[-1] != n:
+                expected = f"(*batch, n={n}) or (*batch, q={eta.shape[-2]}, n={n})"
+                raise ValueError(sentence("moments.log_weights", expected, shape(w), "Match atoms or pairs."))
+            if not holds(w < torch.inf):
+                advice = "Weights are logarithms of finite masses; log 0 = -inf is legal."
+                raise ValueError(sentence("moments.log_weights", "values below +inf", "NaN or +inf", advice))
+        if self.mask is not None:
+            m = self.mask
+            if not isinstance(m, Tensor) or m.dtype != torch.bool:
+                got = m.dtype if isinstance(m, Tensor) else type(m).__name__
+                advice = "Pass True where a query may attend; additive biases go into log_weights."
+                raise TypeError(sentence("moments.mask", "a Boolean tensor", got, advice))
+            if m.ndim < 1 or m.shape[-1] not in (1, n) or (m.ndim > 1 and m.shape[-2] not in (1, eta.shape[-2])):
+                expected = f"broadcastable to (*batch, q={eta.shape[-2]}, n={n})"
+                raise ValueError(sentence("moments.mask", expected, shape(m), "Match the last two axes."))
+
+    def _band(self, causal: bool, window: int | None, offset: int | None) -> Band:
+        q, n = self.eta.shape[-2], self.atoms.shape[-2]
+        if (causal or window is not None) and offset is None and q != n:
+            advice = "Pass offset=0 for the first token, or the number of cached keys (n - q for a full cache)."
+            raise ValueError(
+                sentence("moments.offset", f"the key index of the first query (q={q}, n={n})", None, advice)
+            )
+        if window is not None and window < 1:
+            raise ValueError(sentence("moments.window", "a positive number of keys", window, "1 sees one key."))
+        return Band(bool(causal), window, offset or 0, max(1, q))
+
+    def _heads_per_group(self) -> int:
+        """How many heads of eta share one head of atoms; 1 where the axes agree or broadcast."""
+        if self.eta.ndim < 3 or self.atoms.ndim < 3:
+            return 1
+        mine, theirs = self.eta.shape[-3], self.atoms.shape[-3]
+        grouped = theirs > 1 and mine != theirs and mine > 1
+        if grouped and mine % theirs:
+            expected = f"a number of heads that divides eta's {mine}"
+            raise ValueError(sentence("moments.atoms", expected, theirs, "Give every group of queries one key head."))
+        return mine // theirs if grouped else 1
+
+    def _lead(self) -> torch.Size:
+        """The batch axes of the answer."""
+        shapes = [self.eta.shape[:-2], self._wide(self.atoms.shape[:-2])]
+        if self.values is not None:
+            shapes.append(self._wide(self.values.shape[:-2]))
+        if self.log_weights is not None:
+            w = self.log_weights
+            shapes.append(w.shape[:-2] if self._per_pair else self._wide(w.shape[:-1]))
+        if self.mask is not None:
+            shapes.append(self.mask.shape[:-2])
+        return broadcast("moments", *shapes)
+
+    def _wide(self, lead: torch.Size) -> torch.Size:
+        """Batch axes of the key side in terms of query heads."""
+        if self.ratio > 1 and lead and lead[-1] > 1:
+            return torch.Size([*lead[:-1], lead[-1] * self.ratio])
+        return lead
+
+    @property
+    def _per_pair(self) -> bool:
+        """Rank decides, as for `Empirical`; a table of the rank of eta is per pair too where atoms have fewer axes."""
+        w = self.log_weights
+        return w is not None and (
+            w.ndim == self.atoms.ndim or (w.ndim == self.eta.ndim and w.ndim > self.atoms.ndim - 1)
+        )
+
+    # ------------------------------------------------------------------ shapes
+
+    @property
+    def _foldable(self) -> bool:
+        """Whether heads that share keys can stand one after another in the query axis, as rows that are all alike."""
+        return self.mask is None and not self._per_pair and self.band.trivial
+
+    def flatten(self) -> tuple[Inputs, Band]:
+        """Groups of queries over one set of atoms: eta (g, q, d), atoms (g, n, d), and the band."""
+        keys = self._key_lead() if self._foldable else self.lead
+        self.axes = _split(self.lead, keys)
+        self.selecting, self.sharing = self._order(keys)
+        values = None if self.values is None else self._keys(accumulate(self.values), keys)
+        w = None if self.log_weights is None else accumulate(self.log_weights)
+        atom_w = None if w is None or self._per_pair else self._keys(w[..., None], keys)[..., 0]
+        pair_w = (
+            self._pairs(w.expand(*w.shape[:-2], self.eta.shape[-2], -1)) if w is not None and self._per_pair else None
+        )
+        inputs = Inputs(
+            self.rows(self.eta), self._keys(accumulate(self.atoms), keys), values, atom_w, pair_w, self._mask()
+        )
+        return inputs, self.band
+
+    def rows(self, tensor: Tensor) -> Tensor:
+        """(*batch, q, ·) → (g, q, ·); heads that share keys stand one after another."""
+        tensor = accumulate(tensor).expand(*self.lead, -1, -1)
+        split = tensor.reshape(*self.axes, *tensor.shape[-2:])
+        ordered = split.permute(*self.selecting, *self.sharing, split.ndim - 2, split.ndim - 1)
+        groups, heads = (_count([split.shape[i] for i in axes]) for axes in (self.selecting, self.sharing))
+        return ordered.reshape(groups, heads * tensor.shape[-2], tensor.shape[-1])
+
+    def _key_lead(self) -> torch.Size:
+        """Batch axes over which the key side really varies, 1 elsewhere, in terms of query heads."""
+        shapes = [self.atoms.shape[:-2]]
+        if self.values is not None:
+            shapes.append(self.values.shape[:-2])
+        if self.log_weights is not None:
+            shapes.append(self.log_weights.shape[:-1])
+        lead = broadcast("moments", *shapes)
+        return torch.Size([1] * (len(self.lead) - len(lead)) + list(lead))
+
+    def _keys(self, tensor: Tensor, keys: torch.Size) -> Tensor:
+        """(*batch, n, ·) → (g, n, ·)"""
+        if not self._foldable and self.ratio > 1 and tensor.ndim > 2 and tensor.shape[-3] > 1:
+            tensor = tensor.repeat_interleave(self.ratio, dim=-3)
+        return tensor.expand(*keys, *tensor.shape[-2:]).reshape(_count(keys), *tensor.shape[-2:])
+
+    def _mask(self) -> Tensor | None:
+        if self.mask is None:
+            return None
+        mask = self.mask.expand(*self.mask.shape[:-1], self.atoms.shape[-2])
+        return self._pairs(mask[None] if mask.ndim == 1 else mask)
+
+    def _pairs(self, table: Tensor) -> Tensor:
+        """(*batch, q, n) → (g, q, n), or (1, q, n) where all groups share it."""
+        if _count(table.shape[:-2]) == 1:
+            return table.reshape(1, *table.shape[-2:])
+        return table.expand(*self.lead, *table.shape[-2:]).reshape(_count(self.lead), *table.shape[-2:])
+
+    def _order(self, keys: torch.Size) -> tuple[list[int], list[int]]:
+        """Axes of the split lead that select atoms, and axes that share them."""
+        selecting, sharing = [], []
+        for i, pair in enumerate(zip(self.lead, keys, strict=True)):
+            outer = selecting if pair[1] != 1 or pair[0] == 1 else sharing
+            outer.append(2 * i)
+            (sharing if pair[1] != pair[0] else selecting).append(2 * i + 1)
+        return selecting, sharing
+
+    def unflatten(self, tensor: Tensor) -> Tensor:
+        """(g, q, ·) → (*batch, q, ·), and without q for a single query."""
+        split = [self.axes[i] for i in (*self.selecting, *self.sharing)]
+        tail = tensor.shape[2:]
+        wide = tensor.reshape(*split, self.eta.shape[-2], *tail)
+        order = [*self.selecting, *self.sharing]
+        back = sorted(range(len(order)), key=order.__getitem__)
+        wide = wide.permute(*back, *range(len(split), wide.ndim))
+        out = wide.reshape(*self.lead, self.eta.shape[-2], *tail)
+        return out.select(len(self.lead), 0) if self.single else out
+
+
+def _split(lead: torch.Size, keys: torch.Size) -> list[int]:
+    """Every batch axis as (groups of keys, heads that share one)."""
+    return [
+        size for whole, own in zip(lead, keys, strict=True) for size in ((own, whole // own) if own else (whole, 1))
+    ]
+
+
+def _count(sizes) -> int:
+    return torch.Size(sizes).numel()
