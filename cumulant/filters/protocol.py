@@ -35,6 +35,7 @@ from torch import Tensor
 from torch.autograd.forward_ad import unpack_dual
 
 from cumulant.checks import sentence
+from cumulant.families import StateMoments
 
 Belief = Any  # a NamedTuple of tensors (*hypotheses, *event, batch); only its own propagator knows the fields
 
@@ -51,13 +52,6 @@ class Updated(NamedTuple):
 
     belief: Belief
     log_likelihood: Tensor
-
-
-class StateMoments(NamedTuple):
-    """mean (*hypotheses, d, batch) and covariance (*hypotheses, d, d, batch) of the state."""
-
-    mean: Tensor
-    covariance: Tensor
 
 
 @runtime_checkable
@@ -118,7 +112,7 @@ class Propagator(ABC):
 
     @abstractmethod
     def moments(self, belief: Belief) -> StateMoments:
-        """Mean and covariance of the state under each belief."""
+        """Mean (*hypotheses, d, batch) and covariance (*hypotheses, d, d, batch) of the state under each belief."""
 
     def state(self, predicted: Belief) -> Belief:
         """The belief about x_t alone in what `predict` returned."""

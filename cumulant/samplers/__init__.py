@@ -14,8 +14,9 @@ from cumulant.samplers.diagnostics import (
     rhat,
     split_rhat,
 )
-from cumulant.samplers.gibbs import ConjugatePrior, mean_iteration
+from cumulant.samplers.gibbs import mean_iteration
 from cumulant.samplers.particles import particle_filter
+from cumulant.samplers.priors import ConjugatePrior
 from cumulant.samplers.resampling import effective_size, multinomial, stratified, systematic
 from cumulant.samplers.smc import crank_nicolson, redraw, temper
 
