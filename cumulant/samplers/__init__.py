@@ -1,7 +1,7 @@
 """Draws where sums end: Gibbs between conjugate laws, sequential Monte Carlo, and whether the draws can be trusted.
 
-Everything that steps is ``init(…) → state`` and ``step(state, …) → (state, info)``, with the generator as an argument:
-`gibbs`, `smc` (tempering) and `particles` (switching models).
+`gibbs`, `smc` (tempering) and `particles` (switching models) are `cumulant.typing.Stepper`s, with the generator as an
+argument: ``init(…) → state`` and ``step(state, …) → (state, info)``.
 """
 
 from cumulant.samplers import gibbs, particles, smc

@@ -77,7 +77,7 @@ def newton(
             active = active & (code < 0)
             if step == max_steps or not active.any():
                 break
-            moved, x = _line_search(value, gradient, local, active)
+            x, moved = _step(value, gradient, local, active)
             status = torch.where(active & ~moved, int(Status.STALLED), status)
             active = active & moved
             steps = steps + active
@@ -112,8 +112,8 @@ def _rounding(value: Tensor) -> Tensor:
     return 16 * torch.finfo(value.dtype).eps * (1 + value.abs())
 
 
-def _line_search(value, gradient, local: Local, active: Tensor) -> tuple[Tensor, Tensor]:
-    """Which samples found a step, and where everyone stands after it."""
+def _step(value, gradient, local: Local, active: Tensor) -> tuple[Tensor, Tensor]:
+    """Where every sample is after the line search, and which of them it moved."""
     step = local.proposal - local.x
     descent = -(local.gradient * step).sum(-1)
     noise, nearly = _rounding(local.value), local.value + NEARLY * (1 + local.value.abs())
@@ -133,4 +133,4 @@ def _line_search(value, gradient, local: Local, active: Tensor) -> tuple[Tensor,
         if accepted.all():
             break
         length = length / 2
-    return accepted & active, x
+    return x, accepted & active
