@@ -34,7 +34,8 @@ from cumulant.filters.pairs import (
     NormalGamma,
     NormalNormal,
 )
-from cumulant.filters.protocol import Propagator, Start, StateMoments, Updated, log_probabilities
+from cumulant.filters.parameters import checked_modes
+from cumulant.filters.protocol import Propagator, Start, StateMoments, Updated, draw_modes, log_probabilities
 
 __all__ = [
     "BetaBernoulli",
@@ -46,8 +47,6 @@ __all__ = [
     "NormalNormal",
     "SwitchingConjugate",
 ]
-
-ROUNDED = 1e-6  # how far a row of probabilities may be from 1
 
 
 class ConjugateBelief(NamedTuple):
@@ -102,22 +101,11 @@ class SwitchingConjugate:
         if not isinstance(self.family, ConjugatePair):
             got, advice = type(self.family).__name__, "Pass an instance such as GammaPoisson(exposure)."
             raise TypeError(sentence("SwitchingConjugate.family", "a conjugate family", got, advice))
-        transition = _check_probabilities("transition", self.transition, 2)
-        modes = transition.shape[-1]
-        if self.start not in ("prior", "belief"):
-            advice = '"prior" is the law of x_1, "belief" that of x_0.'
-            raise ValueError(sentence("SwitchingConjugate.start", '"prior" or "belief"', repr(self.start), advice))
-        even = torch.full_like(transition.detach()[0], 1 / modes)
-        given = even if self.initial_modes is None else self.initial_modes
-        _check_probabilities("initial_modes", given, 1)
-        require_alike("SwitchingConjugate.initial_modes", given, "transition", transition)
-        if len(given) != modes:
-            raise ValueError(
-                sentence("SwitchingConjugate.initial_modes", f"shape (M={modes})", shape(given), "One a mode.")
-            )
+        initial_modes = checked_modes("SwitchingConjugate", self.transition, self.initial_modes, self.start)
+        modes = self.transition.shape[-1]
         prior = self._checked_prior(modes)
-        self.family.check(modes, prior.shape[-1], transition)
-        values = {"initial_modes": given, "prior": prior, "memory": self._checked_memory(modes)}
+        self.family.check(modes, prior.shape[-1], self.transition)
+        values = {"initial_modes": initial_modes, "prior": prior, "memory": self._checked_memory(modes)}
         for name, value in values.items():
             object.__setattr__(self, name, value)
 
@@ -190,12 +178,12 @@ class SwitchingConjugate:
             raise ValueError(sentence(where, "a memory of 0 or 1 in every mode", memory.tolist(), advice))
         count, prior = torch.Size(batch_shape).numel(), self.prior.detach()
         initial = self.initial_modes if isinstance(self.initial_modes, Tensor) else self.transition[0]
-        mode = _draw(initial.expand(count, -1), generator)
+        mode = draw_modes(initial.expand(count, -1), generator)
         x = self.family.draw(prior[mode], generator)
         modes, states, observations = [], [], []
         for t in range(steps):
             if t > 0 or self.start == "belief":
-                mode = _draw(self.transition[mode], generator)
+                mode = draw_modes(self.transition[mode], generator)
                 x = torch.where(memory[mode, None] == 1, x, self.family.draw(prior[mode], generator))
             modes.append(mode)
             states.append(x)
@@ -264,27 +252,3 @@ class Conjugate(Propagator):
 
     def _belief(self, parameters: Tensor) -> ConjugateBelief:
         return ConjugateBelief(parameters, *self.pair.moments(parameters))
-
-
-def _draw(probabilities: Tensor, generator: torch.Generator | None) -> Tensor:
-    if not len(probabilities):
-        return torch.zeros(0, dtype=torch.int64, device=probabilities.device)
-    return torch.multinomial(probabilities.detach(), 1, generator=generator)[:, 0]
-
-
-def _check_probabilities(name: str, value: object, rank: int) -> Tensor:
-    where, given = f"SwitchingConjugate.{name}", require_float(f"SwitchingConjugate.{name}", value)
-    convention = "rows are from, columns are to: transition[i, j] = P(s_t = j | s_{t−1} = i)"
-    if given.ndim != rank or not given.shape[-1] or given.shape[0] != given.shape[-1]:
-        expected = "shape (M)" if rank == 1 else "shape (M, M)"
-        raise ValueError(sentence(where, expected, shape(given), f"M ≥ 1; {convention}."))
-    require_finite(where, given)
-    total = given.detach().sum(-1)
-    if not holds(given >= 0) or not holds((total - 1).abs() <= ROUNDED):
-        sums = total.reshape(-1)
-        worst = int((sums - 1).abs().argmax())
-        row = "the sum" if rank == 1 else f"row {worst} with sum"
-        got = f"{row} {sums[worst].item():.6g} and a smallest entry of {given.min().item():.3g}"
-        expected = "probabilities with sum 1" if rank == 1 else "rows of probabilities with sum 1"
-        raise ValueError(sentence(where, expected, got, f"In this library {convention}."))
-    return given

@@ -163,6 +163,14 @@ def log_probabilities(probabilities: Tensor) -> Tensor:
     return torch.where(possible, torch.log(torch.where(possible, probabilities, 1)), impossible)
 
 
+def draw_modes(probabilities: Tensor, generator: torch.Generator | None) -> Tensor:
+    """One mode for each row of probabilities (…, M) → (…)."""
+    rows = probabilities.detach().reshape(-1, probabilities.shape[-1])
+    if not len(rows):
+        return rows.new_zeros(probabilities.shape[:-1], dtype=torch.int64)
+    return torch.multinomial(rows, 1, generator=generator).reshape(probabilities.shape[:-1])
+
+
 def contract(weights: Tensor, values: Tensor, axis: int, onto: Tensor | None = None) -> Tensor:
     """Σ_i w_i v_i along a hypothesis axis, added in place to ``onto`` if given.
 
@@ -173,7 +181,7 @@ def contract(weights: Tensor, values: Tensor, axis: int, onto: Tensor | None = N
     >>> contract(torch.tensor([[0.25], [0.75]]), torch.tensor([[[4.0]], [[8.0]]]), 0)
     tensor([[7.]])
     """
-    if weights.ndim == 3 and axis == 0 and values.shape[1] == 1 and min(weights.shape[:2]) > FEW:
+    if weights.ndim == 3 and axis == 0 and values.shape[1] == 1 and min(weights.shape[:2]) > MATRIX_PRODUCT_FROM:
         batch = max(weights.shape[-1], values.shape[-1])
         targets = weights.expand(-1, -1, batch).permute(2, 1, 0)
         sources = values.squeeze(1).expand(-1, -1, batch).permute(2, 0, 1)
@@ -191,5 +199,5 @@ def contract(weights: Tensor, values: Tensor, axis: int, onto: Tensor | None = N
     return onto
 
 
-FEW = 16  # hypotheses from which a sum over them is a matrix product
+MATRIX_PRODUCT_FROM = 16  # hypotheses from which a sum over them is a matrix product
 SMALL = 1 << 13  # entries up to which one large product beats a loop over small ones

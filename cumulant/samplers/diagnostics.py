@@ -22,7 +22,7 @@ from torch import Tensor
 
 from cumulant.checks import require_finite, require_float, sentence, shape
 
-LEAST = 4  # draws per chain: two halves with a variance each
+MIN_DRAWS = 4  # draws per chain: two halves with a variance each
 
 
 class Diagnosis(NamedTuple):
@@ -49,8 +49,8 @@ def diagnose(draws: Tensor) -> Diagnosis:
 
     >>> import torch
     >>> x = torch.randn(4, 1000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    >>> found = diagnose(x)
-    >>> bool(found.rhat < 1.01), bool((found.ess - 4000).abs() < 500)
+    >>> report = diagnose(x)
+    >>> bool(report.rhat < 1.01), bool((report.ess - 4000).abs() < 500)
     (True, True)
     """
     x = _draws("diagnose.draws", draws)
@@ -175,8 +175,8 @@ def _split(x: Tensor) -> Tensor:
 
 def _draws(where: str, draws: Tensor) -> Tensor:
     x = require_float(where, draws)
-    if x.ndim < 2 or x.shape[1] < LEAST or not x.numel():
-        expected = f"shape (chains ≥ 1, n ≥ {LEAST}, *event) with something in it"
+    if x.ndim < 2 or x.shape[1] < MIN_DRAWS or not x.numel():
+        expected = f"shape (chains ≥ 1, n ≥ {MIN_DRAWS}, *event) with something in it"
         raise ValueError(sentence(where, expected, shape(x), "One chain is draws[None]."))
     require_finite(where, x)
     return x.detach().double()

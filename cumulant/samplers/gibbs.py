@@ -28,7 +28,7 @@ class GibbsState(NamedTuple):
 
 
 class GibbsInfo(NamedTuple):
-    """What a step learned besides: mean = ∇G(η) = E[x⁺ | η] (*batch, chains, d), x without the noise of its draw."""
+    """What a step gives besides: mean = ∇G(η) = E[x⁺ | η] (*batch, chains, d), x without the noise of its draw."""
 
     mean: Tensor
 
@@ -50,9 +50,9 @@ class GibbsRun(NamedTuple):
 
 def init(prior: ConjugatePrior, chains: int = 1, *, generator: torch.Generator) -> GibbsState:
     """Chains started in stationarity: η from the prior, x from p_η."""
-    _prior("init", prior)
+    _require_prior("init", prior)
     eta = prior.sample(chains, generator=generator)
-    return GibbsState(_observe(prior, eta, generator), eta)
+    return GibbsState(_draw_x(prior, eta, generator), eta)
 
 
 def step(state: GibbsState, prior: ConjugatePrior, *, generator: torch.Generator) -> tuple[GibbsState, GibbsInfo]:
@@ -68,7 +68,7 @@ def step(state: GibbsState, prior: ConjugatePrior, *, generator: torch.Generator
     >>> bool((info.mean.mean() - 3.0).abs() < 0.05)                                  # χ/ν
     True
     """
-    _prior("step", prior)
+    _require_prior("step", prior)
     require_generator("step", generator)
     batch, d = prior.chi.shape[:-1], prior.measure.dim
     if state.x.ndim != len(batch) + 2 or state.x.shape[:-2] != batch or state.x.shape[-1] != d:
@@ -76,23 +76,23 @@ def step(state: GibbsState, prior: ConjugatePrior, *, generator: torch.Generator
         raise ValueError(sentence("step.state", expected, shape(state.x), advice))
     nu = torch.as_tensor(prior.nu)[..., None].expand(state.x.shape[:-1])
     eta = prior.draw(prior.chi[..., None, :] + state.x, nu + 1, generator)
-    return GibbsState(_observe(prior, eta, generator), eta), GibbsInfo(prior.measure.mean(eta))
+    return GibbsState(_draw_x(prior, eta, generator), eta), GibbsInfo(prior.measure.mean(eta))
 
 
 def run(
     prior: ConjugatePrior, steps: int, *, chains: int = 4, burn_in: int = 0, generator: torch.Generator
 ) -> GibbsRun:
-    """``burn_in + steps`` sweeps of every chain, the last ``steps`` of them kept."""
+    """``burn_in + steps`` sweeps of every chain, of which the last ``steps`` are returned."""
     for name, value, least in (("steps", steps, 1), ("burn_in", burn_in, 0)):
         if not isinstance(value, int) or value < least:
             raise ValueError(sentence(f"run.{name}", f"a number of sweeps ≥ {least}", value, "Count whole sweeps."))
     state = init(prior, chains, generator=generator)
-    kept = []
+    sweeps = []
     for count in range(burn_in + steps):
         state, info = step(state, prior, generator=generator)
         if count >= burn_in:
-            kept.append((*state, info.mean))
-    return GibbsRun(*(torch.stack(part, dim=-2) for part in zip(*kept, strict=True)))
+            sweeps.append((*state, info.mean))
+    return GibbsRun(*(torch.stack(part, dim=-2) for part in zip(*sweeps, strict=True)))
 
 
 def mean_iteration(prior: ConjugatePrior, start: Tensor, steps: int) -> Tensor:
@@ -106,7 +106,7 @@ def mean_iteration(prior: ConjugatePrior, start: Tensor, steps: int) -> Tensor:
     >>> mean_iteration(ConjugatePrior(h, torch.tensor([3.0]), 1.0), torch.tensor([7.0]), 3)[:, 0]
     tensor([7.0000, 5.0000, 4.0000, 3.5000])
     """
-    _prior("mean_iteration", prior)
+    _require_prior("mean_iteration", prior)
     require_alike("mean_iteration.start", require_float("mean_iteration.start", start), "prior.chi", prior.chi)
     if not isinstance(steps, int) or steps < 0:
         raise ValueError(sentence("mean_iteration.steps", "a number of steps ≥ 0", steps, "0 returns the start."))
@@ -116,11 +116,11 @@ def mean_iteration(prior: ConjugatePrior, start: Tensor, steps: int) -> Tensor:
     return torch.stack(path)
 
 
-def _observe(prior: ConjugatePrior, eta: Tensor, generator: torch.Generator) -> Tensor:
+def _draw_x(prior: ConjugatePrior, eta: Tensor, generator: torch.Generator) -> Tensor:
     return prior.measure.sample(eta, 1, generator=generator)[..., 0, :]
 
 
-def _prior(where: str, prior: object) -> None:
+def _require_prior(where: str, prior: object) -> None:
     if not isinstance(prior, ConjugatePrior):
         got, advice = type(prior).__name__, "Build one from a measure, χ and ν."
         raise TypeError(sentence(f"{where}.prior", "a ConjugatePrior", got, advice))

@@ -118,8 +118,8 @@ def step(
     ratio = ratio + (torch.logsumexp(heavier, -1) - torch.logsumexp(w, -1))
     effective, done = effective_size(heavier), after >= 1
     ancestors = resample(heavier, generator=generator)
-    chosen = x.gather(-2, ancestors[..., None].expand_as(x))
-    x = torch.where(done[..., None, None], x, chosen)
+    resampled = x.gather(-2, ancestors[..., None].expand_as(x))
+    x = torch.where(done[..., None, None], x, resampled)
     w = torch.where(done[..., None], heavier, 0)
     x, acceptance = _move(x, direction * after[..., None], proposal, moves, generator)
     return SmcState(x, w, after, ratio), SmcInfo(effective, acceptance)
@@ -153,8 +153,8 @@ def temper(
     >>> zero, far = torch.zeros(1, dtype=torch.float64), torch.full((1,), 3.0, dtype=torch.float64)
     >>> move = crank_nicolson(h, zero)
     >>> g = torch.Generator().manual_seed(0)
-    >>> found = temper(h, zero, far, particles=4000, proposal=move, moves=5, generator=g)
-    >>> bool((found.log_ratio - 4.5).abs() < 0.2)                                # G(3) − G(0) = 9/2
+    >>> tempered = temper(h, zero, far, particles=4000, proposal=move, moves=5, generator=g)
+    >>> bool((tempered.log_ratio - 4.5).abs() < 0.2)                                # G(3) − G(0) = 9/2
     True
     """
     start, end = _ends(measure, start, end)
