@@ -34,7 +34,7 @@ def fixed_point(
     adjoint   how the gradient of the answer is found when something requires grad. At a fixed point
               dx = (I − J)⁻¹ ∂f, so backward solves (I − Jᵀ)g = v: "anderson" for any J, "cg" or "cholesky" when J is
               symmetric (J = ∇²potential) and I − J positive definite; "none" detaches. First order only. A sample for
-              which that has no solution is told of in a RuntimeWarning.
+              which that has no solution is named in a RuntimeWarning.
 
     >>> import torch
     >>> solution = fixed_point(torch.cos, torch.ones(1, dtype=torch.float64))
