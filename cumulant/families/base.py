@@ -1,4 +1,4 @@
-"""What an exponential family is, in its usual parameters."""
+"""The interface of an exponential family in its usual parameters."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class ExponentialFamily(ABC):
 
     dim  the axis of parameters, natural parameters and statistics: −1, or −2 where a last axis runs over sequences
 
-    ``positive`` says which parameters must be > 0, all the others may be any number.
+    The first ``unbounded`` parameters may be any number, all others must be > 0.
     """
 
     dim: int = -1
 
-    positive: ClassVar[slice] = slice(None)
+    unbounded: ClassVar[int] = 0
 
     @abstractmethod
     def natural(self, parameters: Tensor) -> Tensor:
@@ -77,9 +77,8 @@ class ExponentialFamily(ABC):
 
     def inside(self, parameters: Tensor) -> Tensor:
         """Which parameters are those of a law."""
-        count = parameters.shape[self.dim]
-        first = self.positive.indices(count)[0]
-        return (parameters.narrow(self.dim, first, count - first) > 0).all(self.dim)
+        positive = parameters.narrow(self.dim, self.unbounded, parameters.shape[self.dim] - self.unbounded)
+        return (positive > 0).all(self.dim)
 
     def shift(self, parameters: Tensor, eta: Tensor) -> Tensor:
         """Parameters of θ + η: a tilt by e^{⟨η, u⟩}, or the posterior after evidence η."""
@@ -89,7 +88,7 @@ class ExponentialFamily(ABC):
         """Parameters of share · θ + (1 − share) · θ_other."""
         return share * parameters + (1 - share) * other
 
-    def _join(self, *parts: Tensor) -> Tensor:
+    def stack(self, *parts: Tensor) -> Tensor:
         """Parameters or statistics from their parts, which broadcast."""
         return torch.stack(torch.broadcast_tensors(*parts), self.dim)
 

@@ -34,11 +34,11 @@ class GammaFamily(ExponentialFamily):
 
     def natural(self, parameters: Tensor) -> Tensor:
         shape, rate = parameters.unbind(self.dim)
-        return self._join(-rate, shape)
+        return self.stack(-rate, shape)
 
     def from_natural(self, natural: Tensor) -> Tensor:
         first, second = natural.unbind(self.dim)
-        return self._join(second, -first)
+        return self.stack(second, -first)
 
     def log_partition(self, parameters: Tensor) -> Tensor:
         shape, rate = parameters.unbind(self.dim)
@@ -54,12 +54,12 @@ class GammaFamily(ExponentialFamily):
 
     def mean(self, parameters: Tensor) -> Tensor:
         shape, rate = parameters.unbind(self.dim)
-        return self._join(shape / rate, digamma(shape) - torch.log(rate))
+        return self.stack(shape / rate, digamma(shape) - torch.log(rate))
 
     def from_mean(self, mean: Tensor) -> Tensor:
         x, log_x = mean.unbind(self.dim)
         shape = gamma_shape(x.log() - log_x)
-        return self._join(shape, shape / x)
+        return self.stack(shape, shape / x)
 
     def fisher(self, parameters: Tensor) -> Tensor:
         """Cov[u] = ∇²A(θ) as (…, 2, 2), for parameters on the last axis."""
@@ -79,7 +79,7 @@ class GammaFamily(ExponentialFamily):
         near = apart.abs() < 0.5
         between = torch.where(near, apart - torch.log1p(torch.where(near, apart, 0)), apart - (means / mean).log())
         shape = gamma_shape((weights * (between + log_minus_digamma(shapes))).sum(axis))
-        return self._join(shape, shape / mean.squeeze(axis))
+        return self.stack(shape, shape / mean.squeeze(axis))
 
     def sample(self, parameters: Tensor, generator: torch.Generator | None) -> Tensor:
         shape, rate = parameters.unbind(self.dim)

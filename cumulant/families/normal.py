@@ -24,16 +24,16 @@ class NormalFamily(ExponentialFamily):
     tensor([ 1.5000, -0.2500])
     """
 
-    positive = slice(1, None)
+    unbounded = 1
 
     def natural(self, parameters: Tensor) -> Tensor:
         mean, variance = parameters.unbind(self.dim)
         half = 0.5 / variance
-        return self._join(2 * half * mean, -half)
+        return self.stack(2 * half * mean, -half)
 
     def from_natural(self, natural: Tensor) -> Tensor:
         first, second = natural.unbind(self.dim)
-        return self._join(first / 2 / -second, 0.5 / -second)
+        return self.stack(first / 2 / -second, 0.5 / -second)
 
     def log_partition(self, parameters: Tensor) -> Tensor:
         mean, variance = parameters.unbind(self.dim)
@@ -52,11 +52,11 @@ class NormalFamily(ExponentialFamily):
 
     def mean(self, parameters: Tensor) -> Tensor:
         mean, variance = parameters.unbind(self.dim)
-        return self._join(mean, mean.square() + variance)
+        return self.stack(mean, mean.square() + variance)
 
     def from_mean(self, mean: Tensor) -> Tensor:
         first, second = mean.unbind(self.dim)
-        return self._join(first, second - first.square())
+        return self.stack(first, second - first.square())
 
     def fisher(self, parameters: Tensor) -> Tensor:
         """Cov[u] = ∇²A(θ) as (…, 2, 2), for parameters on the last axis."""
@@ -70,7 +70,7 @@ class NormalFamily(ExponentialFamily):
         """Within plus between, without subtracting squares."""
         means, variances = parameters.unbind(self.dim)
         mean = (weights * means).sum(axis, keepdim=True)
-        return self._join(mean.squeeze(axis), (weights * (variances + (means - mean).square())).sum(axis))
+        return self.stack(mean.squeeze(axis), (weights * (variances + (means - mean).square())).sum(axis))
 
     def sample(self, parameters: Tensor, generator: torch.Generator | None) -> Tensor:
         mean, variance = parameters.unbind(self.dim)
@@ -80,7 +80,7 @@ class NormalFamily(ExponentialFamily):
         (m, v), (m0, v0), share = parameters.unbind(self.dim), other.unbind(self.dim), share.squeeze(self.dim)
         variance = 1 / (share / v + (1 - share) / v0)
         # m + … rather than a sum of two large numbers
-        return self._join(m + variance * (1 - share) / v0 * (m0 - m), variance)
+        return self.stack(m + variance * (1 - share) / v0 * (m0 - m), variance)
 
 
 @final
@@ -91,17 +91,17 @@ class NormalGammaFamily(ExponentialFamily):
     μ has a variance only where α > 1; the covariance is +inf below.
     """
 
-    positive = slice(1, None)
+    unbounded = 1
 
     def natural(self, parameters: Tensor) -> Tensor:
         m, count, shape, rate = parameters.unbind(self.dim)
-        return self._join(shape - 0.5, -rate - count * m.square() / 2, count * m, -count / 2)
+        return self.stack(shape - 0.5, -rate - count * m.square() / 2, count * m, -count / 2)
 
     def from_natural(self, natural: Tensor) -> Tensor:
         first, second, third, fourth = natural.unbind(self.dim)
         count = -2 * fourth
         m = third / count
-        return self._join(m, count, first + 0.5, -second - third * m / 2)
+        return self.stack(m, count, first + 0.5, -second - third * m / 2)
 
     def log_partition(self, parameters: Tensor) -> Tensor:
         _, count, shape, rate = parameters.unbind(self.dim)
@@ -109,38 +109,38 @@ class NormalGammaFamily(ExponentialFamily):
 
     def statistics(self, x: Tensor) -> Tensor:
         mean, precision = x.unbind(self.dim)
-        return self._join(precision.log(), precision, precision * mean, precision * mean.square())
+        return self.stack(precision.log(), precision, precision * mean, precision * mean.square())
 
     def mean(self, parameters: Tensor) -> Tensor:
         m, count, shape, rate = parameters.unbind(self.dim)
         precision = shape / rate
-        return self._join(digamma(shape) - rate.log(), precision, precision * m, 1 / count + precision * m.square())
+        return self.stack(digamma(shape) - rate.log(), precision, precision * m, 1 / count + precision * m.square())
 
     def from_mean(self, mean: Tensor) -> Tensor:
         mean_log, precision, first, second = mean.unbind(self.dim)
         m, shape = first / precision, gamma_shape(precision.log() - mean_log)
-        return self._join(m, 1 / (second - first * m), shape, shape / precision)
+        return self.stack(m, 1 / (second - first * m), shape, shape / precision)
 
     def moments(self, parameters: Tensor) -> StateMoments:
         m, count, shape, rate = parameters.unbind(self.dim)
         spread = torch.where(shape > 1, rate / (count * torch.where(shape > 1, shape - 1, 1)), torch.inf)
         none = torch.zeros_like(spread)
-        rows = self._join(spread, none), self._join(none, shape / rate.square())
+        rows = self.stack(spread, none), self.stack(none, shape / rate.square())
         covariance = torch.stack(torch.broadcast_tensors(*rows), self.dim - 1)
-        return StateMoments(self._join(m, shape / rate), covariance)
+        return StateMoments(self.stack(m, shape / rate), covariance)
 
     def project(self, weights: Tensor, parameters: Tensor, axis: int) -> Tensor:
         m, count, shape, rate = parameters.unbind(self.dim)
         pull = weights * shape / rate
         centre = (pull * m).sum(axis, keepdim=True) / pull.sum(axis, keepdim=True)
         apart = (weights / count + pull * (m - centre).square()).sum(axis)
-        precision = GammaFamily(self.dim).project(weights, self._join(shape, rate), axis)
-        return self._join(centre.squeeze(axis), 1 / apart, *precision.unbind(self.dim))
+        precision = GammaFamily(self.dim).project(weights, self.stack(shape, rate), axis)
+        return self.stack(centre.squeeze(axis), 1 / apart, *precision.unbind(self.dim))
 
     def sample(self, parameters: Tensor, generator: torch.Generator | None) -> Tensor:
         m, count, shape, rate = parameters.unbind(self.dim)
         precision = standard_gamma(shape, generator) / rate
-        return self._join(m + standard_normal(m, generator) / (count * precision).sqrt(), precision)
+        return self.stack(m + standard_normal(m, generator) / (count * precision).sqrt(), precision)
 
     def interpolate(self, parameters: Tensor, other: Tensor, share: Tensor) -> Tensor:
         (m, k, a, b), (m0, k0, a0, b0) = parameters.unbind(self.dim), other.unbind(self.dim)
@@ -149,4 +149,4 @@ class NormalGammaFamily(ExponentialFamily):
         count = ours + theirs
         between = ours * theirs / count * (m - m0).square() / 2
         rate = share * b + (1 - share) * b0 + between
-        return self._join(m + theirs / count * (m0 - m), count, share * a + (1 - share) * a0, rate)
+        return self.stack(m + theirs / count * (m0 - m), count, share * a + (1 - share) * a0, rate)

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from cumulant.checks import holds, require_alike, require_finite, require_float, sentence, shape
-from cumulant.filters.linear_gaussian import Simulation
+from cumulant.filters.linear_gaussian import Simulation, stacked_simulation
 from cumulant.filters.pairs import (
     BetaBernoulli,
     ConjugatePair,
@@ -188,9 +188,7 @@ class SwitchingConjugate:
             modes.append(mode)
             states.append(x)
             observations.append(self.family.emit(x, mode, t, generator)[:, None])
-        empty = mode.new_empty(0, count), x.new_empty(0, *x.shape), x.new_empty(0, count, 1)
-        drawn = [torch.stack(d) if d else e for d, e in zip((modes, states, observations), empty, strict=True)]
-        return Simulation(*(d.movedim(0, 1).reshape(*batch_shape, steps, *d.shape[2:]) for d in drawn))
+        return stacked_simulation((modes, states, observations), (mode, x, x[:, :1]), batch_shape)
 
 
 class Conjugate(Propagator):

@@ -1,4 +1,4 @@
-"""Linear regression between variables that are known by their moments only: the M-step of learning.
+"""Linear regression from the moments of its variables: the M-step of learning.
 
     u = A z + b + N(0, V)        z and u random with joint moments, n cases of weight w, one law a mode
 

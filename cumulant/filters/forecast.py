@@ -1,4 +1,4 @@
-"""What a filter expects of the steps to come.
+"""Forecasts: the predictive laws of the steps after the last observation of a filter.
 
 Without observations the means and covariances given each mode follow equations of their own,
 

@@ -81,7 +81,7 @@ class Learned(NamedTuple):
 
 
 class Expected(NamedTuple):
-    """What the E-step says about all sequences together; cases are steps of sequences, time first.
+    """Expected statistics of the E-step, all sequences together; cases are steps of sequences, time first.
 
     first           x at the first step, one case a sequence
     moves           (x_{t−1}, x_t) given s_t, with the times t of the cases

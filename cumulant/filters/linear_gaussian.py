@@ -193,11 +193,15 @@ class SwitchingLinearGaussian:
             modes.append(mode)
             states.append(x)
             observations.append(y + at("observation_offset", t, mode) + noise(at("observation_noise", t, mode)))
-        empty = [mode.new_empty(0, count), x.new_empty(0, count, self.dim), x.new_empty(0, count, self.observed)]
-        drawn = [torch.stack(d) if d else e for d, e in zip((modes, states, observations), empty, strict=True)]
-        return Simulation(
-            *(d.movedim(0, 1).unflatten(0, tuple(batch_shape)) if batch_shape else d[:, 0] for d in drawn)
+        return stacked_simulation(
+            (modes, states, observations), (mode, x, x.new_empty(count, self.observed)), batch_shape
         )
+
+
+def stacked_simulation(drawn: Sequence[list[Tensor]], like: Sequence[Tensor], batch_shape: Sequence[int]) -> Simulation:
+    """Draws of every step, (n, …) in the shape of ``like``, as sequences (*batch, T, …)."""
+    parts = [torch.stack(d, 1) if d else x.new_empty(len(x), 0, *x.shape[1:]) for d, x in zip(drawn, like, strict=True)]
+    return Simulation(*(p.reshape(*batch_shape, *p.shape[1:]) for p in parts))
 
 
 def _root(covariance: Tensor) -> Tensor:

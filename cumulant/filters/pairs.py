@@ -115,7 +115,7 @@ class GammaPoisson(ConjugatePair):
         log_share = torch.where(counts, e / (b + e), 1).log()  # of the count that this step contributes
         counted = torch.where(counts | (y == 0), y * log_share, -torch.inf)
         log_likelihood = log_rising(a, y) - torch.lgamma(y + 1) - a * torch.log1p(e / b) + counted
-        return Posterior(_stack(a + y, b + e), log_likelihood)
+        return Posterior(self.family.stack(a + y, b + e), log_likelihood)
 
     def emit(self, x: Tensor, mode: Tensor, t: int, generator: torch.Generator | None) -> Tensor:
         return torch.poisson(x[:, 0] * _values_of(mode, self.exposure, t, x), generator=generator)
@@ -260,7 +260,7 @@ class NormalNormal(ConjugatePair):
         v = _mode_values(self.variance, t, parameters)
         total, off = p + v, y - m
         log_likelihood = -(LOG_TWO_PI + total.log() + off.square() / total) / 2
-        return Posterior(_stack(m + p / total * off, p * v / total), log_likelihood)
+        return Posterior(self.family.stack(m + p / total * off, p * v / total), log_likelihood)
 
     def emit(self, x: Tensor, mode: Tensor, t: int, generator: torch.Generator | None) -> Tensor:
         return x[:, 0] + _values_of(mode, self.variance, t, x).sqrt() * standard_normal(x[:, 0], generator)
@@ -306,17 +306,12 @@ class NormalGamma(ConjugatePair):
         log_likelihood = (
             log_rising(a, half) - (LOG_TWO_PI + (b * width).log()) / 2 - (a + 0.5) * torch.log1p(surprise / b)
         )
-        return Posterior(_stack(m + off / (k * width), k + 1 / v, a + 0.5, b + surprise), log_likelihood)
+        return Posterior(self.family.stack(m + off / (k * width), k + 1 / v, a + 0.5, b + surprise), log_likelihood)
 
     def emit(self, x: Tensor, mode: Tensor, t: int, generator: torch.Generator | None) -> Tensor:
         mean, precision = x.unbind(-1)
         deviation = (_values_of(mode, self.variance, t, x) / precision).sqrt()
         return mean + deviation * standard_normal(mean, generator)
-
-
-def _stack(*parts: Tensor) -> Tensor:
-    """Parameters from their parts (*hypotheses, batch), which broadcast."""
-    return torch.stack(torch.broadcast_tensors(*parts), -2)
 
 
 def _mode_values(value: Tensor | float, t: int, like: Tensor) -> Tensor:

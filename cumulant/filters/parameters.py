@@ -1,4 +1,4 @@
-"""How the parameters of a switching model are looked at before they are believed."""
+"""Checks of the shapes and values of the parameters of switching models."""
 
 from __future__ import annotations
 

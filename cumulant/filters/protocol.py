@@ -1,4 +1,4 @@
-"""What the switching engine asks of a model, whatever its family.
+"""The interface between the switching engine and its models, of any family.
 
 A switching model has a discrete mode s_t, a continuous state x_t and an observation y_t. A hypothesis is a tuple of the
 last few modes; for each hypothesis the engine keeps a log weight and a *belief* about x_t, which it never looks into.

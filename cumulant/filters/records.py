@@ -1,4 +1,4 @@
-"""What filters return, and how it is made of the beliefs of the engine."""
+"""Result records of filters, and how they are built from the beliefs of the engine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cumulant.filters.protocol import Belief, Propagator
 
 
 class Filtered(NamedTuple):
-    """What a filter knows after each step; d is the size of the state, M the number of modes.
+    """Filtered laws of state and mode after each step; d is the size of the state, M the number of modes.
 
     prior_mean              (*batch, T, d)         E[x_t | y_1 … y_{t−1}]
     prior_covariance        (*batch, T, d, d)
@@ -84,7 +84,7 @@ class Normalized(NamedTuple):
 
 
 def normalize(log_weights: Tensor, axis: int) -> Normalized:
-    """Of finite entries; torch.logsumexp looks for infinities first, which takes longer than all of this."""
+    """log Σ exp and softmax of finite entries; torch.logsumexp checks for infinities first, which takes longer."""
     top = log_weights.detach().amax(axis, keepdim=True)
     terms = torch.exp(log_weights - top)
     total = terms.sum(axis, keepdim=True)

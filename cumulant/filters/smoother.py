@@ -1,4 +1,4 @@
-"""Smoothing: what all observations say about each step, by Kim's backward pass over the beliefs of a filter.
+"""Smoothing: the laws of every step given all observations, by Kim's backward pass over the beliefs of a filter.
 
 Given s_t = i and s_{t+1} = j the state x_t is a regression on x_{t+1}, whatever comes later:
 
@@ -33,7 +33,7 @@ from cumulant.filters.variance_excess import variance_ratio, warn_of_excess
 
 
 class Smoothed(NamedTuple):
-    """What all T observations say about each step; d is the size of the state, M the number of modes.
+    """Laws of state and mode at each step given all T observations; d is the size of the state, M the number of modes.
 
     mean                (*batch, T, d)        E[x_t | y_1 … y_T]
     covariance          (*batch, T, d, d)
@@ -63,7 +63,7 @@ class Beliefs(NamedTuple):
 
 
 class Link(NamedTuple):
-    """Two neighbouring steps given everything, their hypotheses (batch, *modes up to t, mode at t+1).
+    """Joint law of two neighbouring steps given all observations, by hypotheses (batch, *modes up to t, mode at t+1).
 
     log_weights of the hypotheses, mean and covariance of x_t, the regression J of x_t on x_{t+1}, and the beliefs about
     x_{t+1}, whose axes broadcast with the others.
@@ -77,7 +77,7 @@ class Link(NamedTuple):
 
 
 class Level(NamedTuple):
-    """The smoothed beliefs of one step, and how they hang together with the next one (None at the last step)."""
+    """The smoothed beliefs of one step, and its joint law with the next (None at the last step)."""
 
     beliefs: Beliefs
     link: Link | None
@@ -146,7 +146,7 @@ def filter_and_smooth(
 
 
 def kim(model: SwitchingLinearGaussian, filtered: Filtered, *, mask: Tensor | None = None) -> Smoothed:
-    """Kim's backward pass over what a filter has left behind: `gpb` of order 2, or `imm`, which is cheaper.
+    """Kim's backward pass over the record of a filter: `gpb` of order 2, or `imm`, which is cheaper.
 
     As coarse as `smooth` of order 2, with the same `SmootherWarning`.
 

@@ -1,4 +1,4 @@
-"""Whether an approximate smoother is less certain than its own filter, which an exact one is not on the average.
+"""A diagnostic of approximate smoothers: being less certain than the filter, which an exact one is not on the average.
 
     E[Var(x_t | y_1 … y_T) | y_1 … y_t] = Var(x_t | y_1 … y_t) − Var(E[x_t | y_1 … y_T] | y_1 … y_t)
 

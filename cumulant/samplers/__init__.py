@@ -1,4 +1,4 @@
-"""Draws where sums end: Gibbs between conjugate laws, sequential Monte Carlo, and whether the draws can be trusted.
+"""Samplers: Gibbs between conjugate laws, sequential Monte Carlo, particle filters, and convergence diagnostics.
 
 `gibbs`, `smc` (tempering) and `particles` (switching models) are `cumulant.typing.Stepper`s, with the generator as an
 argument: ``init(…) → state`` and ``step(state, …) → (state, info)``.

@@ -1,4 +1,4 @@
-"""Have the chains mixed, and how many independent draws are they worth?
+"""Convergence diagnostics of Markov chains: R̂ and the effective sample size.
 
     R̂ = √(var⁺/W),      var⁺ = (n−1)/n W + B/n
     ESS = m n / τ,       τ = 1 + 2 Σ_{t≥1} ρ_t,    ρ_t = 1 − (W − mean autocovariance at lag t)/var⁺
@@ -26,14 +26,14 @@ MIN_DRAWS = 4  # draws per chain: two halves with a variance each
 
 
 class Diagnosis(NamedTuple):
-    """What a set of chains says about each quantity, all of shape (*event).
+    """Summary of a set of chains for each quantity, all of shape (*event).
 
     mean       over all chains and draws
     deviation  standard deviation over all chains and draws
     error      Monte Carlo standard error of the mean, deviation/√ESS
     ess        effective sample size of the mean
     ess_bulk   the same for the normal scores of the ranks
-    rhat       rank-normalised split R̂; above 1.01 the chains have not forgotten where they started
+    rhat       rank-normalised split R̂; above 1.01 the chains still depend on where they started
     """
 
     mean: Tensor
@@ -45,7 +45,7 @@ class Diagnosis(NamedTuple):
 
 
 def diagnose(draws: Tensor) -> Diagnosis:
-    """All figures at once:  (chains, n, *event) → `Diagnosis`.
+    """All diagnostics at once:  (chains, n, *event) → `Diagnosis`.
 
     >>> import torch
     >>> x = torch.randn(4, 1000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

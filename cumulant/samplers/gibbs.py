@@ -21,14 +21,14 @@ from cumulant.samplers.resampling import require_generator
 
 
 class GibbsState(NamedTuple):
-    """Where the chains are: observation x and parameter η, both (*batch, chains, d)."""
+    """State of the chains: observation x and parameter η, both (*batch, chains, d)."""
 
     x: Tensor
     eta: Tensor
 
 
 class GibbsInfo(NamedTuple):
-    """What a step gives besides: mean = ∇G(η) = E[x⁺ | η] (*batch, chains, d), x without the noise of its draw."""
+    """Record of a sweep: mean = ∇G(η) = E[x⁺ | η] (*batch, chains, d), x without the noise of its draw."""
 
     mean: Tensor
 

@@ -42,7 +42,7 @@ class ParticleState:
 
 
 class ParticleRecord(NamedTuple):
-    """What a step says, (*batch, …).
+    """Filtered laws after one step, (*batch, …).
 
     mean                (*batch, d)     E[x_t | y_1 … y_t]
     covariance          (*batch, d, d)

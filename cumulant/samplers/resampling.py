@@ -21,7 +21,7 @@ from cumulant.checks import holds, require_float, sentence, shape
 
 
 class Scheme(Protocol):
-    """What every scheme of this file is: log weights (*batch, n) → indices (*batch, count)."""
+    """A resampling scheme: log weights (*batch, n) → indices (*batch, count)."""
 
     def __call__(self, log_weights: Tensor, count: int | None = None, *, generator: torch.Generator) -> Tensor: ...
 

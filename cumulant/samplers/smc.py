@@ -47,7 +47,7 @@ class SmcState(NamedTuple):
 
 
 class SmcInfo(NamedTuple):
-    """What happened in a step, all (*batch, q).
+    """Diagnostics of a step, all (*batch, q).
 
     effective   1/Σp² of the weights before resampling
     acceptance  part of the proposals accepted, over all moves
@@ -58,7 +58,7 @@ class SmcInfo(NamedTuple):
 
 
 class Tempered(NamedTuple):
-    """Where a run ended.
+    """Result of a tempering run.
 
     particles     (*batch, q, n, d)    with log_weights (*batch, q, n): the law at the last temperature
     log_ratio     (*batch, q)          estimate of G(η1) − G(η0)

@@ -23,7 +23,7 @@ SLACK = 1e-9  # asymmetry and negative eigenvalues, relative to the largest entr
 
 @dataclass(frozen=True)
 class Section:
-    """A table of a TOML file, and where it stands for those who must mend it."""
+    """A table of a TOML file, with its position for error messages."""
 
     where: str
     values: dict[str, Any]
