@@ -112,7 +112,7 @@ def retrieve(
     if not isinstance(steps, int) or steps < 0:
         raise ValueError(sentence("retrieve.steps", "a number of steps ≥ 0, or None", steps, "None runs to the end."))
     for _ in range(steps):
-        start, _ = solver.step(None, start, update(start))
+        _, start = solver.step(None, start, update(start))
     image = update(start)
     residual = torch.linalg.vector_norm((image - start).detach(), dim=-1)
     tol = max(1e-10, 32 * torch.finfo(start.dtype).eps) if tol is None else tol

@@ -1,4 +1,4 @@
-"""The axis names of the library and the array types built from them.
+"""The axis names of the library and the array types built from them; the protocol of what advances in steps.
 
 Shapes follow scaled_dot_product_attention, ``(*batch, query, dim)``:
 
@@ -13,6 +13,8 @@ A leading ``...`` in an annotation stands for ``*batch q``, or for ``*batch`` al
 query of shape ``(d,)``.
 """
 
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
@@ -22,3 +24,19 @@ Matrices = Float[Tensor, "... d d"]
 Draws = Float[Tensor, "... s d"]
 Flags = Bool[Tensor, "..."]
 Codes = Int[Tensor, "..."]
+
+State = TypeVar("State")
+Info = TypeVar("Info", covariant=True)
+
+
+@runtime_checkable
+class Stepper(Protocol[State, Info]):
+    """Whatever advances in steps: solvers, dynamics, filters, samplers. Classes and modules may be one.
+
+    ``init`` makes the state, ``step`` returns the next state and a record of what the step gave besides; what else they
+    take is the stepper's own.
+    """
+
+    def init(self, *args: Any, **kwargs: Any) -> State: ...
+
+    def step(self, state: State, *args: Any, **kwargs: Any) -> tuple[State, Info]: ...

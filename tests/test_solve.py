@@ -351,7 +351,7 @@ def test_causal_coefficients_see_no_later_token_and_solve_as_fast():
 def solve_steps(fn, x, solver, steps):
     state = solver.init(x)
     for _ in range(steps):
-        x, state = solver.step(state, x, fn(x))
+        state, x = solver.step(state, x, fn(x))
     return x
 
 

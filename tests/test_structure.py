@@ -20,6 +20,7 @@ ROOMS = [
     "special",
     "solve",
     "kernels",
+    "families",
     "measures",
     "geometry",
     "testing",

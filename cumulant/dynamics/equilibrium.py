@@ -41,8 +41,7 @@ from cumulant.hopfield import retrieve
 from cumulant.measures import Box, Empirical, Measure, Sphere
 from cumulant.residual import prox
 from cumulant.solve import Solution, fixed_point
-from cumulant.solve.driver import Method
-from cumulant.typing import Queries
+from cumulant.typing import Queries, Stepper
 
 __all__ = [
     "METHODS",
@@ -150,7 +149,7 @@ def ascent_equilibrium(
     *,
     step: float,
     start: Queries | None = None,
-    solver: Method | None = None,
+    solver: Stepper | None = None,
     max_steps: int = 2000,
     tol: float | None = None,
 ) -> Equilibrium:

@@ -3,13 +3,13 @@
     post-norm   x⁺ = RN(T(x))                        the state itself is renormalised
     pre-norm    x⁺ = x + (T(RN(x)) − RN(x))          the stream never is: it grows linearly, its angles slow like 1/t
 
-Whatever steps has one contract: ``init(state) -> state`` and ``step(state) -> (state, info)``.
+A layer is a `Stepper`: ``init(state) -> state`` and ``step(state) -> (state, info)``.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,22 +17,13 @@ from torch import Tensor
 from cumulant.checks import require_finite, require_float, sentence, shape
 from cumulant.dynamics.ascend import Ascend
 from cumulant.dynamics.renormalize import Renormalize, Unchanged
-from cumulant.typing import PerQuery, Queries
+from cumulant.typing import PerQuery, Queries, Stepper
 
-State = TypeVar("State")
 ORDERS = ("post", "pre")
 
 
-@runtime_checkable
-class Dynamics(Protocol[State]):
-    """``init`` checks a state and puts it where the dynamics lives; ``step`` returns the next and what it learned.
-
-    A state is a cloud (*batch, n, d), or a law. ``info`` is a NamedTuple of tensors (*batch) or None.
-    """
-
-    def init(self, state: State) -> State: ...
-
-    def step(self, state: State) -> tuple[State, Any]: ...
+# init(state) checks a state and puts it where the dynamics lives: particles (*batch, n, d), or a law
+Dynamics = Stepper
 
 
 class Info(NamedTuple):

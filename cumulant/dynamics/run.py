@@ -13,12 +13,12 @@ from cumulant.checks import sentence
 from cumulant.dynamics.layer import Dynamics
 from cumulant.dynamics.readouts import READOUTS
 from cumulant.dynamics.renormalize import Refused
-from cumulant.solve.solution import Told
+from cumulant.solve.solution import CodeWithMessage
 
 DEFAULT = ("w2_to_gaussian", "skewness", "kurtosis", "effective_rank", "clusters", "mean_norm")
 
 
-class Halt(Told):
+class Halt(CodeWithMessage):
     """Why a run ended; ``halt.sentence`` says it in words.
 
     >>> Halt.CONVERGED.sentence

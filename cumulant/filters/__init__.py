@@ -8,7 +8,6 @@ from cumulant.filters.conjugate import (
     NormalNormal,
     SwitchingConjugate,
 )
-from cumulant.filters.excess import SmootherWarning
 from cumulant.filters.forecast import Forecast, forecast
 from cumulant.filters.heads import (
     AttentionFilter,
@@ -19,11 +18,12 @@ from cumulant.filters.heads import (
 )
 from cumulant.filters.learning import Learned, em
 from cumulant.filters.linear_gaussian import Simulation, SwitchingLinearGaussian
-from cumulant.filters.projection import Projected, m_projection, m_projection_in
+from cumulant.filters.projection import ProjectedNormal, m_projection, m_projection_in
 from cumulant.filters.protocol import Propagator, SwitchingModel
 from cumulant.filters.records import Filtered, StepRecord
 from cumulant.filters.smoother import Smoothed, kim, smooth
 from cumulant.filters.switching import EXACT, IMM, FilterState, Slots, exact, gpb, imm, init, kalman, run, step
+from cumulant.filters.variance_excess import SmootherWarning
 
 __all__ = [
     "EXACT",
@@ -38,7 +38,7 @@ __all__ = [
     "Learned",
     "NormalGamma",
     "NormalNormal",
-    "Projected",
+    "ProjectedNormal",
     "Propagator",
     "Simulation",
     "SinkhornAttention",

@@ -5,7 +5,7 @@
     y_t | x_t, s_t  ~ the family, with what mode s_t knows about the observation
 
 A mode acts in two ways. It knows something about the observation (an exposure, a variance, that it is clutter; see
-`cumulant.filters.family`), and it has a memory λ of the hidden quantity:
+`cumulant.filters.pairs`), and it has a memory λ of the hidden quantity:
 
     λ = 1      x stays what it was, the default
     λ = 0      x is drawn afresh from the mode's prior θ_0: a change point, or a regime with a law of its own
@@ -25,24 +25,28 @@ import torch
 from torch import Tensor
 
 from cumulant.checks import holds, require_alike, require_finite, require_float, sentence, shape
-from cumulant.filters.counting import BetaBernoulli, DirichletCategorical, GammaPoisson
-from cumulant.filters.family import Family
-from cumulant.filters.linear_gaussian import Simulation
-from cumulant.filters.measuring import NormalGamma, NormalNormal
-from cumulant.filters.protocol import Propagator, Start, StateMoments, Updated, log_probabilities
+from cumulant.filters.linear_gaussian import Simulation, stacked_simulation
+from cumulant.filters.pairs import (
+    BetaBernoulli,
+    ConjugatePair,
+    DirichletCategorical,
+    GammaPoisson,
+    NormalGamma,
+    NormalNormal,
+)
+from cumulant.filters.parameters import checked_modes
+from cumulant.filters.protocol import Propagator, Start, StateMoments, Updated, draw_modes, log_probabilities
 
 __all__ = [
     "BetaBernoulli",
     "ConjugateBelief",
+    "ConjugatePair",
     "DirichletCategorical",
-    "Family",
     "GammaPoisson",
     "NormalGamma",
     "NormalNormal",
     "SwitchingConjugate",
 ]
-
-ROUNDED = 1e-6  # how far a row of probabilities may be from 1
 
 
 class ConjugateBelief(NamedTuple):
@@ -86,7 +90,7 @@ class SwitchingConjugate:
     tensor([0.2358, 0.8283, 0.0341], dtype=torch.float64)
     """
 
-    family: Family
+    family: ConjugatePair
     transition: Tensor
     prior: Tensor
     memory: Tensor | float | None = None
@@ -94,25 +98,14 @@ class SwitchingConjugate:
     start: str = "prior"
 
     def __post_init__(self):
-        if not isinstance(self.family, Family):
+        if not isinstance(self.family, ConjugatePair):
             got, advice = type(self.family).__name__, "Pass an instance such as GammaPoisson(exposure)."
             raise TypeError(sentence("SwitchingConjugate.family", "a conjugate family", got, advice))
-        transition = _check_probabilities("transition", self.transition, 2)
-        modes = transition.shape[-1]
-        if self.start not in ("prior", "belief"):
-            advice = '"prior" is the law of x_1, "belief" that of x_0.'
-            raise ValueError(sentence("SwitchingConjugate.start", '"prior" or "belief"', repr(self.start), advice))
-        even = torch.full_like(transition.detach()[0], 1 / modes)
-        given = even if self.initial_modes is None else self.initial_modes
-        _check_probabilities("initial_modes", given, 1)
-        require_alike("SwitchingConjugate.initial_modes", given, "transition", transition)
-        if len(given) != modes:
-            raise ValueError(
-                sentence("SwitchingConjugate.initial_modes", f"shape (M={modes})", shape(given), "One a mode.")
-            )
+        initial_modes = checked_modes("SwitchingConjugate", self.transition, self.initial_modes, self.start)
+        modes = self.transition.shape[-1]
         prior = self._checked_prior(modes)
-        self.family.check(modes, prior.shape[-1], transition)
-        values = {"initial_modes": given, "prior": prior, "memory": self._checked_memory(modes)}
+        self.family.check(modes, prior.shape[-1], self.transition)
+        values = {"initial_modes": initial_modes, "prior": prior, "memory": self._checked_memory(modes)}
         for name, value in values.items():
             object.__setattr__(self, name, value)
 
@@ -126,8 +119,9 @@ class SwitchingConjugate:
             expected = f"shape (k={count}) or (M={modes}, k={count}): {listed}"
             raise ValueError(sentence(where, expected, shape(prior), "Check the last axis."))
         require_finite(where, prior)
-        if not holds(self.family.inside(prior)):
-            got = f"{prior.detach().reshape(-1, count)[~self.family.inside(prior).reshape(-1)][0].tolist()}"
+        inside = self.family.family.inside(prior[..., None])[..., 0]
+        if not holds(inside):
+            got = f"{prior.detach().reshape(-1, count)[~inside.reshape(-1)][0].tolist()}"
             advice = "All but a mean must be > 0."
             raise ValueError(sentence(where, f"parameters of a law for {type(self.family).__name__}", got, advice))
         return prior.expand(modes, count)
@@ -184,26 +178,25 @@ class SwitchingConjugate:
             raise ValueError(sentence(where, "a memory of 0 or 1 in every mode", memory.tolist(), advice))
         count, prior = torch.Size(batch_shape).numel(), self.prior.detach()
         initial = self.initial_modes if isinstance(self.initial_modes, Tensor) else self.transition[0]
-        mode = _draw(initial.expand(count, -1), generator)
+        mode = draw_modes(initial.expand(count, -1), generator)
         x = self.family.draw(prior[mode], generator)
         modes, states, observations = [], [], []
         for t in range(steps):
             if t > 0 or self.start == "belief":
-                mode = _draw(self.transition[mode], generator)
+                mode = draw_modes(self.transition[mode], generator)
                 x = torch.where(memory[mode, None] == 1, x, self.family.draw(prior[mode], generator))
             modes.append(mode)
             states.append(x)
             observations.append(self.family.emit(x, mode, t, generator)[:, None])
-        empty = mode.new_empty(0, count), x.new_empty(0, *x.shape), x.new_empty(0, count, 1)
-        drawn = [torch.stack(d) if d else e for d, e in zip((modes, states, observations), empty, strict=True)]
-        return Simulation(*(d.movedim(0, 1).reshape(*batch_shape, steps, *d.shape[2:]) for d in drawn))
+        return stacked_simulation((modes, states, observations), (mode, x, x[:, :1]), batch_shape)
 
 
 class Conjugate(Propagator):
     """The operations of a `SwitchingConjugate`."""
 
     def __init__(self, model: SwitchingConjugate):
-        self.model, self.family, self.start = model, model.family, model.start
+        self.model, self.pair, self.family = model, model.family, model.family.family
+        self.start = model.start
         self.like = model.transition.detach().new_empty(0)
         self._log_transition = log_probabilities(model.transition)[..., None]
         self._prior = model.prior[..., None]  # (M, k, 1)
@@ -220,30 +213,30 @@ class Conjugate(Propagator):
     def predict(self, belief: ConjugateBelief, t: int, *, moves: bool = True) -> ConjugateBelief:
         if not moves or self._memory is None:
             return belief
-        return self._belief(self.family.recall(belief.parameters, self._prior, self._memory))
+        return self._belief(self.family.interpolate(belief.parameters, self._prior, self._memory))
 
     def update(self, predicted: ConjugateBelief, y: Tensor, observed: Tensor | None, t: int) -> Updated:
-        value, seen = y[0], None if observed is None else observed[0]
-        allowed = self.family.allowed(value, self._prior.shape[-2])
-        if not holds(allowed if seen is None else allowed | ~seen):
-            got = f"{value[~allowed if seen is None else ~allowed & seen][0].item():g} at step {t}"
+        value, present = y[0], None if observed is None else observed[0]
+        allowed = self.pair.allowed(value, self._prior.shape[-2])
+        if not holds(allowed if present is None else allowed | ~present):
+            got = f"{value[~allowed if present is None else ~allowed & present][0].item():g} at step {t}"
             where, advice = "SwitchingConjugate observations", "Use NaN where an observation is missing."
-            raise ValueError(sentence(where, f"{self.family.values} for {type(self.family).__name__}", got, advice))
-        parameters, log_likelihood = self.family.observe(predicted.parameters, value, t)
+            raise ValueError(sentence(where, f"{self.pair.values} for {type(self.pair).__name__}", got, advice))
+        parameters, log_likelihood = self.pair.observe(predicted.parameters, value, t)
         belief = self._belief(parameters)
-        if seen is None:
+        if present is None:
             return Updated(belief, log_likelihood)
-        kept = (torch.where(seen, new, old) for new, old in zip(belief, predicted, strict=True))
-        return Updated(ConjugateBelief(*kept), torch.where(seen, log_likelihood, 0))
+        merged = (torch.where(present, new, old) for new, old in zip(belief, predicted, strict=True))
+        return Updated(ConjugateBelief(*merged), torch.where(present, log_likelihood, 0))
 
     def moments(self, belief: ConjugateBelief) -> StateMoments:
         return StateMoments(belief.mean, belief.covariance)
 
     def expected_statistics(self, belief: ConjugateBelief) -> Tensor:
-        return self.family.expected_statistics(belief.parameters)
+        return self.family.mean(belief.parameters)
 
     def from_statistics(self, statistics: Tensor) -> ConjugateBelief:
-        return self._belief(self.family.from_statistics(statistics))
+        return self._belief(self.family.from_mean(statistics))
 
     def collapse(self, weights: Tensor, belief: ConjugateBelief, axis: int) -> ConjugateBelief:
         parameters = self.family.project(weights, belief.parameters, axis)
@@ -256,28 +249,4 @@ class Conjugate(Propagator):
         return ConjugateBelief(parameters, mean, covariance)
 
     def _belief(self, parameters: Tensor) -> ConjugateBelief:
-        return ConjugateBelief(parameters, *self.family.moments(parameters))
-
-
-def _draw(probabilities: Tensor, generator: torch.Generator | None) -> Tensor:
-    if not len(probabilities):
-        return torch.zeros(0, dtype=torch.int64, device=probabilities.device)
-    return torch.multinomial(probabilities.detach(), 1, generator=generator)[:, 0]
-
-
-def _check_probabilities(name: str, value: object, rank: int) -> Tensor:
-    where, given = f"SwitchingConjugate.{name}", require_float(f"SwitchingConjugate.{name}", value)
-    convention = "rows are from, columns are to: transition[i, j] = P(s_t = j | s_{t−1} = i)"
-    if given.ndim != rank or not given.shape[-1] or given.shape[0] != given.shape[-1]:
-        expected = "shape (M)" if rank == 1 else "shape (M, M)"
-        raise ValueError(sentence(where, expected, shape(given), f"M ≥ 1; {convention}."))
-    require_finite(where, given)
-    total = given.detach().sum(-1)
-    if not holds(given >= 0) or not holds((total - 1).abs() <= ROUNDED):
-        sums = total.reshape(-1)
-        worst = int((sums - 1).abs().argmax())
-        row = "the sum" if rank == 1 else f"row {worst} with sum"
-        got = f"{row} {sums[worst].item():.6g} and a smallest entry of {given.min().item():.3g}"
-        expected = "probabilities with sum 1" if rank == 1 else "rows of probabilities with sum 1"
-        raise ValueError(sentence(where, expected, got, f"In this library {convention}."))
-    return given
+        return ConjugateBelief(parameters, *self.pair.moments(parameters))

@@ -1,8 +1,8 @@
-"""Linear regression between variables that are known by their moments only: the M-step of learning.
+"""Linear regression from the moments of its variables: the M-step of learning.
 
     u = A z + b + N(0, V)        z and u random with joint moments, n cases of weight w, one law a mode
 
-The maximum of the expected log-likelihood is found as a change of the law that is given,
+The maximum of the expected log-likelihood is a change of the law at the start,
 
     δA, δb = argmin Σ w E|u − (A + δA) z − (b + δb)|²_{V⁻¹},        V = Σ w E[(u − Az − b)(u − Az − b)ᵀ] / Σ w
 
@@ -28,7 +28,7 @@ class Joint(NamedTuple):
     covariance: Tensor
 
 
-class Law(NamedTuple):
+class LinearLaw(NamedTuple):
     """coefficient A (M, r, p), offset b (M, r) and noise V (M, r, r); with (n, M, …) what differs between cases."""
 
     coefficient: Tensor
@@ -43,10 +43,10 @@ class Change(NamedTuple):
     offset: Tensor
 
 
-def fit(joint: Joint, law: Law, free: Collection[str], shared: Collection[str] = ()) -> Law:
+def fit(joint: Joint, law: LinearLaw, free: Collection[str], shared: Collection[str] = ()) -> LinearLaw:
     """The law of greatest expected log-likelihood near a given one.
 
-    free    names of the fields of `Law` to choose; the others are kept. What differs between cases must be kept.
+    free    names of the fields of `LinearLaw` to choose; the others are kept. What differs between cases must be kept.
     shared  names of those that are one for all modes
 
     Where one of A and b is shared and the other is not, they are improved in turn.
@@ -54,23 +54,23 @@ def fit(joint: Joint, law: Law, free: Collection[str], shared: Collection[str] =
     >>> import torch
     >>> x = torch.tensor([0.0, 1.0, 2.0, 3.0])
     >>> joint = Joint(torch.ones(4, 1), torch.stack([x, 1 + 2 * x], -1)[:, None], torch.zeros(4, 1, 2, 2))
-    >>> law = Law(torch.zeros(1, 1, 1), torch.zeros(1, 1), torch.ones(1, 1, 1))
-    >>> found = fit(joint, law, ("coefficient", "offset"))
-    >>> round(found.coefficient.item(), 4), round(found.offset.item(), 4), found.noise.item()
+    >>> law = LinearLaw(torch.zeros(1, 1, 1), torch.zeros(1, 1), torch.ones(1, 1, 1))
+    >>> fitted = fit(joint, law, ("coefficient", "offset"))
+    >>> round(fitted.coefficient.item(), 4), round(fitted.offset.item(), 4), fitted.noise.item()
     (2.0, 1.0, 1.0)
     """
     coefficient, offset, noise = law
     error = _errors(joint, coefficient, offset)
-    chosen = [name for name in ("coefficient", "offset") if name in free]
-    alike = len({name in shared for name in chosen}) == 1
-    for block in [chosen] if alike else [[name] for name in chosen]:
+    names = [name for name in ("coefficient", "offset") if name in free]
+    alike = len({name in shared for name in names}) == 1
+    for block in [names] if alike else [[name] for name in names]:
         change = _change(error, coefficient.shape[-1], noise, block, block[0] in shared)
         error = _errors(error, *change)
         coefficient = coefficient + change.coefficient if "coefficient" in block else coefficient
         offset = offset + change.offset if "offset" in block else offset
     if "noise" in free:
         noise = _spread(error, coefficient.shape[-1], noise, "noise" in shared)
-    return Law(coefficient, offset, noise)
+    return LinearLaw(coefficient, offset, noise)
 
 
 def _errors(joint: Joint, coefficient: Tensor, offset: Tensor) -> Joint:
@@ -90,7 +90,7 @@ def _change(error: Joint, p: int, noise: Tensor, block: Collection[str], togethe
     z, e = error.mean[..., :p], error.mean[..., p:]
     width = p if "coefficient" in block else 0
     centre = z.new_zeros(1 if together else modes, width)
-    if "offset" in block:  # about the centre slope and offset are told apart best
+    if "offset" in block:  # about the centre slope and offset are least correlated
         total, centre = weights.sum(0), (weights * z[..., :width]).sum(0)
         if together:
             total, centre = total.sum(0, keepdim=True), centre.sum(0, keepdim=True)
@@ -144,24 +144,24 @@ def _spread(error: Joint, p: int, noise: Tensor, together: bool) -> Tensor:
     return torch.where(known, second / torch.where(known, total, 1), noise)
 
 
-def completed(states: Joint, y: Tensor, law: Law) -> Joint:
-    """The moments of (x, y) given what was seen of y (n, m), NaN where it was not: unseen entries follow the law.
+def completed(states: Joint, y: Tensor, law: LinearLaw) -> Joint:
+    """The moments of (x, y) given what was observed of y (n, m), NaN where it was not: missing entries follow the law.
 
     y_u | x, y_s ~ N(H_u x + c_u + B (y_s − H_s x − c_s), V_uu − B V_su),      B = V_us V_ss⁻¹
     """
-    seen = ~y.isnan()
+    observed = ~y.isnan()
     h, c, v = (part.expand(len(y), *part.shape[-rank - 1 :]) for part, rank in zip(law, (2, 1, 2), strict=True))
-    row, column = seen[:, None, :, None], seen[:, None, None, :]
+    row, column = observed[:, None, :, None], observed[:, None, None, :]
     eye = torch.eye(y.shape[-1], dtype=y.dtype, device=y.device)
     inverse = torch.linalg.inv(torch.where(row & column, v, eye))
-    pull = torch.where(~row & column, v, 0) @ torch.where(row & column, inverse, 0)  # B, 0 for what was seen
+    pull = torch.where(~row & column, v, 0) @ torch.where(row & column, inverse, 0)  # B, 0 for what was observed
     slope = torch.where(row, 0, h) - pull @ h
     noise = torch.where(~row & ~column, v - pull @ v, 0)
-    told = torch.where(seen, y, 0)[:, None] - c
-    constant = torch.where(seen[:, None], y.nan_to_num(0)[:, None], c + (pull @ told[..., None])[..., 0])
+    residual = torch.where(observed, y, 0)[:, None] - c
+    constant = torch.where(observed[:, None], y.nan_to_num(0)[:, None], c + (pull @ residual[..., None])[..., 0])
     mean = (slope @ states.mean[..., None])[..., 0] + constant
     cross = slope @ states.covariance
     upper = torch.cat([states.covariance, cross.mT], -1)
     lower = torch.cat([cross, cross @ slope.mT + noise], -1)
-    weights = states.weights * seen.any(-1, keepdim=True)
+    weights = states.weights * observed.any(-1, keepdim=True)
     return Joint(weights, torch.cat([states.mean, mean], -1), torch.cat([upper, lower], -2))

@@ -1,10 +1,10 @@
-"""What a filter expects of the steps to come.
+"""Forecasts: the predictive laws of the steps after the last observation of a filter.
 
 Without observations the means and covariances given each mode follow equations of their own,
 
     w'_j = Σ_i w_i P(j | i),    m'_j = F_j m̄_j + b_j,    P'_j = F_j P̄_j F_jᵀ + Q_j      m̄_j, P̄_j mixed by w_i P(j | i)
 
-which is a step of the engine with nothing to see. The collapse keeps means and covariances, so that the forecast has
+which is a step of the engine without an observation. The collapse keeps means and covariances, so that the forecast has
 exactly those of the mixture over all mode paths to come; it adds no approximation to that of the filter.
 """
 
@@ -19,7 +19,7 @@ from cumulant.checks import sentence
 from cumulant.filters.linear_gaussian import SwitchingLinearGaussian
 from cumulant.filters.packed import Normal, pack
 from cumulant.filters.projection import m_projection
-from cumulant.filters.records import Filtered, Keyed, StepRecord
+from cumulant.filters.records import Filtered, Hypotheses, StepRecord
 from cumulant.filters.smoother import at, require_linear, require_record
 from cumulant.filters.switching import FilterState, Slots, init, step
 
@@ -47,7 +47,7 @@ def forecast(model: SwitchingLinearGaussian, filtered: Filtered, steps: int, *, 
     filtered  what `gpb`, `imm`, `kalman` or `exact` returned for this model; with a mask, each sequence goes on from
               its own end
     steps     how many; a model with parameters that vary in time must have them for T + steps
-    order     1 goes on as `gpb` of order 1 does, which forgets how the state depends on the mode; all others agree
+    order     1 goes on as `gpb` of order 1 does, which drops how the state depends on the mode; all others agree
 
     Differentiable in the model and in the record.
 
@@ -55,9 +55,9 @@ def forecast(model: SwitchingLinearGaussian, filtered: Filtered, steps: int, *, 
     >>> from cumulant.filters import kalman
     >>> eye = torch.eye(1, dtype=torch.float64)
     >>> walk = SwitchingLinearGaussian(eye, eye, eye, eye, eye, initial_mean=0 * eye[0], initial_covariance=eye)
-    >>> seen = kalman(walk, torch.tensor([[2.0]], dtype=torch.float64))                  # N(1, ½) after one observation
-    >>> found = forecast(walk, seen, 2)
-    >>> [part.flatten().tolist() for part in (found.mean, found.covariance, found.observation_covariance)]
+    >>> filtered = kalman(walk, torch.tensor([[2.0]], dtype=torch.float64))              # N(1, ½) after one observation
+    >>> ahead = forecast(walk, filtered, 2)
+    >>> [part.flatten().tolist() for part in (ahead.mean, ahead.covariance, ahead.observation_covariance)]
     [[1.0, 1.0], [1.5, 2.5], [2.5, 3.5]]
     """
     require_linear("forecast.model", model)
@@ -69,14 +69,14 @@ def forecast(model: SwitchingLinearGaussian, filtered: Filtered, steps: int, *, 
         got, advice = f"{done} + {steps}", "Give parameters for the steps to come."
         raise ValueError(sentence("forecast.steps", f"at most T={model.steps} filtered and future steps", got, advice))
     state, records = _resume(model, filtered, Slots.gpb(min(order, 2))), []
-    nothing = filtered.mean.new_full((*state.batch_shape, model.observed), torch.nan)
+    missing = filtered.mean.new_full((*state.batch_shape, model.observed), torch.nan)
     for _ in range(steps):
-        state, record = step(state, nothing)
+        state, record = step(state, missing)
         records.append(record)
-    found = [_law(model, record, done + k) for k, record in enumerate(records)]
-    if not found:
-        return _nothing(model, filtered)
-    return Forecast(*(torch.stack(part, len(state.batch_shape)) for part in zip(*found, strict=True)))
+    laws = [_law(model, record, done + k) for k, record in enumerate(records)]
+    if not laws:
+        return _no_steps(model, filtered)
+    return Forecast(*(torch.stack(part, len(state.batch_shape)) for part in zip(*laws, strict=True)))
 
 
 def _resume(model: SwitchingLinearGaussian, filtered: Filtered, slots: Slots) -> FilterState:
@@ -89,21 +89,21 @@ def _resume(model: SwitchingLinearGaussian, filtered: Filtered, slots: Slots) ->
     axis, count = len(state.batch_shape), state.batch_shape.numel()
     weights, mean, covariance = (part.select(axis, -1).reshape(count, *part.shape[axis + 1 :]) for part in last)
     belief = Normal(pack(mean, covariance).movedim(0, -1))  # (M, moments, batch)
-    keyed = Keyed(weights.mT, belief)
+    hypotheses = Hypotheses(weights.mT, belief)
     if slots.after == 0:
-        keyed = Keyed(weights.mT, state.propagator.collapse(keyed.log_weights.exp(), belief, 0))
-    return state._replace(t=done, keyed=keyed, keys=min(slots.after, 1))
+        hypotheses = Hypotheses(weights.mT, state.propagator.collapse(hypotheses.log_weights.exp(), belief, 0))
+    return state._replace(t=done, hypotheses=hypotheses, axes=min(slots.after, 1))
 
 
 def _law(model: SwitchingLinearGaussian, record: StepRecord, t: int) -> Forecast:
     h, c, r = (at(model, name, t) for name in ("observation", "observation_offset", "observation_noise"))
     mean = (h @ record.mode_means[..., None])[..., 0] + c
     covariance = h @ record.mode_covariances @ h.mT + r
-    seen = m_projection(record.mode_probabilities, mean, covariance)
-    return Forecast(record.mean, record.covariance, record.mode_probabilities, *seen)
+    observation = m_projection(record.mode_probabilities, mean, covariance)
+    return Forecast(record.mean, record.covariance, record.mode_probabilities, *observation)
 
 
-def _nothing(model: SwitchingLinearGaussian, filtered: Filtered) -> Forecast:
+def _no_steps(model: SwitchingLinearGaussian, filtered: Filtered) -> Forecast:
     batch, m = filtered.log_likelihood.shape[:-1], model.observed
     sizes = (model.dim,), (model.dim, model.dim), (model.modes,), (m,), (m, m)
     return Forecast(*(filtered.mean.new_zeros(*batch, 0, *size) for size in sizes))

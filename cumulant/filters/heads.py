@@ -10,7 +10,7 @@ new, A_ji = P(s = i | s' = j), and a filter needs the other direction. Any law �
 A step of IMM, or of GPB2, which without an observation is the same (X-16), mixes the beliefs by P(i | j) = A_ji:
 
     mean_j = Σ_i A_ji value_i          attention                                                              (S2-E14)
-    covariance_j = Cov_{A_j}(value)    what a head forgets by sending on the mean; its trace is the loss      (S2-C9)
+    covariance_j = Cov_{A_j}(value)    what a head drops by sending on the mean; its trace is the loss      (S2-C9)
 
 The transition depends on the beliefs, so that a stack of heads is inference in no fixed model (S2-C7). The mode weights
 are consistent over a layer, σ = π′ uniform, only where the matrix is doubly stochastic: `sinkhorn_attention`.
@@ -112,10 +112,10 @@ def attention_as_filter(
     >>> import torch
     >>> from cumulant import attention
     >>> q, k, v = torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    >>> found = attention_as_filter(q, k, v)
-    >>> torch.allclose(found.output, attention(q, k, v), rtol=1e-12, atol=1e-12)
+    >>> head = attention_as_filter(q, k, v)
+    >>> torch.allclose(head.output, attention(q, k, v), rtol=1e-12, atol=1e-12)
     True
-    >>> found.source_marginal                                      # attention received: uniform it is not
+    >>> head.source_marginal                                       # attention received: uniform it is not
     tensor([0.1355, 0.2280, 0.1659, 0.1285, 0.3421], dtype=torch.float64)
     """
     where = "attention_as_filter"
@@ -123,8 +123,8 @@ def attention_as_filter(
     q, n, e = query.shape[-2], key.shape[-2], value.shape[-1]
     if causal and q != n:
         raise ValueError(sentence(f"{where}.causal", "as many queries as keys", f"{q} and {n}", "Pass a mask."))
-    room = n * q * (e + 1) * (e + 2) // 2
-    if room > LARGE:
+    size = n * q * (e + 1) * (e + 2) // 2
+    if size > LARGE:
         got, advice = f"n={n}, q={q}, e={e}", "attend(...) has output and collapse loss in linear memory."
         raise ValueError(sentence(where, f"n·q·e²/2 up to {LARGE}", got, advice))
     weights = _one_hot(query, key, batch, scale=scale, mask=mask, causal=causal, log_weights=log_weights).output
@@ -135,20 +135,20 @@ def attention_as_filter(
     transition = torch.where(attended, joint / torch.where(attended, source, 1), prior[..., None, :])
     values = value.expand(*batch, n, e)
     heads = source.reshape(-1, n), transition.reshape(-1, n, q), values.reshape(-1, n, e)
-    mean, covariance = _step(heads, max(1, GROUP // room))
-    seen = weights.sum(-1, keepdim=True) > 0
-    output = torch.where(seen, mean.reshape(*batch, q, e), 0)
-    covariance = torch.where(seen[..., None], covariance.reshape(*batch, q, e, e), 0)
+    mean, covariance = _run_heads(heads, max(1, GROUP // size))
+    attends = weights.sum(-1, keepdim=True) > 0
+    output = torch.where(attends, mean.reshape(*batch, q, e), 0)
+    covariance = torch.where(attends[..., None], covariance.reshape(*batch, q, e, e), 0)
     loss = covariance.diagonal(dim1=-2, dim2=-1).sum(-1)
     return AttentionFilter(output, covariance, loss, source.squeeze(-1), transition, weights)
 
 
-def _step(heads: tuple[Tensor, ...], together: int) -> tuple[Tensor, Tensor]:
+def _run_heads(heads: tuple[Tensor, ...], together: int) -> tuple[Tensor, Tensor]:
     """Mean and covariance given each new mode after one step without observation, some heads at a time."""
-    nothing = heads[0].new_zeros(len(heads[0]), 1, 0)
-    parts = zip(*(part.split(together) for part in (nothing, *heads)), strict=True)
-    found = [imm(Head(*model), y) for y, *model in parts]
-    return torch.cat([f.mode_means for f in found]), torch.cat([f.mode_covariances for f in found])
+    empty = heads[0].new_zeros(len(heads[0]), 1, 0)
+    parts = zip(*(part.split(together) for part in (empty, *heads)), strict=True)
+    records = [imm(Head(*model), y) for y, *model in parts]
+    return torch.cat([r.mode_means for r in records]), torch.cat([r.mode_covariances for r in records])
 
 
 def implied_source(weights: Tensor, query_weights: Tensor | None = None) -> Tensor:
@@ -228,14 +228,14 @@ def sinkhorn_attention(
         return torch.diag_embed(implied_source(a)) - a.mT @ a / a.shape[-2] + 1 / n**2
 
     tol = max(1e-12, 32 * torch.finfo(query.dtype).eps) if tol is None else tol
-    found = newton(potential, excess, curvature, query.new_zeros(*batch, n), tol=tol, max_steps=steps, reach=REACH)
-    w = found.value
+    solution = newton(potential, excess, curvature, query.new_zeros(*batch, n), tol=tol, max_steps=steps, reach=REACH)
+    w = solution.value
     residual = excess(w)
     if residual.requires_grad:  # a Newton step that moves nothing and carries the derivative
         carry = torch.linalg.solve(curvature(w).detach(), residual)
         w = w - carry + carry.detach()
     weights = attended(w).output
-    return SinkhornAttention(weights @ value, weights, w, found)
+    return SinkhornAttention(weights @ value, weights, w, solution)
 
 
 def _one_hot(query: Tensor, key: Tensor, batch: torch.Size, **options) -> Attended:
@@ -259,8 +259,8 @@ def _check_head(where: str, query: object, key: object, value: object) -> torch.
         if tensor.ndim < 2 or not tensor.shape[-2:].numel():
             expected, advice = "shape (*batch, tokens ≥ 1, width ≥ 1)", "A filter needs modes and a state."
             raise ValueError(sentence(f"{where}.{name}", expected, shape(tensor), advice))
-    ask, answer, told = checked
-    if ask.shape[-1] != answer.shape[-1] or answer.shape[-2] != told.shape[-2]:
+    q, k, v = checked
+    if q.shape[-1] != k.shape[-1] or k.shape[-2] != v.shape[-2]:
         got = ", ".join(shape(tensor) for tensor in checked)
         raise ValueError(sentence(where, "(*batch, q, d), (*batch, n, d), (*batch, n, e)", got, "Match d and n."))
     return broadcast(where, *(tensor.shape[:-2] for tensor in checked))

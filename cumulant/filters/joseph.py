@@ -23,11 +23,11 @@ class Conditioned(NamedTuple):
 
 
 def joseph(
-    mean: Tensor, covariance: Tensor, y: Tensor, seen: Tensor, matrix: Tensor, offset: Tensor, noise: Tensor
+    mean: Tensor, covariance: Tensor, y: Tensor, observed: Tensor, matrix: Tensor, offset: Tensor, noise: Tensor
 ) -> Conditioned:
-    """Condition N(mean, covariance) on y = H x + c + N(0, R), entries of y that were not ``seen`` left out.
+    """Condition N(mean, covariance) on y = H x + c + N(0, R), entries of y that were not ``observed`` left out.
 
-    mean (k, d), covariance (k, d, d), y and seen (k, m), matrix H (k, m, d), offset c (k, m), noise R (k, m, m).
+    mean (k, d), covariance (k, d, d), y and observed (k, m), matrix H (k, m, d), offset c (k, m), noise R (k, m, m).
 
     >>> import torch
     >>> one = torch.ones(1, 1, 1, dtype=torch.float64)
@@ -35,19 +35,19 @@ def joseph(
     >>> vague.mean, vague.covariance
     (tensor([[1.]], dtype=torch.float64), tensor([[[0.0001]]], dtype=torch.float64))
     """
-    both = seen[:, :, None] & seen[:, None, :]
+    both = observed[:, :, None] & observed[:, None, :]
     eye = torch.eye(y.shape[-1], dtype=y.dtype, device=y.device)
-    root = torch.linalg.cholesky(torch.where(both, noise, eye))  # an unseen entry: a row of H that is 0, noise 1
-    rows = torch.linalg.solve_triangular(root, torch.where(seen[:, :, None], matrix, 0), upper=False)
-    told = torch.linalg.solve_triangular(root, torch.where(seen, y - offset, 0)[..., None], upper=False)[..., 0]
-    surprise = 2 * root.diagonal(dim1=-2, dim2=-1).log().sum(-1) + seen.to(y.dtype).sum(-1) * log(2 * pi)
+    root = torch.linalg.cholesky(torch.where(both, noise, eye))  # a missing entry: a row of H that is 0, noise 1
+    rows = torch.linalg.solve_triangular(root, torch.where(observed[:, :, None], matrix, 0), upper=False)
+    whitened = torch.linalg.solve_triangular(root, torch.where(observed, y - offset, 0)[..., None], upper=False)[..., 0]
+    surprise = 2 * root.diagonal(dim1=-2, dim2=-1).log().sum(-1) + observed.to(y.dtype).sum(-1) * log(2 * pi)
     unit = torch.eye(mean.shape[-1], dtype=y.dtype, device=y.device)
     for entry in range(y.shape[-1]):
         h = rows[:, entry, :, None]  # (k, d, 1)
         cross = covariance @ h
         variance = (h.mT @ cross)[:, :, 0].clamp_min(0) + 1  # (k, 1)
         gain = cross / variance[..., None]
-        error = told[:, entry, None] - (h * mean[..., None]).sum(1)
+        error = whitened[:, entry, None] - (h * mean[..., None]).sum(1)
         mean = mean + gain[..., 0] * error
         keep = unit - gain @ h.mT
         covariance = keep @ covariance @ keep.mT + gain @ gain.mT

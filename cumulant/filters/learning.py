@@ -18,14 +18,14 @@ differentiable in every parameter, so that any optimiser can go on from there:
 ...                                    initial_mean=0 * eye[0], initial_covariance=eye)
 >>> y = walk(torch.tensor([-3.0, 3.0]).double()).simulate(40, generator=torch.Generator().manual_seed(0)).observations
 >>> log_noise = torch.tensor([-0.5, 0.5], dtype=torch.float64, requires_grad=True)
->>> adam, found = torch.optim.Adam([log_noise], lr=0.2), []
+>>> adam, losses = torch.optim.Adam([log_noise], lr=0.2), []
 >>> for _ in range(4):
 ...     loss = -gpb(walk(log_noise), y).total_log_likelihood
 ...     adam.zero_grad()
 ...     loss.backward()
 ...     _ = adam.step()
-...     found.append(loss.item())
->>> found == sorted(found, reverse=True)
+...     losses.append(loss.item())
+>>> losses == sorted(losses, reverse=True)
 True
 """
 
@@ -40,7 +40,7 @@ import torch
 from torch import Tensor
 
 from cumulant.checks import holds, require_float, sentence
-from cumulant.filters.fitting import Joint, Law, completed, fit
+from cumulant.filters.fitting import Joint, LinearLaw, completed, fit
 from cumulant.filters.linear_gaussian import SwitchingLinearGaussian
 from cumulant.filters.parameters import varies
 from cumulant.filters.projection import m_projection
@@ -52,14 +52,14 @@ from cumulant.solve import Status
 
 LAWS = {  # u = A z + b + N(0, V): the parameters that are A, b and V
     "moves": ("dynamics", "state_offset", "process_noise"),
-    "looks": ("observation", "observation_offset", "observation_noise"),
+    "emissions": ("observation", "observation_offset", "observation_noise"),
     "first": ("", "initial_mean", "initial_covariance"),
 }
-PARAMETERS = (*LAWS["moves"], *LAWS["looks"], *LAWS["first"][1:], "transition", "initial_modes")
+PARAMETERS = (*LAWS["moves"], *LAWS["emissions"], *LAWS["first"][1:], "transition", "initial_modes")
 
 
 class Learned(NamedTuple):
-    """What EM found.
+    """The result of EM.
 
     model            the best model met on the way: no other has a greater log p(y) by the filter of this order
     log_likelihoods  (k+1) log p(y) of the given model and after each of k steps, summed over the sequences; the last
@@ -81,19 +81,19 @@ class Learned(NamedTuple):
 
 
 class Expected(NamedTuple):
-    """What the E-step says about all sequences together; cases are steps of sequences, time first.
+    """Expected statistics of the E-step, all sequences together; cases are steps of sequences, time first.
 
     first           x at the first step, one case a sequence
     moves           (x_{t−1}, x_t) given s_t, with the times t of the cases
-    looks           x_t given s_t, likewise
+    emissions           x_t given s_t, likewise
     switches        (M, M), expected numbers of them
     """
 
     first: Joint
     moves: Joint
     move_times: Tensor
-    looks: Joint
-    look_times: Tensor
+    emissions: Joint
+    emission_times: Tensor
     switches: Tensor
 
 
@@ -130,7 +130,7 @@ def em(
 
     A higher order costs more and is less biased. On 80 walks of 50 steps with two modes
     (tests/filters/test_learning.py), whose true parameters have log p(y) = −4478.4 and a process noise of 0.05 in the
-    quiet mode, it found
+    quiet mode, it reached
 
         order                2          3          4
         log p(y)       −4474.5    −4471.3    −4471.0
@@ -142,8 +142,8 @@ def em(
     >>> y = walk.simulate(20, batch_shape=(50,), generator=torch.Generator().manual_seed(0)).observations
     >>> start = replace(walk, process_noise=9 * eye, observation_noise=9 * eye)
     >>> keep = ("dynamics", "state_offset", "observation", "observation_offset", "initial_mean", "initial_covariance")
-    >>> found = em(start, y, fixed=keep)
-    >>> round(found.model.process_noise.item(), 2), round(found.model.observation_noise.item(), 2), found.status.name
+    >>> fit = em(start, y, fixed=keep)
+    >>> round(fit.model.process_noise.item(), 2), round(fit.model.observation_noise.item(), 2), fit.status.name
     (1.05, 1.03, 'CONVERGED')
     """
     require_linear("em.model", model)
@@ -166,12 +166,12 @@ def em(
                 status = Status.CONVERGED if gain >= -small else Status.STALLED
                 break
             if k < steps:
-                found = _maximise(here, _expect(here, filtered, y, order, mask), y, free, set(shared))
-                if not all(holds(part.isfinite()) for part in found.values()):
+                improved = _maximise(here, _expect(here, filtered, y, order, mask), y, free, set(shared))
+                if not all(holds(part.isfinite()) for part in improved.values()):
                     status = Status.NONFINITE
                     break
                 try:
-                    here = replace(here, **found)
+                    here = replace(here, **improved)
                 except ValueError:  # a regression that nothing determined, whose noise is no covariance
                     status = Status.NONFINITE
                     break
@@ -187,18 +187,18 @@ def _expect(model: SwitchingLinearGaussian, filtered: Filtered, y: Tensor, order
         first = -1
         begin = log_probabilities(model.initial_modes), model.initial_mean, model.initial_covariance
         beliefs = [Beliefs(*(part.expand(count, *part.shape) for part in begin)), *beliefs]
-    looks, moves, switches = [], [], y.new_zeros(model.modes, model.modes)
+    emissions, moves, switches = [], [], y.new_zeros(model.modes, model.modes)
     for k, level in zip(reversed(range(len(beliefs))), backward(model, beliefs, lengths, first), strict=True):
-        looks.append(_look(level.beliefs, lengths > first + k))
+        emissions.append(_emission(level.beliefs, lengths > first + k))
         if level.link is not None:
             here = lengths > first + k + 1
             moves.append(_move(level.link, here))
             switches = switches + _switches(level.link, here)
-    looks = looks[::-1]
+    emissions = emissions[::-1]
     return Expected(
-        looks[0]._replace(weights=looks[0].weights * (lengths > 0)[:, None]),
+        emissions[0]._replace(weights=emissions[0].weights * (lengths > 0)[:, None]),
         *_cases(moves[::-1], first + 1, model.modes, 2 * model.dim, y),
-        *_cases(looks[-first:], 0, model.modes, model.dim, y),
+        *_cases(emissions[-first:], 0, model.modes, model.dim, y),
         switches,
     )
 
@@ -211,7 +211,7 @@ def _cases(parts: list[Joint], first: int, modes: int, size: int, like: Tensor) 
     return Joint(*(torch.cat(part) for part in zip(*parts, strict=True))), times
 
 
-def _look(beliefs: Beliefs, here: Tensor) -> Joint:
+def _emission(beliefs: Beliefs, here: Tensor) -> Joint:
     log_weights, mean, covariance = marginal(beliefs)
     return Joint(torch.softmax(log_weights, -1) * here[:, None], mean, covariance)
 
@@ -225,8 +225,8 @@ def _move(link: Link, here: Tensor) -> Joint:
     log_weights = link.log_weights.flatten(1, -2)  # (batch, older, M)
     shares = torch.softmax(log_weights, 1).mT
     weights = torch.softmax(torch.logsumexp(log_weights, 1), -1)
-    found = m_projection(shares, mean.transpose(1, 2), covariance.flatten(1, -4).transpose(1, 2))
-    return Joint(weights * here[:, None], *found)
+    joint = m_projection(shares, mean.transpose(1, 2), covariance.flatten(1, -4).transpose(1, 2))
+    return Joint(weights * here[:, None], *joint)
 
 
 def _switches(link: Link, here: Tensor) -> Tensor:
@@ -241,31 +241,31 @@ def _maximise(
     """The parameters that are free, by name."""
     count, (steps, m) = y.shape[:-2].numel(), y.shape[-2:]
     rows = y.reshape(count, steps, m).transpose(0, 1).reshape(steps * count, m)  # cases, time first
-    looks = completed(expected.looks, rows, _law(model, "looks", expected.look_times))
-    cases = {"moves": (expected.moves, expected.move_times), "looks": (looks, expected.look_times)}
-    cases["first"] = expected.first, expected.look_times
-    found = {}
+    emissions = completed(expected.emissions, rows, _law(model, "emissions", expected.emission_times))
+    cases = {"moves": (expected.moves, expected.move_times), "emissions": (emissions, expected.emission_times)}
+    cases["first"] = expected.first, expected.emission_times
+    updated = {}
     for kind, (joint, times) in cases.items():
         names = LAWS[kind]
-        roles = dict(zip(names, Law._fields, strict=True))
+        roles = dict(zip(names, LinearLaw._fields, strict=True))
         made = fit(joint, _law(model, kind, times), *({roles[n] for n in names if n in s} for s in (free, shared)))
-        found |= {name: part for name, part in zip(names, made, strict=True) if name in free}
+        updated |= {name: part for name, part in zip(names, made, strict=True) if name in free}
     for name in {"process_noise", "initial_covariance"} & free:
-        found[name] = _semidefinite(found[name])
+        updated[name] = _semidefinite(updated[name])
     if "observation_noise" in free:
-        found["observation_noise"] = _definite(found["observation_noise"], rows)
+        updated["observation_noise"] = _definite(updated["observation_noise"], rows)
     if "transition" in free:
-        found["transition"] = _shares(expected.switches, model.transition)
+        updated["transition"] = _shares(expected.switches, model.transition)
     if "initial_modes" in free:
-        found["initial_modes"] = _shares(expected.first.weights.sum(0), model.initial_modes)
-    return {name: part.expand_as(getattr(model, name)) for name, part in found.items()}
+        updated["initial_modes"] = _shares(expected.first.weights.sum(0), model.initial_modes)
+    return {name: part.expand_as(getattr(model, name)) for name, part in updated.items()}
 
 
-def _law(model: SwitchingLinearGaussian, kind: str, times: Tensor) -> Law:
+def _law(model: SwitchingLinearGaussian, kind: str, times: Tensor) -> LinearLaw:
     """The parameters of a regression, those that vary for each case on its own."""
     nothing = model.initial_mean.new_zeros(model.modes, model.dim, 0)  # the first state is explained by nothing
     given = [(name, getattr(model, name) if name else nothing) for name in LAWS[kind]]
-    return Law(*(value[times] if name and varies(name, value) else value for name, value in given))
+    return LinearLaw(*(value[times] if name and varies(name, value) else value for name, value in given))
 
 
 def _shares(counts: Tensor, before: Tensor) -> Tensor:
@@ -284,8 +284,8 @@ def _semidefinite(noise: Tensor) -> Tensor:
 
 def _definite(noise: Tensor, y: Tensor) -> Tensor:
     """Eigenvalues not below rounding of the observations: the maximum among such matrices."""
-    seen = ~y.isnan()
-    size = torch.where(seen, y, 0).square().sum() / seen.sum().clamp_min(1)
+    observed = ~y.isnan()
+    size = torch.where(observed, y, 0).square().sum() / observed.sum().clamp_min(1)
     floor = torch.finfo(y.dtype).eps ** 0.75 * torch.where(size > 0, size, 1)
     values, vectors = torch.linalg.eigh(noise)
     clipped = vectors * torch.maximum(values, floor)[..., None, :] @ vectors.mT

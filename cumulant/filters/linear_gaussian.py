@@ -27,10 +27,10 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor
 
-from cumulant.checks import require_alike, sentence, shape
+from cumulant.checks import sentence
 from cumulant.filters.packed import LinearGaussian, Normal, Parameters, pack
-from cumulant.filters.parameters import NAME, RANKS, check_probabilities, check_steps, checked, embedded, varies
-from cumulant.filters.protocol import Start, log_probabilities
+from cumulant.filters.parameters import NAME, RANKS, check_steps, checked, checked_modes, embedded, varies
+from cumulant.filters.protocol import Start, draw_modes, log_probabilities
 
 
 class Simulation(NamedTuple):
@@ -92,15 +92,8 @@ class SwitchingLinearGaussian:
         start: str = "prior",
         embeddings: Sequence[Tensor] | None = None,
     ):
-        check_probabilities("transition", transition, (2, 3))
-        modes = transition.shape[-1]
-        if transition.shape[-2] != modes:
-            advice = "Rows are from, columns are to."
-            raise ValueError(sentence(f"{NAME}.transition", "shape (M, M) or (T, M, M)", shape(transition), advice))
-        if start not in ("prior", "belief"):
-            advice = '"prior" is the law of x_1, "belief" that of x_0.'
-            raise ValueError(sentence(f"{NAME}.start", '"prior" or "belief"', repr(start), advice))
-        given = {
+        initial_modes = checked_modes(NAME, transition, initial_modes, start, (2, 3))
+        parameters = {
             "dynamics": dynamics,
             "process_noise": process_noise,
             "observation": observation,
@@ -111,15 +104,8 @@ class SwitchingLinearGaussian:
             "initial_covariance": initial_covariance,
         }
         if embeddings is not None:
-            given = embedded(transition, embeddings, given)
-        if initial_modes is None:
-            initial_modes = transition.new_full((modes,), 1 / modes)
-        checked_values = checked(transition, given)
-        check_probabilities("initial_modes", initial_modes, (1,))
-        require_alike(f"{NAME}.initial_modes", initial_modes, "transition", transition)
-        if len(initial_modes) != modes:
-            expected = f"shape (M={modes})"
-            raise ValueError(sentence(f"{NAME}.initial_modes", expected, shape(initial_modes), "One a mode."))
+            parameters = embedded(transition, embeddings, parameters)
+        checked_values = checked(transition, parameters)
         values = {"transition": transition, **checked_values, "initial_modes": initial_modes, "start": start}
         check_steps({"transition": transition, **checked_values})
         for name, value in values.items():
@@ -147,8 +133,8 @@ class SwitchingLinearGaussian:
     @property
     def steps(self) -> int | None:
         """T where a parameter varies in time, else None."""
-        given = ((name, getattr(self, name)) for name in RANKS)
-        return next((value.shape[0] for name, value in given if varies(name, value)), None)
+        values = ((name, getattr(self, name)) for name in RANKS)
+        return next((value.shape[0] for name, value in values if varies(name, value)), None)
 
     def to(self, target: torch.dtype | torch.device | str) -> SwitchingLinearGaussian:
         """The same model in another dtype or on another device."""
@@ -194,30 +180,28 @@ class SwitchingLinearGaussian:
             whole = roots[name] if name in roots else getattr(self, name)
             return (whole[t] if varies(name, getattr(self, name)) else whole)[mode]
 
-        mode = _draw(self.initial_modes.expand(count, -1), generator)
+        mode = draw_modes(self.initial_modes.expand(count, -1), generator)
         x = self.initial_mean[mode] + noise(_root(self.initial_covariance)[mode])
         modes, states, observations = [], [], []
         for t in range(steps):
             if t > 0 or self.start == "belief":
                 rows = self.transition[t] if self.transition.ndim == 3 else self.transition
-                mode = _draw(rows[mode], generator)
+                mode = draw_modes(rows[mode], generator)
                 x = (at("dynamics", t, mode) @ x[..., None])[..., 0]
                 x = x + at("state_offset", t, mode) + noise(at("process_noise", t, mode))
             y = (at("observation", t, mode) @ x[..., None])[..., 0]
             modes.append(mode)
             states.append(x)
             observations.append(y + at("observation_offset", t, mode) + noise(at("observation_noise", t, mode)))
-        empty = [mode.new_empty(0, count), x.new_empty(0, count, self.dim), x.new_empty(0, count, self.observed)]
-        drawn = [torch.stack(d) if d else e for d, e in zip((modes, states, observations), empty, strict=True)]
-        return Simulation(
-            *(d.movedim(0, 1).unflatten(0, tuple(batch_shape)) if batch_shape else d[:, 0] for d in drawn)
+        return stacked_simulation(
+            (modes, states, observations), (mode, x, x.new_empty(count, self.observed)), batch_shape
         )
 
 
-def _draw(probabilities: Tensor, generator: torch.Generator | None) -> Tensor:
-    if not len(probabilities):
-        return torch.zeros(0, dtype=torch.int64, device=probabilities.device)
-    return torch.multinomial(probabilities.detach(), 1, generator=generator)[..., 0]
+def stacked_simulation(drawn: Sequence[list[Tensor]], like: Sequence[Tensor], batch_shape: Sequence[int]) -> Simulation:
+    """Draws of every step, (n, …) in the shape of ``like``, as sequences (*batch, T, …)."""
+    parts = [torch.stack(d, 1) if d else x.new_empty(len(x), 0, *x.shape[1:]) for d, x in zip(drawn, like, strict=True)]
+    return Simulation(*(p.reshape(*batch_shape, *p.shape[1:]) for p in parts))
 
 
 def _root(covariance: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ from cumulant.filters.joseph import joseph
 from cumulant.filters.protocol import Propagator, Start, StateMoments, Updated, contract, is_tracked
 
 SQUARED = 8  # state size up to which a step is one matrix product, of about d⁴/4 entries
-PAIRED = 8  # modes up to which pairs of them are looked at
+PAIRED = 8  # modes up to which a collapse goes over pairs of them
 BLOCK = 256  # time steps whose maps are formed together where they vary
 
 
@@ -100,7 +100,7 @@ class LinearGaussian(Propagator):
         return self.transition if self.transition.ndim == 3 else self.transition[t]
 
     def predict(self, belief: Normal, t: int, *, moves: bool = True) -> Normal:
-        maps = self.maps_at(t) if moves else self.still_at(t)
+        maps = self.maps_at(t) if moves else self.standing_maps_at(t)
         if maps.product is not None:
             return Normal(_through(maps.product, belief.moments))
         return Normal(_joint_moments(maps.gain, belief.moments) + maps.offset)
@@ -115,11 +115,11 @@ class LinearGaussian(Propagator):
         if not self.m:
             return Updated(Normal(rest), torch.zeros_like(rest.select(-2, 0)))
         variances = []
-        for entry, told in enumerate(y.unbind()):
+        for entry, value in enumerate(y.unbind()):
             left = self.m + self.d - entry
             row, rest = rest.narrow(-2, 0, left + 1), rest.narrow(-2, left + 1, left * (left + 1) // 2)
             row = row.clone() if entry == 0 else row  # what was predicted stays as it was
-            row.select(-2, self.m - entry).sub_(told)
+            row.select(-2, self.m - entry).sub_(value)
             variance, cross = torch.split_with_sizes(row, (1, left), -2)
             variances.append(torch.maximum(variance, maps.floors[entry]))
             gain = cross / variances[-1]
@@ -137,9 +137,9 @@ class LinearGaussian(Propagator):
         log_likelihood = (corner - spread.sum(-2) - constant) / 2
         corner.fill_(1)
         updated = Updated(Normal(rest), log_likelihood)
-        return self._carefully(vague.any(-2), predicted, y, observed, t, updated) if vague.any() else updated
+        return self._update_by_joseph(vague.any(-2), predicted, y, observed, t, updated) if vague.any() else updated
 
-    def _carefully(
+    def _update_by_joseph(
         self, where: Tensor, predicted: Normal, y: Tensor, observed: Tensor | None, t: int, fast: Updated
     ) -> Updated:
         """The update with those hypotheses and sequences done again in Joseph's form that need it."""
@@ -153,10 +153,11 @@ class LinearGaussian(Propagator):
             p[(0, mode) if p.ndim == 4 else mode]
             for p in (here.observation, here.observation_noise, here.observation_offset)
         )
-        seen = torch.ones_like(y, dtype=torch.bool) if observed is None else observed
-        found = joseph(mean.mT, covariance.movedim(-1, 0), y.mT[batch], seen.mT[batch], matrix, offset[..., 0], noise)
-        moments = fast.belief.moments.movedim(-2, -1).index_put(index, pack(found.mean, found.covariance))
-        return Updated(Normal(moments.movedim(-1, -2)), fast.log_likelihood.index_put(index, found.log_likelihood))
+        present = torch.ones_like(y, dtype=torch.bool) if observed is None else observed
+        law, values = (mean.mT, covariance.movedim(-1, 0)), (y.mT[batch], present.mT[batch])
+        exact = joseph(*law, *values, matrix, offset[..., 0], noise)
+        moments = fast.belief.moments.movedim(-2, -1).index_put(index, pack(exact.mean, exact.covariance))
+        return Updated(Normal(moments.movedim(-1, -2)), fast.log_likelihood.index_put(index, exact.log_likelihood))
 
     def collapse(self, weights: Tensor, belief: Normal, axis: int) -> Normal:
         moments, modes = belief.moments, weights.shape[axis]
@@ -203,13 +204,13 @@ class LinearGaussian(Propagator):
             self.maps = _form(self._between(self.block * BLOCK, min((self.block + 1) * BLOCK, self.steps)))
         return self.maps.at(t % BLOCK)
 
-    def still_at(self, t: int) -> Maps:
+    def standing_maps_at(self, t: int) -> Maps:
         """The maps of a step in which the state stays where it is and is only observed."""
         here = self._between(t, t + 1)
         eye = torch.eye(self.d, dtype=self.like.dtype, device=self.like.device).expand_as(here.dynamics)
         zero = [torch.zeros_like(part) for part in (here.process_noise, here.state_offset)]
-        made = _form(here._replace(dynamics=eye, process_noise=zero[0], state_offset=zero[1]))
-        return made if self.steps is None else made.at(0)
+        maps = _form(here._replace(dynamics=eye, process_noise=zero[0], state_offset=zero[1]))
+        return maps if self.steps is None else maps.at(0)
 
     def _between(self, first: int, last: int) -> Parameters:
         """The parameters of steps first, …, last−1, with a time axis on all of them if on any."""
@@ -247,13 +248,13 @@ def positions(n: int) -> Tensor:
     return where
 
 
-def _form(given: Parameters) -> Maps:
-    h, r = given.observation, given.observation_noise
+def _form(parameters: Parameters) -> Maps:
+    h, r = parameters.observation, parameters.observation_noise
     d = h.shape[-1]
     lift = torch.cat([h, torch.eye(d, dtype=h.dtype, device=h.device).expand(*h.shape[:-2], d, d)], -2)  # [H; I]
-    gain = lift @ given.dynamics
-    noise = lift @ given.process_noise @ lift.mT + pad(r, (0, d, 0, d))
-    shift = lift @ given.state_offset + pad(given.observation_offset, (0, 0, 0, d))
+    gain = lift @ parameters.dynamics
+    noise = lift @ parameters.process_noise @ lift.mT + pad(r, (0, d, 0, d))
+    shift = lift @ parameters.state_offset + pad(parameters.observation_offset, (0, 0, 0, d))
     offset = _joint(shift, (noise + noise.mT)[..., None] / 2, torch.ones_like(shift[..., :1, :]), d)
     product = None
     if d <= SQUARED:  # the columns of a linear map are the images of the unit vectors

@@ -1,4 +1,4 @@
-"""How the parameters of a switching model are looked at before they are believed."""
+"""Checks of the shapes and values of the parameters of switching models."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def varies(name: str, value: Tensor) -> bool:
     return value.ndim == RANKS[name] + 2
 
 
-def checked(transition: Tensor, given: dict) -> dict[str, Tensor]:
-    """Every parameter with a mode axis, after its shape and values have been looked at."""
-    tensors = {name: _stacked(name, value) for name, value in given.items() if value is not None}
+def checked(transition: Tensor, parameters: dict) -> dict[str, Tensor]:
+    """Every parameter with a mode axis, after its shape and values have been checked."""
+    tensors = {name: _stacked(name, value) for name, value in parameters.items() if value is not None}
     for name in ("dynamics", "observation"):
         if tensors[name].ndim < 2:
             advice = "Use x[:, None] or x[None] to make a matrix."
@@ -93,11 +93,11 @@ def _with_modes(name: str, value: Tensor, modes: int, event: tuple[int, ...]) ->
 
 
 def _check_covariance(name: str, value: Tensor, definite: bool) -> None:
-    where, given = f"{NAME}.{name}", value.detach()
-    if not given.numel() or torch.compiler.is_compiling():
+    where, matrices = f"{NAME}.{name}", value.detach()
+    if not matrices.numel() or torch.compiler.is_compiling():
         return
     slack = 1e3 * torch.finfo(value.dtype).eps
-    plain, scaled = (_departures(m) for m in (given.double(), _correlations(given.double())))
+    plain, scaled = (_departures(m) for m in (matrices.double(), _correlations(matrices.double())))
     asymmetry = torch.minimum(plain.asymmetry, scaled.asymmetry)
     if not holds(asymmetry <= slack):
         got = f"a relative asymmetry of {asymmetry.max().item():.2g}"
@@ -132,21 +132,38 @@ def _correlations(matrices: Tensor) -> Tensor:
     return matrices / unit / unit.mT
 
 
-def check_probabilities(name: str, value: object, ranks: tuple[int, ...]) -> None:
-    where = f"{NAME}.{name}"
-    given = require_float(where, value)
+def checked_modes(model: str, transition: Tensor, initial_modes: Tensor | None, start: str, ranks=(2,)) -> Tensor:
+    """The initial probabilities of the modes, after those, the transition and the start have been checked."""
+    check_probabilities(f"{model}.transition", transition, ranks)
+    modes = transition.shape[-1]
+    if start not in ("prior", "belief"):
+        advice = '"prior" is the law of x_1, "belief" that of x_0.'
+        raise ValueError(sentence(f"{model}.start", '"prior" or "belief"', repr(start), advice))
+    if initial_modes is None:
+        return transition.new_full((modes,), 1 / modes)
+    where = f"{model}.initial_modes"
+    check_probabilities(where, initial_modes, (1,))
+    require_alike(where, initial_modes, "transition", transition)
+    if len(initial_modes) != modes:
+        raise ValueError(sentence(where, f"shape (M={modes})", shape(initial_modes), "One a mode."))
+    return initial_modes
+
+
+def check_probabilities(where: str, value: object, ranks: tuple[int, ...]) -> None:
+    """Rows of probabilities, with one of these numbers of axes."""
+    p = require_float(where, value)
     convention = "rows are from, columns are to: transition[i, j] = P(s_t = j | s_{t−1} = i)"
-    if given.ndim not in ranks or not given.shape[-1]:
-        expected = "shape (M)" if ranks == (1,) else "shape (M, M) or (T, M, M)"
-        raise ValueError(sentence(where, expected, shape(given), f"M ≥ 1; {convention}."))
-    require_finite(where, given)
-    total, slack = given.detach().sum(-1), max(ROUNDED, 100 * torch.finfo(given.dtype).eps)
-    if not holds(given >= 0) or not holds((total - 1).abs() <= slack):
+    if p.ndim not in ranks or not p.shape[-1] or (p.ndim > 1 and p.shape[-2] != p.shape[-1]):
+        expected = " or ".join({1: "shape (M)", 2: "shape (M, M)", 3: "(T, M, M)"}[rank] for rank in ranks)
+        raise ValueError(sentence(where, expected, shape(p), f"M ≥ 1; {convention}."))
+    require_finite(where, p)
+    total, slack = p.detach().sum(-1), max(ROUNDED, 100 * torch.finfo(p.dtype).eps)
+    if not holds(p >= 0) or not holds((total - 1).abs() <= slack):
         worst = int((total - 1).abs().flatten().argmax())
-        row = "the sum" if given.ndim == 1 else f"row {worst % given.shape[-2]} with sum"
-        got = f"{row} {total.flatten()[worst].item():.6g} and a smallest entry of {given.min().item():.3g}"
-        expected = "probabilities with sum 1" if given.ndim == 1 else "rows of probabilities with sum 1"
-        advice = "Divide by the sum." if given.ndim == 1 else f"In this library {convention}."
+        row = "the sum" if p.ndim == 1 else f"row {worst % p.shape[-2]} with sum"
+        got = f"{row} {total.flatten()[worst].item():.6g} and a smallest entry of {p.min().item():.3g}"
+        expected = "probabilities with sum 1" if p.ndim == 1 else "rows of probabilities with sum 1"
+        advice = "Divide by the sum." if p.ndim == 1 else f"In this library {convention}."
         raise ValueError(sentence(where, expected, got, advice))
 
 
@@ -158,7 +175,7 @@ def check_steps(parameters: dict[str, Tensor]) -> None:
         raise ValueError(sentence(NAME, "one T for all parameters that vary in time", got, "Repeat the shorter ones."))
 
 
-def embedded(transition: Tensor, embeddings: Sequence[Tensor], given: dict) -> dict:
+def embedded(transition: Tensor, embeddings: Sequence[Tensor], parameters: dict) -> dict:
     """The parameters of every mode on the common space."""
     where, modes = f"{NAME}.embeddings", transition.shape[-1]
     maps = [require_float(where, e) for e in embeddings]
@@ -174,7 +191,8 @@ def embedded(transition: Tensor, embeddings: Sequence[Tensor], given: dict) -> d
             advice = "A state must be readable from its embedding."
             raise ValueError(sentence(where, "embeddings of full column rank", got, advice))
     pairs = [(e, torch.linalg.pinv(e)) for e in maps]
-    return given | {name: _lifted(name, given[name], pairs) for name in LIFTS if given[name] is not None}
+    lifted = {name: _lifted(name, parameters[name], pairs) for name in LIFTS if parameters[name] is not None}
+    return parameters | lifted
 
 
 LIFTS = {  # how one mode's own parameter v becomes one on the common space, e its embedding and i the inverse of that

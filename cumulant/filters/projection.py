@@ -19,22 +19,22 @@ from cumulant.measures import Measure
 from cumulant.solve import Solution
 
 
-class Projected(NamedTuple):
+class ProjectedNormal(NamedTuple):
     """mean (*batch, d) and covariance (*batch, d, d) of the normal law nearest to each mixture."""
 
     mean: Tensor
     covariance: Tensor
 
 
-def m_projection(weights: Tensor, means: Tensor, covariances: Tensor) -> Projected:
+def m_projection(weights: Tensor, means: Tensor, covariances: Tensor) -> ProjectedNormal:
     """The normal law with the mean and covariance of a mixture of n normal laws.
 
     weights (*batch, n), non-negative with sum 1; means (*batch, n, d); covariances (*batch, n, d, d); leading axes
-    broadcast. Exact in the mean and the covariance; what it forgets is the shape of the mixture.
+    broadcast. Exact in the mean and the covariance; what it drops is the shape of the mixture.
 
     >>> import torch
     >>> m_projection(torch.tensor([0.5, 0.5]), torch.tensor([[-1.0], [1.0]]), torch.ones(2, 1, 1))
-    Projected(mean=tensor([0.]), covariance=tensor([[2.]]))
+    ProjectedNormal(mean=tensor([0.]), covariance=tensor([[2.]]))
     """
     where = "m_projection"
     _check_weights(where, weights)
@@ -54,7 +54,7 @@ def m_projection(weights: Tensor, means: Tensor, covariances: Tensor) -> Project
     apart = means - mean[..., None, :]
     within = (weights[..., None, None] * covariances).sum(-3)
     between = (weights[..., None] * apart).mT @ apart
-    return Projected(mean, within + (between + between.mT) / 2)
+    return ProjectedNormal(mean, within + (between + between.mT) / 2)
 
 
 def m_projection_in(measure: Measure, weights: Tensor, eta: Tensor) -> Solution:
@@ -86,13 +86,13 @@ def m_projection_in(measure: Measure, weights: Tensor, eta: Tensor) -> Solution:
 
 
 def _check_weights(where: str, weights: object) -> None:
-    given = require_float(f"{where}.weights", weights)
-    if given.ndim < 1 or not given.shape[-1]:
-        raise ValueError(sentence(f"{where}.weights", "shape (*batch, n) with n ≥ 1", shape(given), "One a component."))
-    slack = 1e3 * torch.finfo(given.dtype).eps
-    total = given.sum(-1)
-    if not holds((given >= 0).all(-1) & ((total - 1).abs() <= slack)):
-        got = f"a smallest weight of {given.min().item():.3g} and sums from {total.min().item():.6g}"
+    w = require_float(f"{where}.weights", weights)
+    if w.ndim < 1 or not w.shape[-1]:
+        raise ValueError(sentence(f"{where}.weights", "shape (*batch, n) with n ≥ 1", shape(w), "One a component."))
+    slack = 1e3 * torch.finfo(w.dtype).eps
+    total = w.sum(-1)
+    if not holds((w >= 0).all(-1) & ((total - 1).abs() <= slack)):
+        got = f"a smallest weight of {w.min().item():.3g} and sums from {total.min().item():.6g}"
         raise ValueError(
             sentence(f"{where}.weights", "non-negative numbers with sum 1", got, "Divide them by their sum.")
         )

@@ -1,4 +1,4 @@
-"""What the switching engine asks of a model, whatever its family.
+"""The interface between the switching engine and its models, of any family.
 
 A switching model has a discrete mode s_t, a continuous state x_t and an observation y_t. A hypothesis is a tuple of the
 last few modes; for each hypothesis the engine keeps a log weight and a *belief* about x_t, which it never looks into.
@@ -35,6 +35,7 @@ from torch import Tensor
 from torch.autograd.forward_ad import unpack_dual
 
 from cumulant.checks import sentence
+from cumulant.families import StateMoments
 
 Belief = Any  # a NamedTuple of tensors (*hypotheses, *event, batch); only its own propagator knows the fields
 
@@ -51,13 +52,6 @@ class Updated(NamedTuple):
 
     belief: Belief
     log_likelihood: Tensor
-
-
-class StateMoments(NamedTuple):
-    """mean (*hypotheses, d, batch) and covariance (*hypotheses, d, d, batch) of the state."""
-
-    mean: Tensor
-    covariance: Tensor
 
 
 @runtime_checkable
@@ -118,7 +112,7 @@ class Propagator(ABC):
 
     @abstractmethod
     def moments(self, belief: Belief) -> StateMoments:
-        """Mean and covariance of the state under each belief."""
+        """Mean (*hypotheses, d, batch) and covariance (*hypotheses, d, d, batch) of the state under each belief."""
 
     def state(self, predicted: Belief) -> Belief:
         """The belief about x_t alone in what `predict` returned."""
@@ -169,6 +163,14 @@ def log_probabilities(probabilities: Tensor) -> Tensor:
     return torch.where(possible, torch.log(torch.where(possible, probabilities, 1)), impossible)
 
 
+def draw_modes(probabilities: Tensor, generator: torch.Generator | None) -> Tensor:
+    """One mode for each row of probabilities (…, M) → (…)."""
+    rows = probabilities.detach().reshape(-1, probabilities.shape[-1])
+    if not len(rows):
+        return rows.new_zeros(probabilities.shape[:-1], dtype=torch.int64)
+    return torch.multinomial(rows, 1, generator=generator).reshape(probabilities.shape[:-1])
+
+
 def contract(weights: Tensor, values: Tensor, axis: int, onto: Tensor | None = None) -> Tensor:
     """Σ_i w_i v_i along a hypothesis axis, added in place to ``onto`` if given.
 
@@ -179,7 +181,7 @@ def contract(weights: Tensor, values: Tensor, axis: int, onto: Tensor | None = N
     >>> contract(torch.tensor([[0.25], [0.75]]), torch.tensor([[[4.0]], [[8.0]]]), 0)
     tensor([[7.]])
     """
-    if weights.ndim == 3 and axis == 0 and values.shape[1] == 1 and min(weights.shape[:2]) > FEW:
+    if weights.ndim == 3 and axis == 0 and values.shape[1] == 1 and min(weights.shape[:2]) > MATRIX_PRODUCT_FROM:
         batch = max(weights.shape[-1], values.shape[-1])
         targets = weights.expand(-1, -1, batch).permute(2, 1, 0)
         sources = values.squeeze(1).expand(-1, -1, batch).permute(2, 0, 1)
@@ -197,5 +199,5 @@ def contract(weights: Tensor, values: Tensor, axis: int, onto: Tensor | None = N
     return onto
 
 
-FEW = 16  # hypotheses from which a sum over them is a matrix product
+MATRIX_PRODUCT_FROM = 16  # hypotheses from which a sum over them is a matrix product
 SMALL = 1 << 13  # entries up to which one large product beats a loop over small ones

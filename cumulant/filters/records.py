@@ -1,4 +1,4 @@
-"""What filters return, and how the engine's traces become it."""
+"""Result records of filters, and how they are built from the beliefs of the engine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cumulant.filters.protocol import Belief, Propagator
 
 
 class Filtered(NamedTuple):
-    """What a filter knows after each step; d is the size of the state, M the number of modes.
+    """Filtered laws of state and mode after each step; d is the size of the state, M the number of modes.
 
     prior_mean              (*batch, T, d)         E[x_t | y_1 … y_{t−1}]
     prior_covariance        (*batch, T, d, d)
@@ -61,18 +61,18 @@ class StepRecord(NamedTuple):
     beliefs: Any = None
 
 
-class Keyed(NamedTuple):
+class Hypotheses(NamedTuple):
     """log_weights (*hypotheses, batch) and the belief of each hypothesis."""
 
     log_weights: Tensor
     belief: Belief
 
 
-class Trace(NamedTuple):
-    """What a step leaves behind, keyed by the newest mode: before and after the observation, and log p(y) (batch)."""
+class StepBeliefs(NamedTuple):
+    """The beliefs of a step by the newest mode, before and after the observation, and log p(y) (batch)."""
 
-    prior: Keyed
-    posterior: Keyed
+    prior: Hypotheses
+    posterior: Hypotheses
     log_likelihood: Tensor
 
 
@@ -84,28 +84,28 @@ class Normalized(NamedTuple):
 
 
 def normalize(log_weights: Tensor, axis: int) -> Normalized:
-    """Of finite entries; torch.logsumexp looks for infinities first, which takes longer than all of this."""
+    """log Σ exp and softmax of finite entries; torch.logsumexp checks for infinities first, which takes longer."""
     top = log_weights.detach().amax(axis, keepdim=True)
     terms = torch.exp(log_weights - top)
     total = terms.sum(axis, keepdim=True)
     return Normalized((total.log() + top).squeeze(axis), terms / total)
 
 
-def read(propagator: Propagator, traces: list[Trace], batch: int) -> Filtered:
-    """Traces of consecutive steps as records shaped (T, …, batch)."""
-    prior, posterior = _stack([t.prior for t in traces], batch), _stack([t.posterior for t in traces], batch)
+def to_filtered(propagator: Propagator, steps: list[StepBeliefs], batch: int) -> Filtered:
+    """The beliefs of consecutive steps as records shaped (T, …, batch)."""
+    prior, posterior = _stack([t.prior for t in steps], batch), _stack([t.posterior for t in steps], batch)
     weights = posterior.log_weights.exp()
     expected = prior.log_weights.exp()  # sums to 1 but for the rounding of the transition
     expected = expected / expected.sum(1, keepdim=True)
     before = propagator.moments(propagator.collapse(expected, prior.belief, 1))
     after = propagator.moments(propagator.collapse(weights, posterior.belief, 1))
-    given_mode = propagator.moments(posterior.belief)
-    evidence = torch.stack([t.log_likelihood.expand(batch) for t in traces])
+    by_mode = propagator.moments(posterior.belief)
+    evidence = torch.stack([t.log_likelihood.expand(batch) for t in steps])
     beliefs = propagator.record(posterior.belief)
-    return Filtered(*before, *after, *given_mode, weights, evidence, posterior.log_weights, beliefs)
+    return Filtered(*before, *after, *by_mode, weights, evidence, posterior.log_weights, beliefs)
 
 
-class Ledger:
+class RecordBuffer:
     """Records of consecutive segments (T, …, batch), joined into records (*batch, T, …).
 
     Where no derivative is ``tracked`` they are written into arrays made at the first one: memory is touched once.
@@ -113,47 +113,48 @@ class Ledger:
 
     def __init__(self, steps: int, batch_shape: torch.Size, *, tracked: bool):
         self.steps, self.batch_shape, self.tracked = steps, batch_shape, tracked
-        self.written, self.pieces = 0, []
+        self.written, self.segments = 0, []
         self.arrays: list[Tensor] | None = None
 
-    def add(self, part: Filtered) -> None:
+    def append(self, part: Filtered) -> None:
         leaves = [*part[:-1], *(part.beliefs or ())]
         self.like = part
         if self.tracked:
-            self.pieces.append(leaves)
+            self.segments.append(leaves)
             return
         if self.arrays is None:
             with torch.inference_mode(False):  # what is returned may meet a gradient later
-                self.arrays = [_room(leaf, self.steps) for leaf in leaves]
+                self.arrays = [_allocate(leaf, self.steps) for leaf in leaves]
         last = self.written + leaves[0].shape[0]
         for array, leaf in zip(self.arrays, leaves, strict=True):
             array[self.written : last] = leaf
         self.written = last
 
-    def whole(self) -> Filtered:
-        arrays = self.arrays or [torch.cat(column) for column in zip(*self.pieces, strict=True)]
+    def join(self) -> Filtered:
+        arrays = self.arrays or [torch.cat(column) for column in zip(*self.segments, strict=True)]
         fields = [a.movedim(-1, 0).reshape(*self.batch_shape, *a.shape[:-1]) for a in arrays]
         count = len(Filtered._fields) - 1
         beliefs = None if self.like.beliefs is None else type(self.like.beliefs)(*fields[count:])
         return Filtered(*fields[:count], beliefs=beliefs)
 
 
-def _room(leaf: Tensor, steps: int) -> Tensor:
+def _allocate(leaf: Tensor, steps: int) -> Tensor:
     """Memory for all steps. NumPy asks the system for large pages, which halves the cost of touching it first."""
     if leaf.device.type == "cpu" and leaf.dtype in (torch.float32, torch.float64):
-        kind = np.float32 if leaf.dtype == torch.float32 else np.float64
-        return torch.from_numpy(np.empty((steps, *leaf.shape[1:]), dtype=kind))
+        dtype = np.float32 if leaf.dtype == torch.float32 else np.float64
+        return torch.from_numpy(np.empty((steps, *leaf.shape[1:]), dtype=dtype))
     return leaf.new_empty(steps, *leaf.shape[1:])
 
 
-def _stack(keyed: list[Keyed], batch: int) -> Keyed:
+def _stack(hypotheses: list[Hypotheses], batch: int) -> Hypotheses:
     """A leading time axis, and full mode and batch axes on everything."""
-    modes = keyed[0].log_weights.shape[0]
+    modes = hypotheses[0].log_weights.shape[0]
 
     def stacked(*steps: Tensor) -> Tensor:
         shape = (modes, *steps[0].shape[1:-1], batch)
         full = [leaf if leaf.shape == shape else leaf.expand(shape) for leaf in steps]
         return torch.stack(full) if len(full) > 1 else full[0].unsqueeze(0)
 
-    belief = type(keyed[0].belief)(*(stacked(*leaf) for leaf in zip(*(k.belief for k in keyed), strict=True)))
-    return Keyed(stacked(*(k.log_weights for k in keyed)), belief)
+    leaves = zip(*(h.belief for h in hypotheses), strict=True)
+    belief = type(hypotheses[0].belief)(*(stacked(*leaf) for leaf in leaves))
+    return Hypotheses(stacked(*(h.log_weights for h in hypotheses)), belief)

@@ -1,4 +1,4 @@
-"""Smoothing: what all observations say about each step, by Kim's backward pass over the beliefs of a filter.
+"""Smoothing: the laws of every step given all observations, by Kim's backward pass over the beliefs of a filter.
 
 Given s_t = i and s_{t+1} = j the state x_t is a regression on x_{t+1}, whatever comes later:
 
@@ -11,7 +11,7 @@ which for one mode is the smoother of Rauch, Tung and Striebel. With several, tw
     P(s_t = i | s_{t+1} = j, y_1 … y_T) ≈ P(s_t = i | s_{t+1} = j, y_1 … y_t)         the future speaks through j alone
 
 Hypotheses are the last k−1 modes, as in the filter of order k; the law of the mode before them is what is approximate.
-Regression keeps means and covariances of mixtures, so that the pass is exact where no mode has to be forgotten.
+Regression keeps means and covariances of mixtures, so that the pass is exact where no mode has to be collapsed.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ import torch
 from torch import Tensor
 
 from cumulant.checks import holds, sentence, shape
-from cumulant.filters.excess import variance_ratio, warn_of_excess
 from cumulant.filters.linear_gaussian import SwitchingLinearGaussian
 from cumulant.filters.parameters import varies
 from cumulant.filters.projection import m_projection
 from cumulant.filters.protocol import log_probabilities
 from cumulant.filters.records import Filtered
-from cumulant.filters.switching import FilterState, Slots, gpb, init, step
+from cumulant.filters.switching import FilterState, Slots, freeze_ended, gpb, init, step
+from cumulant.filters.variance_excess import variance_ratio, warn_of_excess
 
 
 class Smoothed(NamedTuple):
-    """What all T observations say about each step; d is the size of the state, M the number of modes.
+    """Laws of state and mode at each step given all T observations; d is the size of the state, M the number of modes.
 
     mean                (*batch, T, d)        E[x_t | y_1 … y_T]
     covariance          (*batch, T, d, d)
@@ -63,7 +63,7 @@ class Beliefs(NamedTuple):
 
 
 class Link(NamedTuple):
-    """Two neighbouring steps given everything, their hypotheses (batch, *modes up to t, mode at t+1).
+    """Joint law of two neighbouring steps given all observations, by hypotheses (batch, *modes up to t, mode at t+1).
 
     log_weights of the hypotheses, mean and covariance of x_t, the regression J of x_t on x_{t+1}, and the beliefs about
     x_{t+1}, whose axes broadcast with the others.
@@ -77,7 +77,7 @@ class Link(NamedTuple):
 
 
 class Level(NamedTuple):
-    """The smoothed beliefs of one step, and how they hang together with the next one (None at the last step)."""
+    """The smoothed beliefs of one step, and its joint law with the next (None at the last step)."""
 
     beliefs: Beliefs
     link: Link | None
@@ -114,7 +114,7 @@ def smooth(model: SwitchingLinearGaussian, y: Tensor, *, order: int = 2, mask: T
         1e-4             3.8                  106.8     72.8     47.8
 
     The stated covariances grow with the errors, so that it shows: a `SmootherWarning` says where the smoothed variances
-    of an entry of the state exceed the filtered ones on the average over a sequence (`cumulant.filters.excess`), and
+    of an entry of the state exceed the filtered ones on the average over a sequence (`variance_excess`), and
     ``variance_ratio`` has every step. Use the filter there, or a higher order. Where the smoother is exact there is no
     warning.
 
@@ -146,7 +146,7 @@ def filter_and_smooth(
 
 
 def kim(model: SwitchingLinearGaussian, filtered: Filtered, *, mask: Tensor | None = None) -> Smoothed:
-    """Kim's backward pass over what a filter has left behind: `gpb` of order 2, or `imm`, which is cheaper.
+    """Kim's backward pass over the record of a filter: `gpb` of order 2, or `imm`, which is cheaper.
 
     As coarse as `smooth` of order 2, with the same `SmootherWarning`.
 
@@ -195,7 +195,7 @@ def backward(
 def _link(model: SwitchingLinearGaussian, t: int, here: Beliefs, later: Beliefs) -> Link:
     """Steps t−1 and t."""
     log_weights = here.log_weights[..., None] + log_probabilities(at(model, "transition", t))
-    if later.log_weights.ndim < log_weights.ndim:  # the oldest mode is one that the later step has forgotten
+    if later.log_weights.ndim < log_weights.ndim:  # the later step has collapsed the oldest mode
         later = Beliefs(*(part.unsqueeze(1) for part in later))
         log_weights = torch.log_softmax(log_weights, 1) + later.log_weights
     else:
@@ -255,24 +255,18 @@ def paths(model: SwitchingLinearGaussian, y: Tensor, order: int, lengths: Tensor
     for t, column in enumerate(y.reshape(count, *y.shape[-2:]).unbind(1)):
         before = state
         state, _ = step(state, column)
-        beliefs.append(_keyed(state))
-        if lengths is not None and state.keyed.log_weights.ndim == before.keyed.log_weights.ndim:
-            keep = [torch.where(lengths > t, new, old) for new, old in zip(*map(_leaves, (state, before)), strict=True)]
-            kept = type(state.keyed)(keep[0], type(state.keyed.belief)(*keep[1:]))
-            state = state._replace(keyed=kept)  # an ended sequence stops moving, lest it runs away
+        beliefs.append(_sequences_first(state))
+        if lengths is not None:
+            state = freeze_ended(lengths > t, state, before)
     return beliefs
 
 
-def _leaves(state: FilterState) -> tuple[Tensor, ...]:
-    return state.keyed.log_weights, *state.keyed.belief
-
-
-def _keyed(state: FilterState) -> Beliefs:
+def _sequences_first(state: FilterState) -> Beliefs:
     """The hypotheses of the engine with the sequences first."""
-    weights, count = state.keyed.log_weights, state.batch_shape.numel()
-    mean, covariance = state.propagator.moments(state.keyed.belief)
-    keys = weights.shape[:-1]
-    full = weights.expand(*keys, count), mean.expand(*keys, -1, count), covariance.expand(*keys, -1, -1, count)
+    weights, count = state.hypotheses.log_weights, state.batch_shape.numel()
+    mean, covariance = state.propagator.moments(state.hypotheses.belief)
+    axes = weights.shape[:-1]
+    full = weights.expand(*axes, count), mean.expand(*axes, -1, count), covariance.expand(*axes, -1, -1, count)
     return Beliefs(*(part.movedim(-1, 0) for part in full))
 
 
@@ -323,7 +317,7 @@ def _smoothed(
 
 
 def is_exact(model: SwitchingLinearGaussian, order: int, steps: int) -> bool:
-    """Whether no mode is ever forgotten: one mode, one that never changes, or an order above the modes of a path."""
+    """Whether no mode is ever collapsed: one mode, one that never changes, or an order above the modes of a path."""
     still = model.transition == torch.eye(model.modes, dtype=model.transition.dtype, device=model.transition.device)
     return model.modes == 1 or order > steps + (model.start == "belief") or holds(still)
 

@@ -1,9 +1,9 @@
-"""One engine for switching filters: hypotheses are the last few modes, and two slots say when to forget (S2-C2, S2-C4).
+"""One engine for switching filters: hypotheses are the last few modes, two slots say when to collapse (S2-C2, S2-C4).
 
 A step takes every hypothesis (…, i) to (…, i, j) with weight P(j | i), predicts, observes. Exact inference would keep
-M^t hypotheses, so the engine forgets the oldest mode by the M-projection, either before the observation or after it:
+M^t hypotheses; the engine collapses the oldest mode by the M-projection, either before the observation or after it:
 
-    Slots(before, after)      modes that key a belief when it meets the observation / when the next step begins
+    Slots(before, after)      modes that index the beliefs when they meet the observation / when the next step begins
     GPB-k                     (k, k−1)      M^k updates, M^{k−1} beliefs kept; GPB1 keeps one belief for all modes
     IMM                       (1, 1)        mixing is the same collapse, taken before the observation: M updates
     exact                     (∞, ∞)
@@ -26,14 +26,14 @@ from torch import Tensor
 
 from cumulant.checks import holds, require_alike, require_float, sentence, shape
 from cumulant.filters.protocol import Belief, Propagator, SwitchingModel, is_tracked
-from cumulant.filters.records import Filtered, Keyed, Ledger, StepRecord, Trace, normalize, read
+from cumulant.filters.records import Filtered, Hypotheses, RecordBuffer, StepBeliefs, StepRecord, normalize, to_filtered
 
 LIMIT = 1 << 16  # hypotheses at one step beyond which a call is refused
 SEGMENT = 1 << 9  # steps × sequences that are turned into records together
 
 
 class Slots(NamedTuple):
-    """How many of the last modes key a belief before the observation, and after it.
+    """How many of the last modes index the beliefs before the observation, and after it.
 
     >>> Slots.gpb(2), IMM
     (Slots(before=2, after=1), Slots(before=1, after=1))
@@ -57,7 +57,7 @@ EXACT = Slots(1 << 30, 1 << 30)
 class FilterState(NamedTuple):
     """A filter between two steps; `init` makes it and `step` takes it on.
 
-    ``keys`` counts the hypothesis axes of the belief; GPB1 has none, while its weights still know the last mode.
+    ``axes`` counts the hypothesis axes of the belief; GPB1 has none, while its weights still know the last mode.
     """
 
     propagator: Propagator
@@ -65,15 +65,15 @@ class FilterState(NamedTuple):
     batch_shape: torch.Size
     observed: int
     t: int
-    keyed: Keyed
-    keys: int
+    hypotheses: Hypotheses
+    axes: int
 
     def __repr__(self) -> str:
         return f"FilterState(t={self.t}, slots={self.slots}, batch_shape={tuple(self.batch_shape)})"
 
 
 def gpb(model: SwitchingModel, y: Tensor, *, order: int = 2, mask: Tensor | None = None) -> Filtered:
-    """Generalised pseudo-Bayes of order k: hypotheses are the last k−1 modes, forgotten after the observation (S2-E5).
+    """Generalised pseudo-Bayes of order k: hypotheses are the last k−1 modes, collapsed after the observation (S2-E5).
 
     y     (*batch, T, m), NaN where an entry is missing
     mask  (*batch, T) Boolean, for sequences of different lengths in one batch: True up to the end of each. After its
@@ -124,35 +124,35 @@ def run(model: SwitchingModel, y: Tensor, slots: Slots, *, mask: Tensor | None =
     _check_size(model, slots, steps + (propagator.start == "belief"), limit)
     lengths = None if mask is None else _lengths(y, mask)
     tracked = propagator.tracked or is_tracked(y)
-    ledger = Ledger(steps, state.batch_shape, tracked=tracked)
+    buffer = RecordBuffer(steps, state.batch_shape, tracked=tracked)
     if not steps:
-        last = Keyed(*propagator.initial())
-        ledger.add(_nothing(read(propagator, [Trace(last, last, propagator.like.sum())], batch)))
-        return ledger.whole()
+        last = Hypotheses(*propagator.initial())
+        buffer.append(_no_steps(to_filtered(propagator, [StepBeliefs(last, last, propagator.like.sum())], batch)))
+        return buffer.join()
     columns = y.reshape(batch, steps, model.observed).permute(1, 2, 0)  # (T, m, batch)
     # where no derivative is asked for, tensors that cannot have one are a quarter faster
     with nullcontext() if tracked else torch.inference_mode():
-        _march(state, columns.contiguous(), lengths, ledger)
-    return ledger.whole()
+        _run_steps(state, columns.contiguous(), lengths, buffer)
+    return buffer.join()
 
 
-def _march(state: FilterState, columns: Tensor, lengths: Tensor | None, ledger: Ledger) -> None:
-    """All steps, with their records entered in the ledger a segment of time at a time."""
+def _run_steps(state: FilterState, columns: Tensor, lengths: Tensor | None, buffer: RecordBuffer) -> None:
+    """All steps; their records go into the buffer a segment of time at a time."""
     propagator, batch = state.propagator, columns.shape[-1]
     missing = columns.isnan()
     gaps = missing.flatten(1).any(1).tolist()
     columns = torch.where(missing, 0, columns)
-    last, traces = Keyed(*propagator.initial()), []
+    last, pending = Hypotheses(*propagator.initial()), []
     for t, y in enumerate(columns.unbind()):
         before = state
-        state, trace = _advance(state, y, ~missing[t] if gaps[t] else None)
+        state, beliefs = _advance(state, y, ~missing[t] if gaps[t] else None)
         if lengths is not None:
-            trace, state = _stay(lengths > t, trace, last), _hold(lengths > t, state, before)
-            last = trace.posterior
-        traces.append(trace)
-        if len(traces) * batch >= SEGMENT or t == len(columns) - 1:
-            ledger.add(read(propagator, traces, batch))
-            traces = []
+            beliefs, state = _freeze_beliefs(lengths > t, beliefs, last), freeze_ended(lengths > t, state, before)
+            last = beliefs.posterior
+        pending.append(beliefs)
+        if len(pending) * batch >= SEGMENT or t == len(columns) - 1:
+            buffer.append(to_filtered(propagator, pending, batch))
+            pending = []
 
 
 def init(model: SwitchingModel, *, slots: Slots = IMM, batch_shape: Sequence[int] = ()) -> FilterState:
@@ -175,11 +175,11 @@ def init(model: SwitchingModel, *, slots: Slots = IMM, batch_shape: Sequence[int
         advice = "Slots.gpb(k) and IMM are the usual ones."
         raise ValueError(sentence("filters.slots", "0 ≤ after ≤ before and before ≥ 1", slots, advice))
     propagator = model.propagator()
-    start = Keyed(*propagator.initial())
-    keys = 1
+    start = Hypotheses(*propagator.initial())
+    axes = 1
     if propagator.start == "belief" and slots.after < 1:
-        start, keys = _forget(propagator, start, 1, 0), 0
-    return FilterState(propagator, slots, torch.Size(batch_shape), model.observed, 0, start, keys)
+        start, axes = _collapse(propagator, start, 1, 0), 0
+    return FilterState(propagator, slots, torch.Size(batch_shape), model.observed, 0, start, axes)
 
 
 def step(state: FilterState, y: Tensor) -> tuple[FilterState, StepRecord]:
@@ -189,26 +189,26 @@ def step(state: FilterState, y: Tensor) -> tuple[FilterState, StepRecord]:
     column = y.reshape(batch, state.observed).mT
     missing = column.isnan()
     observed = ~missing if bool(missing.any()) else None
-    state, trace = _advance(state, torch.where(missing, 0, column), observed)
-    ledger = Ledger(1, state.batch_shape, tracked=True)
-    ledger.add(read(state.propagator, [trace], batch))
-    whole = ledger.whole()
+    state, current = _advance(state, torch.where(missing, 0, column), observed)
+    buffer = RecordBuffer(1, state.batch_shape, tracked=True)
+    buffer.append(to_filtered(state.propagator, [current], batch))
+    joined = buffer.join()
     now = (len(state.batch_shape), 0)
-    beliefs = None if whole.beliefs is None else _each(whole.beliefs, lambda leaf: leaf.select(*now))
-    return state, StepRecord(*(field.select(*now) for field in whole[:-1]), beliefs=beliefs)
+    beliefs = None if joined.beliefs is None else _map_leaves(joined.beliefs, lambda leaf: leaf.select(*now))
+    return state, StepRecord(*(field.select(*now) for field in joined[:-1]), beliefs=beliefs)
 
 
-def _advance(state: FilterState, y: Tensor, observed: Tensor | None) -> tuple[FilterState, Trace]:
+def _advance(state: FilterState, y: Tensor, observed: Tensor | None) -> tuple[FilterState, StepBeliefs]:
     propagator, (before, after), t = state.propagator, state.slots, state.t
-    prior, keys = state.keyed, state.keys
+    prior, axes = state.hypotheses, state.axes
     moves = t > 0 or propagator.start == "belief"
     if moves:
         weights = prior.log_weights.unsqueeze(-2) + propagator.log_transition(t)  # (…, i, j, batch)
-        if keys == 0:
+        if axes == 0:
             weights = normalize(weights, 0).log_total
-        prior = Keyed(weights, _each(prior.belief, lambda leaf: leaf.unsqueeze(keys)))
-        keys += 1
-    prior, keys = _forget(propagator, prior, keys, before), min(keys, before)
+        prior = Hypotheses(weights, _map_leaves(prior.belief, lambda leaf: leaf.unsqueeze(axes)))
+        axes += 1
+    prior, axes = _collapse(propagator, prior, axes, before), min(axes, before)
     predicted = propagator.predict(prior.belief, t, moves=moves)
     belief, log_likelihood = propagator.update(predicted, y, observed, t)
     log_likelihood = log_likelihood.clamp_min(-(torch.finfo(y.dtype).max ** 0.5))  # an overflow is no NaN
@@ -217,66 +217,66 @@ def _advance(state: FilterState, y: Tensor, observed: Tensor | None) -> tuple[Fi
     top = torch.where(possible, log_likelihood.detach(), -torch.inf).flatten(0, -2).amax(0)
     joint = prior.log_weights + (log_likelihood - top)
     rest = normalize(joint.flatten(0, -2), 0).log_total
-    evidence, posterior = rest + top, Keyed(joint - rest, belief)
+    evidence, posterior = rest + top, Hypotheses(joint - rest, belief)
     if not len(y):
         evidence = torch.zeros_like(evidence)
     elif observed is not None:
         evidence = torch.where(observed.any(0), evidence, 0)  # not the rounding of the weights
-    prior = _forget(propagator, prior._replace(belief=propagator.state(predicted)), keys, 1)
-    kept = _forget(propagator, posterior, keys, max(after, 1))
-    newest = _forget(propagator, kept, min(keys, max(after, 1)), 1)
-    kept = _forget(propagator, kept, 1, 0) if after == 0 else kept
-    state = state._replace(t=t + 1, keyed=kept, keys=min(keys, after))
-    return state, Trace(prior, newest, evidence)
+    prior = _collapse(propagator, prior._replace(belief=propagator.state(predicted)), axes, 1)
+    collapsed = _collapse(propagator, posterior, axes, max(after, 1))
+    newest = _collapse(propagator, collapsed, min(axes, max(after, 1)), 1)
+    collapsed = _collapse(propagator, collapsed, 1, 0) if after == 0 else collapsed
+    state = state._replace(t=t + 1, hypotheses=collapsed, axes=min(axes, after))
+    return state, StepBeliefs(prior, newest, evidence)
 
 
-def _forget(propagator: Propagator, keyed: Keyed, keys: int, keep: int) -> Keyed:
-    """Collapse the oldest modes until ``keep`` key the belief; the weights keep the newest mode in any case."""
-    log_weights, belief = keyed
-    for _ in range(keys - keep):
+def _collapse(propagator: Propagator, hypotheses: Hypotheses, axes: int, keep: int) -> Hypotheses:
+    """Collapse the oldest modes until ``keep`` index the belief; the weights keep the newest mode in any case."""
+    log_weights, belief = hypotheses
+    for _ in range(axes - keep):
         log_total, weights = normalize(log_weights, 0)
         belief = propagator.collapse(weights, belief, 0)
         log_weights = log_total if log_weights.ndim > 2 else log_weights
-    return Keyed(log_weights, belief)
+    return Hypotheses(log_weights, belief)
 
 
-def _each(belief: Belief, change) -> Belief:
+def _map_leaves(belief: Belief, change) -> Belief:
     return type(belief)(*(change(leaf) for leaf in belief))
 
 
-def _nothing(records: Filtered) -> Filtered:
+def _no_steps(records: Filtered) -> Filtered:
     """No steps at all, in the shapes that steps would have."""
-    beliefs = None if records.beliefs is None else _each(records.beliefs, lambda leaf: leaf[:0])
+    beliefs = None if records.beliefs is None else _map_leaves(records.beliefs, lambda leaf: leaf[:0])
     return Filtered(*(field[:0] for field in records[:-1]), beliefs=beliefs)
 
 
-def _where(here: Tensor, new: Keyed, old: Keyed) -> Keyed:
+def _where(here: Tensor, new: Hypotheses, old: Hypotheses) -> Hypotheses:
     leaves = (torch.where(here, a, b) for a, b in zip(new.belief, old.belief, strict=True))
-    return Keyed(torch.where(here, new.log_weights, old.log_weights), type(new.belief)(*leaves))
+    return Hypotheses(torch.where(here, new.log_weights, old.log_weights), type(new.belief)(*leaves))
 
 
-def _stay(here: Tensor, trace: Trace, last: Keyed) -> Trace:
+def _freeze_beliefs(here: Tensor, beliefs: StepBeliefs, last: Hypotheses) -> StepBeliefs:
     """Sequences that have ended repeat their last belief."""
-    prior, posterior = _where(here, trace.prior, last), _where(here, trace.posterior, last)
-    return Trace(prior, posterior, torch.where(here, trace.log_likelihood, 0))
+    prior, posterior = _where(here, beliefs.prior, last), _where(here, beliefs.posterior, last)
+    return StepBeliefs(prior, posterior, torch.where(here, beliefs.log_likelihood, 0))
 
 
-def _hold(here: Tensor, state: FilterState, before: FilterState) -> FilterState:
+def freeze_ended(here: Tensor, state: FilterState, before: FilterState) -> FilterState:
     """Sequences that have ended stop moving, lest an unstable model carries them to infinity."""
-    if state.keyed.log_weights.ndim != before.keyed.log_weights.ndim or state.keys != before.keys:
+    if state.hypotheses.log_weights.ndim != before.hypotheses.log_weights.ndim or state.axes != before.axes:
         return state
-    return state._replace(keyed=_where(here, state.keyed, before.keyed))
+    return state._replace(hypotheses=_where(here, state.hypotheses, before.hypotheses))
 
 
 def _check_observations(model: SwitchingModel, y: object) -> torch.Size:
-    given = require_float("filters.y", y)
+    values = require_float("filters.y", y)
     if not isinstance(model, SwitchingModel):
         return torch.Size()  # init says what is wrong
-    if given.ndim < 2 or given.shape[-1] != model.observed:
+    if values.ndim < 2 or values.shape[-1] != model.observed:
         expected = f"shape (*batch, T, m={model.observed})"
-        raise ValueError(sentence("filters.y", expected, shape(given), "Use y[:, None] where m is 1."))
-    _check_values(given)
-    return given.shape[:-2]
+        raise ValueError(sentence("filters.y", expected, shape(values), "Use y[:, None] where m is 1."))
+    _check_values(values)
+    return values.shape[:-2]
 
 
 def _check_values(y: Tensor) -> None:
@@ -289,13 +289,13 @@ def _check_values(y: Tensor) -> None:
 
 
 def _check_step(state: FilterState, y: object) -> None:
-    given = require_float("step.y", y)
-    require_alike("step.y", given, "the model", state.propagator.like)
+    values = require_float("step.y", y)
+    require_alike("step.y", values, "the model", state.propagator.like)
     expected = (*state.batch_shape, state.observed)
-    if given.shape != expected:
+    if values.shape != expected:
         advice = "init(..., batch_shape=...) says how many sequences there are."
-        raise ValueError(sentence("step.y", f"shape {expected}", shape(given), advice))
-    _check_values(given)
+        raise ValueError(sentence("step.y", f"shape {expected}", shape(values), advice))
+    _check_values(values)
 
 
 def _check_size(model: SwitchingModel, slots: Slots, depth: int, limit: int) -> None:

@@ -23,8 +23,7 @@ from cumulant.kernels import moments
 from cumulant.nn.blocks import SequenceBlock, split
 from cumulant.nn.calls import is_observed, report_attention
 from cumulant.solve import Anderson, Damped, Solution, Status, fixed_point
-from cumulant.solve.driver import Method
-from cumulant.typing import Codes, Flags, PerQuery
+from cumulant.typing import Codes, Flags, PerQuery, Stepper
 
 FALLBACKS = ("raise", "last", "unrolled")
 
@@ -87,7 +86,7 @@ class EquilibriumBlock(SequenceBlock):
         hidden: int | None = None,
         *,
         causal: bool = False,
-        solver: Method | None = None,
+        solver: Stepper | None = None,
         max_steps: int = 30,
         tol: float = 1e-4,
         fallback: str = "last",
@@ -99,7 +98,7 @@ class EquilibriumBlock(SequenceBlock):
         self.max_steps, self.tol = self._count("max_steps", max_steps), self._number("tol", tol)
         self.fallback = self._choice("fallback", fallback, FALLBACKS)
         self.solver, self.damped = Anderson() if solver is None else solver, Damped(gate)
-        if not isinstance(self.solver, Method) or isinstance(solver, type):
+        if not isinstance(self.solver, Stepper) or isinstance(solver, type):
             expected, advice = "Picard(), Damped(gate) or Anderson(memory)", "Pass an instance."
             raise TypeError(sentence(self._at("solver"), expected, repr(solver), advice))
         self.eps = self._number("eps", eps)
@@ -234,7 +233,7 @@ class EquilibriumBlock(SequenceBlock):
         residual = torch.where(kept, found.residual, found.trace[-1])
         return Solution(value, found.status, found.steps, residual, found.trace)
 
-    def _solve(self, fn: Callable[[Tensor], Tensor], start: Tensor, solver: Method) -> Solution:
+    def _solve(self, fn: Callable[[Tensor], Tensor], start: Tensor, solver: Stepper) -> Solution:
         options = {"max_steps": self.max_steps, "tol": self.tol, "event_ndim": 2, "adjoint": "none"}
         return fixed_point(fn, start, solver=solver, **options)
 
@@ -293,7 +292,7 @@ class EquilibriumBlock(SequenceBlock):
         mine = None if padding is None else padding[lost]
         state = layer_norm(x[lost], (self.dim,), self.gain, self.shift, self.eps)
         for _ in range(self.max_steps):
-            state, _ = self.damped.step(None, state, self._layer(state, x[lost], mine))
+            _, state = self.damped.step(None, state, self._layer(state, x[lost], mine))
         return z.index_copy(0, lost, state)
 
     @torch.no_grad()
@@ -307,16 +306,16 @@ class EquilibriumBlock(SequenceBlock):
 class _Remembered:
     """A method that keeps its last proposal."""
 
-    def __init__(self, method: Method):
+    def __init__(self, method: Stepper):
         self.method = method
         self.latest: Tensor | None = None
 
     def init(self, x: Tensor) -> Any:
         return self.method.init(x)
 
-    def step(self, state: Any, x: Tensor, fx: Tensor) -> tuple[Tensor, Any]:
-        self.latest, state = self.method.step(state, x, fx)
-        return self.latest, state
+    def step(self, state: Any, x: Tensor, fx: Tensor) -> tuple[Any, Tensor]:
+        state, self.latest = self.method.step(state, x, fx)
+        return state, self.latest
 
 
 def _settled(found: Solution, lead: torch.Size, last: int = 5) -> Settled:

@@ -1,7 +1,7 @@
-"""Draws where sums end: Gibbs between conjugate laws, sequential Monte Carlo, and whether the draws can be trusted.
+"""Samplers: Gibbs between conjugate laws, sequential Monte Carlo, particle filters, and convergence diagnostics.
 
-Everything that steps is ``init(…) → state`` and ``step(state, …) → (state, info)``, with the generator as an argument:
-`gibbs`, `smc` (tempering) and `particles` (switching models).
+`gibbs`, `smc` (tempering) and `particles` (switching models) are `cumulant.typing.Stepper`s, with the generator as an
+argument: ``init(…) → state`` and ``step(state, …) → (state, info)``.
 """
 
 from cumulant.samplers import gibbs, particles, smc
@@ -14,8 +14,9 @@ from cumulant.samplers.diagnostics import (
     rhat,
     split_rhat,
 )
-from cumulant.samplers.gibbs import ConjugatePrior, mean_iteration
+from cumulant.samplers.gibbs import mean_iteration
 from cumulant.samplers.particles import particle_filter
+from cumulant.samplers.priors import ConjugatePrior
 from cumulant.samplers.resampling import effective_size, multinomial, stratified, systematic
 from cumulant.samplers.smc import crank_nicolson, redraw, temper
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from cumulant.checks import require_alike, require_float, sentence, shape
-from cumulant.filters.protocol import Propagator, SwitchingModel
+from cumulant.filters.protocol import Propagator, SwitchingModel, draw_modes
 from cumulant.samplers.resampling import Scheme, effective_size, require_generator, systematic
 
 
@@ -29,7 +29,7 @@ from cumulant.samplers.resampling import Scheme, effective_size, require_generat
 class ParticleState:
     """Particles between two steps: modes and log weights (sequences, n), and a belief of sequences · n paths.
 
-    Before the first step of a model whose start is "prior" no mode has been chosen yet.
+    Before the first step of a model whose start is "prior" no mode has been drawn yet.
     """
 
     propagator: Propagator
@@ -42,7 +42,7 @@ class ParticleState:
 
 
 class ParticleRecord(NamedTuple):
-    """What a step says, (*batch, …).
+    """Filtered laws after one step, (*batch, …).
 
     mean                (*batch, d)     E[x_t | y_1 … y_t]
     covariance          (*batch, d, d)
@@ -85,8 +85,8 @@ def init(
     flat = log_weights.new_zeros(sequences, particles)
     drawn = torch.zeros_like(flat, dtype=torch.int64)
     if propagator.start == "belief":  # otherwise the first observation has a say in the first mode
-        chances = torch.softmax(log_weights, 0).mT[:, None]
-        drawn = _choose(chances.expand(sequences, particles, modes), generator)
+        probabilities = torch.softmax(log_weights, 0).mT[:, None]
+        drawn = draw_modes(probabilities.expand(sequences, particles, modes), generator)
         belief = _select(belief, drawn.reshape(1, -1), modes)
     else:
         belief = type(belief)(*(leaf.expand(*leaf.shape[:-1], flat.numel()).contiguous() for leaf in belief))
@@ -113,22 +113,22 @@ def step(
     column = y.reshape(sequences, state.observed).mT.repeat_interleave(n, 1)  # (m, sequences · n)
     missing = column.isnan()
     if moves:
-        log_chances = propagator.log_transition(state.t)[..., 0][state.modes.flatten()].mT  # (to, sequences · n)
+        log_probabilities = propagator.log_transition(state.t)[..., 0][state.modes.flatten()].mT  # (to, sequences · n)
     else:
-        log_chances = propagator.initial().log_weights.expand(-1, column.shape[-1])
+        log_probabilities = propagator.initial().log_weights.expand(-1, column.shape[-1])
     predicted = propagator.predict(state.belief, state.t, moves=moves)
     observed = ~missing if bool(missing.any()) else None
     belief, log_likelihood = propagator.update(predicted, torch.where(missing, 0, column), observed, state.t)
     lowest = -(torch.finfo(y.dtype).max ** 0.5)
-    joint = log_chances.clamp_min(lowest) + log_likelihood.clamp_min(lowest)  # (M, sequences · n)
+    joint = log_probabilities.clamp_min(lowest) + log_likelihood.clamp_min(lowest)  # (M, sequences · n)
     gain = torch.logsumexp(joint, 0)
     weights = state.log_weights + gain.reshape(sequences, n)
     evidence = torch.logsumexp(weights, -1) - torch.logsumexp(state.log_weights, -1)
     record = _record(propagator, belief, torch.softmax(joint, 0), weights, evidence)
-    chosen = _choose(torch.softmax(joint, 0).mT.reshape(sequences, n, -1), generator)
-    belief = _select(belief, chosen.reshape(1, -1), len(joint))
-    chosen, weights, belief = _resampled(chosen, weights, belief, record.effective, threshold, resample, generator)
-    state = replace(state, t=state.t + 1, modes=chosen, log_weights=weights, belief=belief)
+    modes = draw_modes(torch.softmax(joint, 0).mT.reshape(sequences, n, -1), generator)
+    belief = _select(belief, modes.reshape(1, -1), len(joint))
+    modes, weights, belief = _resampled(modes, weights, belief, record.effective, threshold, resample, generator)
+    state = replace(state, t=state.t + 1, modes=modes, log_weights=weights, belief=belief)
     return state, ParticleRecord(*(part.reshape(state.batch_shape + part.shape[1:]) for part in record))
 
 
@@ -149,8 +149,8 @@ def particle_filter(
     >>> walk = SwitchingLinearGaussian(torch.full((2, 2), 0.5).double(), eye, torch.stack([eye, 9 * eye]), eye, eye,
     ...                                initial_mean=torch.zeros(1).double(), initial_covariance=eye)
     >>> y = torch.tensor([[0.0], [6.0], [5.0]]).double()
-    >>> found = particle_filter(walk, y, generator=torch.Generator().manual_seed(0))
-    >>> bool((found.mean - exact(walk, y).mean).abs().max() < 0.05)
+    >>> filtered = particle_filter(walk, y, generator=torch.Generator().manual_seed(0))
+    >>> bool((filtered.mean - exact(walk, y).mean).abs().max() < 0.05)
     True
     """
     require_float("particle_filter.y", y)
@@ -186,14 +186,6 @@ def _record(propagator: Propagator, belief: Any, q: Tensor, log_weights: Tensor,
     return ParticleRecord(whole, total, pairs.sum(-1).mT, evidence, effective_size(log_weights))
 
 
-def _choose(chances: Tensor, generator: torch.Generator) -> Tensor:
-    """One index for each row of chances (sequences, n, M)."""
-    flat = chances.detach().reshape(-1, chances.shape[-1])
-    if not len(flat):
-        return flat.new_zeros(chances.shape[:-1], dtype=torch.int64)
-    return torch.multinomial(flat, 1, generator=generator).reshape(chances.shape[:-1])
-
-
 def _select(belief: Any, mode: Tensor, modes: int) -> Any:
     """The belief of one mode for every path, its hypothesis axis kept with size 1; mode (1, paths)."""
 
@@ -215,15 +207,15 @@ def _resampled(
     generator: torch.Generator,
 ) -> tuple[Tensor, Tensor, Any]:
     sequences, n = modes.shape
-    poor = (effective < threshold * n)[:, None]
+    resample_row = (effective < threshold * n)[:, None]
     log_weights = log_weights - torch.logsumexp(log_weights, -1, keepdim=True)
-    if not bool(poor.any()):
+    if not bool(resample_row.any()):
         return modes, log_weights, belief
     stay = torch.arange(n, device=modes.device).expand(sequences, n)
-    ancestors = torch.where(poor, resample(log_weights, generator=generator), stay)
+    ancestors = torch.where(resample_row, resample(log_weights, generator=generator), stay)
     flat = (ancestors + n * torch.arange(sequences, device=modes.device)[:, None]).flatten()
     belief = type(belief)(*(leaf[..., flat] for leaf in belief))
-    return modes.gather(-1, ancestors), torch.where(poor, 0, log_weights), belief
+    return modes.gather(-1, ancestors), torch.where(resample_row, 0, log_weights), belief
 
 
 def _check_step(state: ParticleState, y: Tensor, threshold: float) -> None:

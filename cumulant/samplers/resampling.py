@@ -21,7 +21,7 @@ from cumulant.checks import holds, require_float, sentence, shape
 
 
 class Scheme(Protocol):
-    """What every scheme of this file is: log weights (*batch, n) → indices (*batch, count)."""
+    """A resampling scheme: log weights (*batch, n) → indices (*batch, count)."""
 
     def __call__(self, log_weights: Tensor, count: int | None = None, *, generator: torch.Generator) -> Tensor: ...
 
@@ -128,8 +128,8 @@ def _ancestors(
         raise ValueError(sentence(f"{name}.log_weights", "at least one particle with weight per row", got, advice))
     cumulative = torch.exp(w - top).cumsum(-1)
     cumulative = cumulative * (count / cumulative[..., -1:])  # in units of one ancestor
-    found = torch.searchsorted(cumulative, points(w, count, generator).contiguous(), right=True)
+    ancestors = torch.searchsorted(cumulative, points(w, count, generator).contiguous(), right=True)
     # a point that rounding puts on the end belongs to the last particle with weight
     order = torch.arange(w.shape[-1], device=w.device)
     last = torch.where(w > -torch.inf, order, 0).amax(-1, keepdim=True)
-    return torch.minimum(found, last)
+    return torch.minimum(ancestors, last)

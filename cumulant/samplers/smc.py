@@ -47,7 +47,7 @@ class SmcState(NamedTuple):
 
 
 class SmcInfo(NamedTuple):
-    """What happened in a step, all (*batch, q).
+    """Diagnostics of a step, all (*batch, q).
 
     effective   1/Σp² of the weights before resampling
     acceptance  part of the proposals accepted, over all moves
@@ -58,7 +58,7 @@ class SmcInfo(NamedTuple):
 
 
 class Tempered(NamedTuple):
-    """Where a run ended.
+    """Result of a tempering run.
 
     particles     (*batch, q, n, d)    with log_weights (*batch, q, n): the law at the last temperature
     log_ratio     (*batch, q)          estimate of G(η1) − G(η0)
@@ -118,8 +118,8 @@ def step(
     ratio = ratio + (torch.logsumexp(heavier, -1) - torch.logsumexp(w, -1))
     effective, done = effective_size(heavier), after >= 1
     ancestors = resample(heavier, generator=generator)
-    chosen = x.gather(-2, ancestors[..., None].expand_as(x))
-    x = torch.where(done[..., None, None], x, chosen)
+    resampled = x.gather(-2, ancestors[..., None].expand_as(x))
+    x = torch.where(done[..., None, None], x, resampled)
     w = torch.where(done[..., None], heavier, 0)
     x, acceptance = _move(x, direction * after[..., None], proposal, moves, generator)
     return SmcState(x, w, after, ratio), SmcInfo(effective, acceptance)
@@ -153,8 +153,8 @@ def temper(
     >>> zero, far = torch.zeros(1, dtype=torch.float64), torch.full((1,), 3.0, dtype=torch.float64)
     >>> move = crank_nicolson(h, zero)
     >>> g = torch.Generator().manual_seed(0)
-    >>> found = temper(h, zero, far, particles=4000, proposal=move, moves=5, generator=g)
-    >>> bool((found.log_ratio - 4.5).abs() < 0.2)                                # G(3) − G(0) = 9/2
+    >>> tempered = temper(h, zero, far, particles=4000, proposal=move, moves=5, generator=g)
+    >>> bool((tempered.log_ratio - 4.5).abs() < 0.2)                                # G(3) − G(0) = 9/2
     True
     """
     start, end = _ends(measure, start, end)

@@ -15,7 +15,7 @@ from torch import Tensor
 from cumulant.checks import sentence
 
 
-class History(NamedTuple):
+class AndersonState(NamedTuple):
     """Ring buffers of the last iterates and their images, and how many slots are filled."""
 
     x: Tensor  # (samples, memory, features)
@@ -40,12 +40,12 @@ class Anderson:
         if self.memory < 1:
             raise ValueError(sentence("Anderson.memory", "a positive integer", self.memory, "5 is usual."))
 
-    def init(self, x: Tensor) -> History:
+    def init(self, x: Tensor) -> AndersonState:
         empty = x.new_zeros(x.shape[0], self.memory, x.shape[1])
-        return History(empty, empty.clone(), 0)
+        return AndersonState(empty, empty.clone(), 0)
 
-    def step(self, state: History, x: Tensor, fx: Tensor) -> tuple[Tensor, History]:
-        state = History(_push(state.x, x), _push(state.fx, fx), min(state.filled + 1, self.memory))
+    def step(self, state: AndersonState, x: Tensor, fx: Tensor) -> tuple[AndersonState, Tensor]:
+        state = AndersonState(_push(state.x, x), _push(state.fx, fx), min(state.filled + 1, self.memory))
         width = self.width or x.shape[1]
         xs, fxs = (past[:, : state.filled].unflatten(-1, (-1, width)).transpose(1, 2) for past in (state.x, state.fx))
         residuals = fxs - xs  # (samples, tokens, m, width)
@@ -57,7 +57,7 @@ class Anderson:
         alpha = alpha / alpha.sum(-2, keepdim=True)
         usable = (failed == 0) & alpha.isfinite().all(-2).squeeze(-1)
         mixed = (alpha.mT @ (xs + self.gate * residuals)).squeeze(-2)  # (samples, tokens, width)
-        return torch.where(usable[..., None], mixed, fx.unflatten(-1, (-1, width))).flatten(1), state
+        return state, torch.where(usable[..., None], mixed, fx.unflatten(-1, (-1, width))).flatten(1)
 
 
 def _push(buffer: Tensor, newest: Tensor) -> Tensor:

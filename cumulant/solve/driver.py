@@ -1,29 +1,22 @@
 """The loop that every fixed-point method shares: freezing finished samples, the best iterate, the trace, the status.
 
-A method only proposes the next point, so its file reads as its formula.
+A method is a `Stepper` on tensors (samples, features) that only proposes the next point; its file reads as its formula.
+
+    init(x) → state,     step(state, x, fx) → (state, proposal)
 """
 
 from collections.abc import Callable
-from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from cumulant.checks import sentence, shape
 from cumulant.solve.solution import Solution, Status
-
-
-@runtime_checkable
-class Method(Protocol):
-    """``init`` makes the history, ``step`` proposes the next iterate; both act on (samples, features)."""
-
-    def init(self, x: Tensor) -> Any: ...
-
-    def step(self, state: Any, x: Tensor, fx: Tensor) -> tuple[Tensor, Any]: ...
+from cumulant.typing import Stepper
 
 
 def iterate(
-    fn: Callable[[Tensor], Tensor], x0: Tensor, solver: Method, *, max_steps: int, tol: float, event_ndim: int
+    fn: Callable[[Tensor], Tensor], x0: Tensor, solver: Stepper, *, max_steps: int, tol: float, event_ndim: int
 ) -> Solution:
     """Solve x = fn(x) without gradients; the contract is `fixed_point`'s."""
     samples = x0.shape[: x0.ndim - event_ndim]
@@ -52,7 +45,7 @@ def iterate(
         active = active & finite & ~done
         if step == max_steps or not active.any():
             break
-        proposal, state = solver.step(state, x, fx)
+        state, proposal = solver.step(state, x, fx)
         x = torch.where(active[:, None], proposal, best)
         steps = steps + active
     return Solution(

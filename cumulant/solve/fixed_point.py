@@ -6,17 +6,18 @@ import torch
 from torch import Tensor
 
 from cumulant.checks import require_float, sentence
-from cumulant.solve.driver import Method, iterate
+from cumulant.solve.driver import iterate
 from cumulant.solve.implicit import ADJOINTS, attach_implicit_gradient
 from cumulant.solve.picard import Picard
 from cumulant.solve.solution import Solution
+from cumulant.typing import Stepper
 
 
 def fixed_point(
     fn: Callable[[Tensor], Tensor],
     x0: Tensor,
     *,
-    solver: Method | None = None,
+    solver: Stepper | None = None,
     max_steps: int = 200,
     tol: float | None = None,
     event_ndim: int = 1,
@@ -33,7 +34,7 @@ def fixed_point(
     adjoint   how the gradient of the answer is found when something requires grad. At a fixed point
               dx = (I − J)⁻¹ ∂f, so backward solves (I − Jᵀ)g = v: "anderson" for any J, "cg" or "cholesky" when J is
               symmetric (J = ∇²potential) and I − J positive definite; "none" detaches. First order only. A sample for
-              which that has no solution is told of in a RuntimeWarning.
+              which that has no solution is named in a RuntimeWarning.
 
     >>> import torch
     >>> solution = fixed_point(torch.cos, torch.ones(1, dtype=torch.float64))
@@ -51,9 +52,9 @@ def fixed_point(
     return Solution(value, solution.status, solution.steps, solution.residual, solution.trace)
 
 
-def _check_arguments(x0: Tensor, solver: Method, max_steps: int, event_ndim: int, adjoint: str) -> None:
+def _check_arguments(x0: Tensor, solver: Stepper, max_steps: int, event_ndim: int, adjoint: str) -> None:
     require_float("fixed_point.x0", x0)
-    if not isinstance(solver, Method) or isinstance(solver, type):
+    if not isinstance(solver, Stepper) or isinstance(solver, type):
         raise TypeError(
             sentence(
                 "fixed_point.solver", "Picard(), Damped(gate) or Anderson(memory)", repr(solver), "Pass an instance."

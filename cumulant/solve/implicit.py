@@ -64,7 +64,7 @@ def _solve(transposed: Callable[[Tensor], Tensor], v: Tensor, count: int, adjoin
     target = v.reshape(count, -1)
     size = torch.linalg.vector_norm(target, dim=1, keepdim=True).clamp_min(torch.finfo(v.dtype).tiny)
     unit = target / size
-    found = iterate(
+    solution = iterate(
         lambda g: unit + transposed(g.reshape(v.shape)).reshape(count, -1),
         unit,
         Anderson(),
@@ -72,13 +72,13 @@ def _solve(transposed: Callable[[Tensor], Tensor], v: Tensor, count: int, adjoin
         tol=tol,
         event_ndim=1,
     )
-    # rounding may keep a residual just above the tolerance: told is what is wrong, not what could be better
-    _tell(found.residual > tol**0.5 * (1 + torch.linalg.vector_norm(found.value, dim=1)))
-    return (size * found.value).reshape(v.shape)
+    # rounding may keep a residual just above the tolerance: warn of what is wrong, not of what could be better
+    _warn_unsolved(solution.residual > tol**0.5 * (1 + torch.linalg.vector_norm(solution.value, dim=1)))
+    return (size * solution.value).reshape(v.shape)
 
 
-def _tell(lost: Tensor) -> None:
-    """A gradient that was not found is not passed on in silence."""
+def _warn_unsolved(lost: Tensor) -> None:
+    """Warn of samples whose gradient is wrong."""
     if bool(lost.any()):
         got = f"none for {int(lost.sum())} of {len(lost)} samples"
         advice = "Their gradient is wrong: check that they converged, and that the map contracts there."
@@ -105,7 +105,7 @@ def _conjugate_gradient(transposed: Callable[[Tensor], Tensor], v: Tensor, count
         fresh = residual.square().sum(1, keepdim=True)
         direction = residual + torch.where(active, fresh / power, 0) * direction
         power = torch.where(active, fresh, power)
-    _tell((power > tol * target.square().sum(1, keepdim=True))[:, 0])
+    _warn_unsolved((power > tol * target.square().sum(1, keepdim=True))[:, 0])
     return g.reshape(v.shape)
 
 
@@ -118,5 +118,5 @@ def _cholesky(transposed: Callable[[Tensor], Tensor], v: Tensor, count: int) -> 
     matrix = eye - torch.stack(columns, dim=-1)
     factor, failed = torch.linalg.cholesky_ex((matrix + matrix.mT) / 2)
     g = torch.cholesky_solve(target[..., None], factor)[..., 0]
-    _tell((failed != 0) & target.any(1))
+    _warn_unsolved((failed != 0) & target.any(1))
     return torch.where(failed[:, None] == 0, g, 0).reshape(v.shape)  # 0 where I − J is not positive definite

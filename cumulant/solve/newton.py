@@ -19,7 +19,7 @@ NEARLY = 1e-6  # relative difference in φ below which ∇φ may decide
 
 
 class Local(NamedTuple):
-    """What Newton's method sees at a point: φ, ∇φ, the spectrum of ∇²φ and the full step it proposes.
+    """The function at a point: φ, ∇φ, the spectrum of ∇²φ and the full Newton step.
 
     ``slopes`` are the coordinates of ∇φ in the eigenvectors of ∇²φ.
     """
@@ -53,9 +53,9 @@ def newton(
 
     >>> import torch
     >>> zero = torch.zeros(1, dtype=torch.float64)
-    >>> found = newton(lambda x: (x.exp() - 2 * x).sum(-1), lambda x: x.exp() - 2,
-    ...                lambda x: torch.diag_embed(x.exp()), zero, tol=1e-12)
-    >>> round(found.value.item(), 12), found.converged.item()
+    >>> solution = newton(lambda x: (x.exp() - 2 * x).sum(-1), lambda x: x.exp() - 2,
+    ...                   lambda x: torch.diag_embed(x.exp()), zero, tol=1e-12)
+    >>> round(solution.value.item(), 12), solution.converged.item()
     (0.69314718056, True)
     """
     x = x0.detach()
@@ -66,7 +66,7 @@ def newton(
     trace = []
     with torch.no_grad():
         for step in range(max_steps + 1):
-            local = _look(value, gradient, hessian, x, reach)
+            local = _evaluate(value, gradient, hessian, x, reach)
             residual = torch.linalg.vector_norm(local.gradient, dim=-1)
             trace.append(torch.where(active, residual, trace[-1]) if trace else residual)
             code = torch.full_like(status, -1) if verdict is None else verdict(local).to(status.dtype)
@@ -77,14 +77,14 @@ def newton(
             active = active & (code < 0)
             if step == max_steps or not active.any():
                 break
-            moved, x = _line_search(value, gradient, local, active)
+            x, moved = _step(value, gradient, local, active)
             status = torch.where(active & ~moved, int(Status.STALLED), status)
             active = active & moved
             steps = steps + active
     return Solution(x, status.to(torch.int8), steps, trace[-1], torch.stack(trace))
 
 
-def _look(value, gradient, hessian, x: Tensor, reach: float) -> Local:
+def _evaluate(value, gradient, hessian, x: Tensor, reach: float) -> Local:
     slope = gradient(x)
     matrix = hessian(x)
     # a Hessian that is not finite says as little as a flat one: no curvature, no step
@@ -112,8 +112,8 @@ def _rounding(value: Tensor) -> Tensor:
     return 16 * torch.finfo(value.dtype).eps * (1 + value.abs())
 
 
-def _line_search(value, gradient, local: Local, active: Tensor) -> tuple[Tensor, Tensor]:
-    """Which samples found a step, and where everyone stands after it."""
+def _step(value, gradient, local: Local, active: Tensor) -> tuple[Tensor, Tensor]:
+    """Where every sample is after the line search, and which of them it moved."""
     step = local.proposal - local.x
     descent = -(local.gradient * step).sum(-1)
     noise, nearly = _rounding(local.value), local.value + NEARLY * (1 + local.value.abs())
@@ -133,4 +133,4 @@ def _line_search(value, gradient, local: Local, active: Tensor) -> tuple[Tensor,
         if accepted.all():
             break
         length = length / 2
-    return accepted & active, x
+    return x, accepted & active

@@ -14,8 +14,8 @@ class Picard:
     def init(self, x: Tensor) -> None:
         return None
 
-    def step(self, state: None, x: Tensor, fx: Tensor) -> tuple[Tensor, None]:
-        return fx, None
+    def step(self, state: None, x: Tensor, fx: Tensor) -> tuple[None, Tensor]:
+        return None, fx
 
 
 @dataclass(frozen=True)
@@ -31,5 +31,5 @@ class Damped:
     def init(self, x: Tensor) -> None:
         return None
 
-    def step(self, state: None, x: Tensor, fx: Tensor) -> tuple[Tensor, None]:
-        return x + self.gate * (fx - x), None
+    def step(self, state: None, x: Tensor, fx: Tensor) -> tuple[None, Tensor]:
+        return None, x + self.gate * (fx - x)

@@ -1,4 +1,4 @@
-"""What every iteration returns: a value, and for each sample the reason why it stopped there."""
+"""The result of an iteration: a value, and for each sample the reason why it stopped there."""
 
 from dataclasses import dataclass
 from enum import IntEnum
@@ -9,7 +9,7 @@ from torch import Tensor
 from cumulant.typing import Codes, Flags, PerQuery
 
 
-class Told(IntEnum):
+class CodeWithMessage(IntEnum):
     """Codes whose members carry a sentence: ``NAME = code, "what it means"``."""
 
     sentence: str
@@ -21,8 +21,8 @@ class Told(IntEnum):
         return member
 
 
-class Status(Told):
-    """Why a sample stopped; ``status.sentence`` is what to tell the user.
+class Status(CodeWithMessage):
+    """Why a sample stopped; ``status.sentence`` is the message for a user.
 
     >>> Status.OUTSIDE.sentence
     'the mean lies outside the convex hull of the support: no natural parameter exists and the conjugate is +inf'

@@ -8,7 +8,7 @@ import torch
 
 from cumulant.filters import SwitchingLinearGaussian, gpb
 from cumulant.filters.conjugate import GammaPoisson, SwitchingConjugate
-from cumulant.filters.fitting import Joint, Law, completed, fit
+from cumulant.filters.fitting import Joint, LinearLaw, completed, fit
 from cumulant.filters.learning import PARAMETERS, em
 from cumulant.solve import Status
 from tests.generated.test_switching import Case, build
@@ -367,7 +367,7 @@ def test_regression_is_least_squares_on_points(together, varies, free):
         t(rng.random((n, modes))), t(rng.normal(size=(n, modes, p + r))), t(covariances(rng, p + r, n, modes))
     )
     shape = (n, modes) if varies else (modes,)
-    law = Law(t(rng.normal(size=(modes, r, p))), t(rng.normal(size=(modes, r))), t(covariances(rng, r, *shape)))
+    law = LinearLaw(t(rng.normal(size=(modes, r, p))), t(rng.normal(size=(modes, r))), t(covariances(rng, r, *shape)))
     if together:
         law = law._replace(coefficient=law.coefficient[:1].expand(2, r, p), offset=law.offset[:1].expand(2, r))
     found = fit(joint, law, free, ("coefficient", "offset") if together else ())
@@ -402,7 +402,7 @@ def test_regression_is_least_squares_on_points(together, varies, free):
 def test_noise_is_the_mean_square_of_what_is_left(together):
     rng = np.random.default_rng(1)
     joint = Joint(t(rng.random((5, 2))), t(rng.normal(size=(5, 2, 3))), t(covariances(rng, 3, 5, 2)))
-    law = Law(t(rng.normal(size=(2, 1, 2))), t(rng.normal(size=(2, 1))), torch.ones(2, 1, 1).double())
+    law = LinearLaw(t(rng.normal(size=(2, 1, 2))), t(rng.normal(size=(2, 1))), torch.ones(2, 1, 1).double())
     found = fit(joint, law, ("noise",), ("noise",) if together else ())
     weights, where = points(joint)
     left = where[..., 2] - np.einsum("ms,nmks->nmk", law.coefficient[:, 0].numpy(), where[..., :2])
@@ -416,10 +416,10 @@ def test_regression_changes_nothing_where_the_data_are_silent():
     z = t([[1.0, 0], [2.0, 0], [3.0, 0]])
     u = 5 * z[:, :1]
     joint = Joint(torch.ones(3, 1).double(), torch.cat([z, u], 1)[:, None], torch.zeros(3, 1, 3, 3).double())
-    law = Law(t([[[0.0, 7.0]]]), t([[0.0]]), t([[[1.0]]]))
+    law = LinearLaw(t([[[0.0, 7.0]]]), t([[0.0]]), t([[[1.0]]]))
     close(fit(joint, law, ("coefficient",)).coefficient, [[[5.0, 7.0]]])
     empty = Joint(torch.zeros(3, 1).double(), joint.mean, joint.covariance)
-    for part, before in zip(fit(empty, law, Law._fields), law, strict=True):
+    for part, before in zip(fit(empty, law, LinearLaw._fields), law, strict=True):
         assert part.equal(before)
 
 
@@ -427,7 +427,7 @@ def test_entries_that_were_not_seen_follow_the_law():
     rng = np.random.default_rng(2)
     n, d, m = 4, 2, 3
     states = Joint(t(rng.random((n, 1))), t(rng.normal(size=(n, 1, d))), t(covariances(rng, d, n, 1)))
-    law = Law(t(rng.normal(size=(1, m, d))), t(rng.normal(size=(1, m))), t(covariances(rng, m, 1)))
+    law = LinearLaw(t(rng.normal(size=(1, m, d))), t(rng.normal(size=(1, m))), t(covariances(rng, m, 1)))
     y = rng.normal(size=(n, m))
     y[1, 0] = y[2, 1] = y[2, 2] = NAN
     y[3] = NAN

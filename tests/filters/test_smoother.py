@@ -13,9 +13,9 @@ import torch
 
 from cumulant.filters import SmootherWarning, SwitchingLinearGaussian, exact, gpb, imm, kalman
 from cumulant.filters.conjugate import GammaPoisson, SwitchingConjugate
-from cumulant.filters.excess import excess
 from cumulant.filters.forecast import Forecast, forecast
 from cumulant.filters.smoother import Smoothed, kim, regression, smooth
+from cumulant.filters.variance_excess import variance_excess
 
 # sequences of a few steps give it by chance; where it is due is tested by pytest.warns
 pytestmark = pytest.mark.filterwarnings("ignore::cumulant.filters.SmootherWarning")
@@ -427,7 +427,7 @@ def test_alarms_of_exact_smoothing_are_rare():
     for steps in (4, 8):
         y = walk().simulate(steps, batch_shape=(200,), generator=torch.Generator().manual_seed(1)).observations
         found = smooth(walk(), y, order=steps + 1)
-        rates.append((excess(gpb(walk(), y, order=steps + 1), found.covariance) > 1).double().mean().item())
+        rates.append((variance_excess(gpb(walk(), y, order=steps + 1), found.covariance) > 1).double().mean().item())
     assert rates[0] < 0.12
     assert rates[1] < 0.04
 

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from cumulant.filters import SmootherWarning, SwitchingLinearGaussian, gpb, imm, kalman
 from cumulant.filters.smoother import smooth
-from cumulant.filters.tracking import Columns, Track, filter_tracks, measured_moments, read_model, read_tracks
+from cumulant.filters.tracking import TableColumns, Track, filter_tracks, measured_moments, read_model, read_tracks
 from cumulant.filters.tracking.command import track_command
 from cumulant.filters.tracking.directory import file_names
 from cumulant.filters.tracking.estimates import table_of
@@ -429,7 +429,7 @@ def test_numbers_of_a_model_that_divide_are_not_too_small(key, model_file):
 
 
 def test_rows_of_several_tracks_may_alternate_and_be_quoted(table_file):
-    columns = Columns("t", ("x", "y"), "id", ignore=("note",), delimiter=";")
+    columns = TableColumns("t", ("x", "y"), "id", ignore=("note",), delimiter=";")
     text = '\ufeffid;note;t;x;y\r\n"b 1";"a;b";0;1.5;+2\r\na;;10;.5;\r\n\r\n b 1 ;;0.25; 1e-1 ;-3.\r\n'
     b, a = read_tracks(table_file(text), columns)
     assert (b.name, b.times, b.gaps) == ("b 1", (0.0, 0.25), (0.25,))
@@ -441,12 +441,12 @@ def test_rows_of_several_tracks_may_alternate_and_be_quoted(table_file):
 
 def test_gaps_are_those_of_the_decimals_however_late(table_file):
     late = "t,x\n" + "".join(f"1700000000.{k},{k}\n" for k in range(10))
-    (track,) = read_tracks(table_file(late), Columns("t", ("x",)))
+    (track,) = read_tracks(table_file(late), TableColumns("t", ("x",)))
     assert track.gaps == (0.1,) * 9
 
 
 def test_a_grid_turns_missing_rows_into_gaps_and_forgives_rounding(table_file):
-    columns = Columns("t", ("x",), step=Decimal("0.1"))
+    columns = TableColumns("t", ("x",), step=Decimal("0.1"))
     (track,) = read_tracks(table_file("t,x\n5,1\n5.10000001,2\n5.4,3\n"), columns)
     assert track.times == (5.0, 5.1, 5.2, 5.3, 5.4)
     assert track.y[:, 0].isnan().tolist() == [False, False, True, True, False]
@@ -454,13 +454,13 @@ def test_a_grid_turns_missing_rows_into_gaps_and_forgives_rounding(table_file):
 
 
 def test_columns_nobody_declared_may_be_ignored_all_at_once(table_file):
-    (track,) = read_tracks(table_file("a,t,b,x\nfoo,1,bar,2\n"), Columns("t", ("x",), ignore="others"))
+    (track,) = read_tracks(table_file("a,t,b,x\nfoo,1,bar,2\n"), TableColumns("t", ("x",), ignore="others"))
     assert track.y.tolist() == [[2.0]]
 
 
-STEP = Columns("t", ("x",), step=Decimal("0.5"))
-TRACKS = Columns("t", ("x",), "id")
-PLAIN = Columns("t", ("x",))
+STEP = TableColumns("t", ("x",), step=Decimal("0.5"))
+TRACKS = TableColumns("t", ("x",), "id")
+PLAIN = TableColumns("t", ("x",))
 BAD_TABLES = {
     "text": ("t,x\n0,1\n1,one\n", PLAIN, r"table.csv, row 3, column x: expected a finite number .* got 'one'"),
     "nan": ("t,x\n0,1\n1,NaN\n", PLAIN, r"row 3, column x: .* got 'NaN'. Leave the cell empty"),
@@ -514,7 +514,7 @@ def test_numbers_that_are_too_large_are_refused_with_row_and_column(column, colu
 
 
 def test_names_of_tracks_and_ignored_columns_may_look_like_anything(table_file):
-    columns = Columns("t", ("x",), "id", ignore=("note",))
+    columns = TableColumns("t", ("x",), "id", ignore=("note",))
     (track,) = read_tracks(table_file("id,t,x,note\n1e149,0,1,inf\n"), columns)
     assert (track.name, track.y.tolist()) == ("1e149", [[1.0]])
 

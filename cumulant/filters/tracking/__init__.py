@@ -2,12 +2,12 @@
 
 from cumulant.filters.tracking.filter import Estimate, filter_tracks, measured_moments
 from cumulant.filters.tracking.model import Mode, TrackModel, read_model
-from cumulant.filters.tracking.table import Columns, Track, read_tracks
+from cumulant.filters.tracking.table import TableColumns, Track, read_tracks
 
 __all__ = [
-    "Columns",
     "Estimate",
     "Mode",
+    "TableColumns",
     "Track",
     "TrackModel",
     "filter_tracks",

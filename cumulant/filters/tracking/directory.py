@@ -16,27 +16,27 @@ from cumulant.filters.tracking.estimates import table_of
 from cumulant.filters.tracking.filter import Estimate
 from cumulant.filters.tracking.model import TrackModel
 
-MARK = "summary.json"
+SUMMARY = "summary.json"
 TABLES = ("estimates.parquet", "estimates.csv")
 FIGURES = "figures"
 
 
-def claim(place: Path, force: bool) -> None:
-    """Refuse a place that holds anything, unless it is a finished run and may be replaced."""
-    if place.exists() and not place.is_dir():
-        raise ValueError(sentence("--out", "a directory", f"the file {place}", "Name another place."))
-    entries = {p.name for p in place.iterdir()} if place.is_dir() else set()
-    if MARK in entries and entries <= {MARK, *TABLES, FIGURES}:
+def check_output_directory(directory: Path, force: bool) -> None:
+    """Refuse a directory that holds anything, unless it is a finished run and may be replaced."""
+    if directory.exists() and not directory.is_dir():
+        raise ValueError(sentence("--out", "a directory", f"the file {directory}", "Name another one."))
+    entries = {p.name for p in directory.iterdir()} if directory.is_dir() else set()
+    if SUMMARY in entries and entries <= {SUMMARY, *TABLES, FIGURES}:
         if not force:
             advice = "Name a new one, or pass --force to replace it."
-            raise ValueError(sentence("--out", "a new directory", f"{place}, which holds a finished run", advice))
+            raise ValueError(sentence("--out", "a new directory", f"{directory}, which holds a finished run", advice))
     elif entries:
-        got = f"{place}, which holds other files"
+        got = f"{directory}, which holds other files"
         raise ValueError(sentence("--out", "a new directory", got, "Name a new one; nothing there is deleted."))
 
 
 def write_directory(
-    place: Path,
+    directory: Path,
     model: TrackModel,
     estimates: Sequence[Estimate],
     summary: dict[str, Any],
@@ -44,33 +44,33 @@ def write_directory(
     figures: int,
     force: bool = False,
 ) -> list[str]:
-    """Tables, figures of the first tracks and the summary, put in place in one step; the names of the figures."""
+    """Tables, figures of the first tracks and the summary, moved there in one step; the names of the figures."""
     try:
         import polars
     except ModuleNotFoundError:
         raise ModuleNotFoundError(sentence("track", "polars", "no such package", "install cumulant[lab]")) from None
-    with _in_one_step(place, force) as room:
+    with _in_one_step(directory, force) as staging:
         table = polars.DataFrame(table_of(model, estimates)).fill_nan(None)
-        table.write_parquet(room / TABLES[0])
-        table.write_csv(room / TABLES[1])
-        names = _draw(room, model, estimates[:figures])
+        table.write_parquet(staging / TABLES[0])
+        table.write_csv(staging / TABLES[1])
+        names = _draw(staging, model, estimates[:figures])
         text = json.dumps(summary | {"figures": names}, indent=1, ensure_ascii=False, allow_nan=False)
-        (room / MARK).write_text(text + "\n", encoding="utf-8")
+        (staging / SUMMARY).write_text(text + "\n", encoding="utf-8")
     return names
 
 
-def _draw(room: Path, model: TrackModel, estimates: Sequence[Estimate]) -> list[str]:
+def _draw(staging: Path, model: TrackModel, estimates: Sequence[Estimate]) -> list[str]:
     if not estimates:
         return []
     from cumulant.figures import save
     from cumulant.filters.tracking.figure import draw_track
 
-    (room / FIGURES).mkdir()
+    (staging / FIGURES).mkdir()
     names = file_names([e.track.name for e in estimates])
     for name, estimate in zip(names, estimates, strict=True):
         drawn = draw_track(model, estimate)
         for ending in ("svg", "png"):
-            save(drawn, room / FIGURES / f"{name}.{ending}")
+            save(drawn, staging / FIGURES / f"{name}.{ending}")
     return [f"{FIGURES}/{name}.svg" for name in names]
 
 
@@ -80,36 +80,36 @@ def file_names(tracks: Sequence[str]) -> list[str]:
     >>> file_names(["A", "a", "../b c"])
     ['track-A', 'track-a-2', 'track-b-c']
     """
-    made, seen = [], set()
-    for place, track in enumerate(tracks):
-        name = "track-" + (re.sub(r"[^\w.-]+", "-", track).strip("-.")[:60] or str(place + 1))
-        name = f"{name}-{place + 1}" if name.lower() in seen else name
-        seen.add(name.lower())
-        made.append(name)
-    return made
+    names, taken = [], set()
+    for number, track in enumerate(tracks, 1):
+        name = "track-" + (re.sub(r"[^\w.-]+", "-", track).strip("-.")[:60] or str(number))
+        name = f"{name}-{number}" if name.lower() in taken else name
+        taken.add(name.lower())
+        names.append(name)
+    return names
 
 
 @contextmanager
-def _in_one_step(place: Path, force: bool) -> Iterator[Path]:
-    """A directory beside the place that takes its name in the end; a failure leaves what was there before."""
-    place = place.absolute()
-    place.parent.mkdir(parents=True, exist_ok=True)
-    room = Path(tempfile.mkdtemp(dir=place.parent, prefix=f".{place.name}."))
+def _in_one_step(target: Path, force: bool) -> Iterator[Path]:
+    """A directory beside the target that takes its name in the end; a failure leaves what was there before."""
+    target = target.absolute()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    staging = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
     try:
-        room.chmod(0o755)
-        yield room
-        claim(place, force)  # again: it may have been taken meanwhile
-        if place.exists():
-            old = Path(tempfile.mkdtemp(dir=place.parent, prefix=f".{place.name}.old."))
-            place.replace(old)
+        staging.chmod(0o755)
+        yield staging
+        check_output_directory(target, force)  # again: it may have been taken meanwhile
+        if target.exists():
+            old = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}.old."))
+            target.replace(old)
             try:
-                room.replace(place)
+                staging.replace(target)
             except BaseException:
-                old.replace(place)
+                old.replace(target)
                 raise
             shutil.rmtree(old)
         else:
-            room.replace(place)
+            staging.replace(target)
     except BaseException:
-        shutil.rmtree(room, ignore_errors=True)
+        shutil.rmtree(staging, ignore_errors=True)
         raise

@@ -48,13 +48,13 @@ def summary_of(model: TrackModel, estimate: Estimate) -> dict:
     mode_shares is the mean probability of each mode, log_likelihood is log p(y_1 … y_T), and smoothed_excess, of tracks
     that were smoothed, is `Estimate.excess`: above 1 the filtered columns may be nearer the truth.
     """
-    seen = ~estimate.track.y.isnan()
+    observed = ~estimate.track.y.isnan()
     shares = estimate.filtered.mode_probabilities.mean(0)
     return {
         "track": estimate.track.name,
         "rows": len(estimate.track.times),
-        "complete": int(seen.all(1).sum()),
-        "empty": int((~seen.any(1)).sum()),
+        "complete": int(observed.all(1).sum()),
+        "empty": int((~observed.any(1)).sum()),
         "from": estimate.track.times[0],
         "to": estimate.track.times[-1],
         "mode_shares": {mode.name: float(p) for mode, p in zip(model.modes, shares, strict=True)},

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from cumulant.figures import COLOURS, INK, figure
-from cumulant.filters import Projected
+from cumulant.filters import ProjectedNormal
 from cumulant.filters.tracking.filter import Estimate, measured_moments
 from cumulant.filters.tracking.model import TrackModel
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 WITHIN = 0.95  # the probability that an ellipse holds
 ELLIPSES = 24
-MOST_PANELS = 4  # measured columns that are drawn where they are not two
+MAX_PANELS = 4  # measured columns that are drawn where they are not two
 
 
 def draw_track(model: TrackModel, estimate: Estimate) -> Figure:
@@ -35,9 +35,9 @@ def draw_track(model: TrackModel, estimate: Estimate) -> Figure:
         _modes(modes, model, estimate)
         _deviations(drawn.add_subplot(spec[1, 1], sharex=modes), model, estimate, moments)
         return drawn
-    shown = min(len(measured), MOST_PANELS)
-    drawn = figure(9.0, 2.2 + 1.9 * shown)
-    axes = drawn.subplots(shown + 1, 1, sharex=True, squeeze=False)[:, 0]
+    panels = min(len(measured), MAX_PANELS)
+    drawn = figure(9.0, 2.2 + 1.9 * panels)
+    axes = drawn.subplots(panels + 1, 1, sharex=True, squeeze=False)[:, 0]
     for column, ax in enumerate(axes[:-1]):
         _against_time(ax, model, estimate, moments, column)
     axes[0].set_title(_plain(f"Track {estimate.track.name}"))
@@ -53,25 +53,25 @@ def _width(mean: torch.Tensor) -> float:
     return min(max(4.5 * across / up if up > 0 else 6.0, 3.6), 6.0)
 
 
-def _plane(ax: Axes, model: TrackModel, estimate: Estimate, moments: Projected) -> None:
+def _plane(ax: Axes, model: TrackModel, estimate: Estimate, moments: ProjectedNormal) -> None:
     from matplotlib.collections import LineCollection
     from matplotlib.patches import Ellipse
 
     mean, y = moments.mean.numpy(), estimate.track.y.numpy()
     colours = _colours(model)
     likeliest = estimate.filtered.mode_probabilities.argmax(-1).tolist()
-    for k in _chosen(len(mean)):
+    for k in _rows_with_ellipse(len(mean)):
         width, height, angle = _axes_of(moments.covariance[k])
         colour = colours[likeliest[k]]
         ellipse = Ellipse((mean[k, 0], mean[k, 1]), width, height, angle=angle, fc=(colour, 0.15), ec=(colour, 0.6))
         ellipse.set_linewidth(0.7)
         ax.add_patch(ellipse)
     ax.plot(y[:, 0], y[:, 1], ".", ms=5, mew=0, color=INK, alpha=0.4, label="measured")
-    unseen = estimate.track.y[1:].isnan().all(-1).numpy()
+    missing = estimate.track.y[1:].isnan().all(-1).numpy()
     segments = np.stack([mean[:-1], mean[1:]], 1)
-    for style, where in (("-", ~unseen), (":", unseen)):
-        kinds = [colours[k] for k, here in zip(likeliest[1:], where, strict=True) if here]
-        ax.add_collection(LineCollection(list(segments[where]), colors=kinds, lw=1.6, linestyles=style))
+    for style, where in (("-", ~missing), (":", missing)):
+        segment_colours = [colours[k] for k, here in zip(likeliest[1:], where, strict=True) if here]
+        ax.add_collection(LineCollection(list(segments[where]), colors=segment_colours, lw=1.6, linestyles=style))
     for mode, colour in zip(model.modes, colours, strict=True):
         ax.plot([], [], color=colour, label=_plain(f"filtered, {mode.name}"))
     if estimate.smoothed is not None:
@@ -101,7 +101,7 @@ def _modes(ax: Axes, model: TrackModel, estimate: Estimate) -> None:
     ax.legend(loc="lower right", ncols=min(3, len(names)), fontsize=8, bbox_to_anchor=(1, 1), borderaxespad=0)
 
 
-def _deviations(ax: Axes, model: TrackModel, estimate: Estimate, moments: Projected) -> None:
+def _deviations(ax: Axes, model: TrackModel, estimate: Estimate, moments: ProjectedNormal) -> None:
     deviations = moments.covariance.diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt()
     for name, series, style in zip(model.columns.measured, deviations.mT.numpy(), ("-", "--"), strict=True):
         ax.plot(estimate.track.times, series, style, color=INK, lw=1.2, label=_plain(name))
@@ -111,7 +111,7 @@ def _deviations(ax: Axes, model: TrackModel, estimate: Estimate, moments: Projec
     ax.legend(loc="lower right", ncols=2, fontsize=8, bbox_to_anchor=(1, 1), borderaxespad=0)
 
 
-def _against_time(ax: Axes, model: TrackModel, estimate: Estimate, moments: Projected, column: int) -> None:
+def _against_time(ax: Axes, model: TrackModel, estimate: Estimate, moments: ProjectedNormal, column: int) -> None:
     times, mean = estimate.track.times, moments.mean[:, column].numpy()
     band = 1.96 * moments.covariance[:, column, column].clamp_min(0).sqrt().numpy()
     ax.fill_between(times, mean - band, mean + band, color=COLOURS[0], alpha=0.2, lw=0, label="95 %")
@@ -145,10 +145,10 @@ def _plain(text: str) -> str:
     return text.replace("$", r"\$")
 
 
-def _chosen(rows: int) -> list[int]:
+def _rows_with_ellipse(rows: int) -> list[int]:
     """Rows with an ellipse, evenly spread, the last among them.
 
-    >>> _chosen(3)
+    >>> _rows_with_ellipse(3)
     [0, 1, 2]
     """
     return sorted(set(np.linspace(0, rows - 1, min(rows, ELLIPSES)).round().astype(int).tolist()))

@@ -13,7 +13,7 @@ from torch import Tensor
 from cumulant.checks import sentence
 from cumulant.filters import (
     Filtered,
-    Projected,
+    ProjectedNormal,
     SmootherWarning,
     SwitchingLinearGaussian,
     gpb,
@@ -22,14 +22,14 @@ from cumulant.filters import (
     m_projection,
     smoother,
 )
-from cumulant.filters.excess import exceeds, excess
 from cumulant.filters.smoother import Smoothed
 from cumulant.filters.tracking.model import TrackModel
 from cumulant.filters.tracking.table import Track
+from cumulant.filters.variance_excess import exceeds, variance_excess
 
 GPB = re.compile(r"gpb([1-9]\d{0,2})", re.ASCII)
-TOGETHER = 1 << 16  # rows, padding included, that run as one batch
-NAMED = 5  # tracks in a sentence
+BATCH_ROWS = 1 << 16  # rows, padding included, that run as one batch
+TRACKS_NAMED = 5  # tracks in a sentence
 
 
 class Estimate(NamedTuple):
@@ -38,7 +38,7 @@ class Estimate(NamedTuple):
     filtered  a `Filtered` without batch axes
     smoothed  a `Smoothed` without batch axes, or None
     excess    by which factor the smoothed variances exceed those of a filter of the same order, on the average over the
-              rows and for the entry of the state where it is largest (`cumulant.filters.excess`); None if not smoothed
+              rows and for the entry of the state where it is largest (`variance_excess`); None if not smoothed
     """
 
     track: Track
@@ -57,26 +57,27 @@ def filter_tracks(
     "imm", "kalman" and "gpb1". Where it is less certain than its filter a `SmootherWarning` names the tracks.
     """
     run, order = method_of(method), smoother_order(method)
-    found: dict[int, Estimate] = {}
-    wide: list[int] = []
+    estimates: dict[int, Estimate] = {}
+    less_certain: list[int] = []
     for group in _groups(tracks):
-        mine = [tracks[k] for k in group]
-        built = model.at(mine[0].gaps)
-        y, mask = _padded(mine)
+        batch = [tracks[k] for k in group]
+        built = model.at(batch[0].gaps)
+        y, mask = _padded(batch)
         filtered = run(built, y, mask)
-        _check_finite(model, mine, filtered)
-        smoothed, ratios = None, [None] * len(mine)
+        _check_finite(model, batch, filtered)
+        smoothed, ratios = None, [None] * len(batch)
         if smooth:
             before, smoothed = smoother.filter_and_smooth(built, y, order=order, mask=mask)
-            ratios = excess(before, smoothed.covariance, mask.sum(-1)).amax(-1).tolist()
-        for place, (k, track) in enumerate(zip(group, mine, strict=True)):
-            own, ratio = len(track.times), ratios[place]
-            found[k] = Estimate(track, _cut(filtered, place, own), _cut(smoothed, place, own), ratio)
-            if ratio is not None and exceeds(ratio) and not smoother.is_exact(built, order, own):
-                wide.append(k)
-    if wide:
-        warnings.warn(_excess_sentence([found[k] for k in sorted(wide)], order), SmootherWarning, stacklevel=2)
-    return [found[k] for k in range(len(tracks))]
+            ratios = variance_excess(before, smoothed.covariance, mask.sum(-1)).amax(-1).tolist()
+        for index, (k, track) in enumerate(zip(group, batch, strict=True)):
+            length, ratio = len(track.times), ratios[index]
+            estimates[k] = Estimate(track, _cut(filtered, index, length), _cut(smoothed, index, length), ratio)
+            if ratio is not None and exceeds(ratio) and not smoother.is_exact(built, order, length):
+                less_certain.append(k)
+    if less_certain:
+        message = _excess_sentence([estimates[k] for k in sorted(less_certain)], order)
+        warnings.warn(message, SmootherWarning, stacklevel=2)
+    return [estimates[k] for k in range(len(tracks))]
 
 
 def smoother_order(method: str) -> int:
@@ -88,13 +89,14 @@ def smoother_order(method: str) -> int:
     return 2 if order is None else max(2, int(order[1]))
 
 
-def _excess_sentence(wide: Sequence[Estimate], order: int) -> str:
+def _excess_sentence(estimates: Sequence[Estimate], order: int) -> str:
     """The tracks of which the smoother knows less than its filter."""
-    worst = max(wide, key=lambda e: e.excess or 0.0)
-    names = ", ".join(e.track.name for e in wide[:NAMED])
-    names += f" and {len(wide) - NAMED} more" if len(wide) > NAMED else ""
+    worst = max(estimates, key=lambda e: e.excess or 0.0)
+    names = ", ".join(e.track.name for e in estimates[:TRACKS_NAMED])
+    names += f" and {len(estimates) - TRACKS_NAMED} more" if len(estimates) > TRACKS_NAMED else ""
     expected = "smoothed variances at most the filtered ones, on the average over rows"
-    got = f"more in track{'s' if len(wide) > 1 else ''} {names}, {worst.excess:.3g} times as much in {worst.track.name}"
+    plural = "s" if len(estimates) > 1 else ""
+    got = f"more in track{plural} {names}, {worst.excess:.3g} times as much in {worst.track.name}"
     advice = "The filtered columns may be nearer the truth there; a higher order is better: --method gpb3, gpb4, …"
     return sentence(f"smoother of order {order}", expected, got, advice)
 
@@ -108,10 +110,10 @@ def _check_finite(model: TrackModel, tracks: Sequence[Track], filtered: Filtered
         filtered.log_likelihood[..., None],
     )
     sound = torch.cat(parts, -1).isfinite().all(-1)
-    for place, track in enumerate(tracks):
-        own = sound[place, : len(track.times)]
-        if not bool(own.all()):
-            time = track.times[int((~own).long().argmax())]
+    for index, track in enumerate(tracks):
+        finite = sound[index, : len(track.times)]
+        if not bool(finite.all()):
+            time = track.times[int((~finite).long().argmax())]
             where = f"track {track.name}, {model.columns.time} {time:g}"
             advice = "The model runs away: look at dynamics, drift and noise, or use other units."
             raise ValueError(sentence(where, "an estimate of finite size", "an overflow", advice))
@@ -125,8 +127,8 @@ def method_of(name: str) -> Callable[[SwitchingLinearGaussian, Tensor, Tensor], 
     ValueError: --method: expected imm, kalman, or gpb with an order (gpb1, gpb2, …), got 'gbp2'. Choose one of them.
     """
     if name in ("imm", "kalman"):
-        chosen = imm if name == "imm" else kalman
-        return lambda model, y, mask: chosen(model, y, mask=mask)
+        run = imm if name == "imm" else kalman
+        return lambda model, y, mask: run(model, y, mask=mask)
     order = GPB.fullmatch(name)
     if order is None:
         expected = "imm, kalman, or gpb with an order (gpb1, gpb2, …)"
@@ -134,7 +136,7 @@ def method_of(name: str) -> Callable[[SwitchingLinearGaussian, Tensor, Tensor], 
     return lambda model, y, mask: gpb(model, y, order=int(order[1]), mask=mask)
 
 
-def measured_moments(model: TrackModel, record: Filtered | Smoothed) -> Projected:
+def measured_moments(model: TrackModel, record: Filtered | Smoothed) -> ProjectedNormal:
     """Mean (T, m) and covariance (T, m, m) of H_s x, what is measured without its noise, under the mixture of modes."""
     observation = model.at(()).observation  # (M, m, d)
     means = (observation @ record.mode_means[..., None])[..., 0]
@@ -143,13 +145,13 @@ def measured_moments(model: TrackModel, record: Filtered | Smoothed) -> Projecte
 
 
 def _groups(tracks: Sequence[Track]) -> Iterator[list[int]]:
-    """Indices of tracks whose gaps begin alike, the longest first, at most `TOGETHER` rows with padding."""
+    """Indices of tracks whose gaps begin alike, the longest first, at most `BATCH_ROWS` rows with padding."""
     group: list[int] = []
     for k in sorted(range(len(tracks)), key=lambda k: tracks[k].gaps, reverse=True):
         if group:
             longest = tracks[group[0]]
             alike = tracks[k].gaps == longest.gaps[: len(tracks[k].gaps)]
-            if not alike or (len(group) + 1) * len(longest.times) > TOGETHER:
+            if not alike or (len(group) + 1) * len(longest.times) > BATCH_ROWS:
                 yield group
                 group = []
         group.append(k)
@@ -161,13 +163,13 @@ def _padded(tracks: Sequence[Track]) -> tuple[Tensor, Tensor]:
     """y (tracks, T, m) and the mask (tracks, T) that ends each."""
     lengths = torch.tensor([len(track.times) for track in tracks])
     y = tracks[0].y.new_full((len(tracks), int(lengths.max()), tracks[0].y.shape[-1]), torch.nan)
-    for place, track in enumerate(tracks):
-        y[place, : len(track.times)] = track.y
+    for index, track in enumerate(tracks):
+        y[index, : len(track.times)] = track.y
     return y, torch.arange(y.shape[1]) < lengths[:, None]
 
 
-def _cut(record: Any, place: int, steps: int) -> Any:
+def _cut(record: Any, index: int, steps: int) -> Any:
     """One track of a record, up to its end."""
     if record is None:
         return None
-    return type(record)(*(part[place, :steps] if isinstance(part, Tensor) else part for part in record))
+    return type(record)(*(part[index, :steps] if isinstance(part, Tensor) else part for part in record))

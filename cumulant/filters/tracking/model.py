@@ -1,6 +1,6 @@
 """A switching model in a TOML file: what the columns are, how the modes move, how they switch, where it starts.
 
-    [table]                         what the columns of the file mean: `Columns`
+    [table]                         what the columns of the file mean: `TableColumns`
     time = "time"                   in any unit; q and rates are in the same
     measured = ["x", "y"]
     track = "track"                 optional: several tracks in one file
@@ -42,9 +42,9 @@ from torch import Tensor
 from cumulant.checks import sentence
 from cumulant.filters import SwitchingLinearGaussian
 from cumulant.filters.tracking.headings import headings
-from cumulant.filters.tracking.motion import ORDERS, Chain, Drift, Fixed, Motion, Moved, halve
+from cumulant.filters.tracking.motion import ORDERS, Chain, Discretized, Drift, Fixed, Motion, halve
 from cumulant.filters.tracking.section import Section, load_toml, section, suggestion
-from cumulant.filters.tracking.table import Columns
+from cumulant.filters.tracking.table import TableColumns
 
 MATRICES = "matrices"
 ROUNDED = 1e-6  # how far a row may be from its sum
@@ -72,10 +72,10 @@ class Switching(NamedTuple):
         if not self.timed:
             return self.matrix.expand(len(gaps), -1, -1)
         halved = halve(self.matrix, gaps)
-        made = _rows(torch.matrix_exp(self.matrix * halved.gaps[:, None, None]))
+        p = _rows(torch.matrix_exp(self.matrix * halved.gaps[:, None, None]))
         for again in halved.doublings():
-            made = torch.where(again, _rows(made @ made), made)
-        return made
+            p = torch.where(again, _rows(p @ p), p)
+        return p
 
 
 class Initial(NamedTuple):
@@ -91,7 +91,7 @@ class Initial(NamedTuple):
 class TrackModel:
     """A switching linear-Gaussian model in continuous time, or on a grid; `at` makes it one of discrete steps."""
 
-    columns: Columns
+    columns: TableColumns
     modes: tuple[Mode, ...]
     switching: Switching
     initial: Initial
@@ -112,37 +112,38 @@ class TrackModel:
         first = step or (gaps[0] if len(gaps) else 1.0)  # used at the first row by start = "belief" alone
         equal = all(gap == first for gap in gaps)
         lengths = torch.tensor([first] if equal else [first, *gaps], dtype=torch.float64)
-        moved = [_moved(mode, lengths) for mode in self.modes]
-        places = [[self.states.index(name) for name in mode.states] for mode in self.modes]
+        steps = [_discretized(mode, lengths) for mode in self.modes]
+        indices = [[self.states.index(name) for name in mode.states] for mode in self.modes]
         when = 0 if equal else slice(None)
         return SwitchingLinearGaussian(
             self.switching.over(lengths)[when],
-            [m.dynamics[when] for m in moved],
-            [m.process_noise[when] for m in moved],
+            [s.dynamics[when] for s in steps],
+            [s.process_noise[when] for s in steps],
             [mode.observation for mode in self.modes],
             [mode.noise for mode in self.modes],
-            initial_mean=[self.initial.mean[k] for k in places],
-            initial_covariance=[self.initial.covariance[k][:, k] for k in places],
+            initial_mean=[self.initial.mean[k] for k in indices],
+            initial_covariance=[self.initial.covariance[k][:, k] for k in indices],
             initial_modes=self.initial.modes,
             start=self.initial.start,
-            embeddings=[torch.eye(len(self.states), dtype=torch.float64)[:, k] for k in places],
+            embeddings=[torch.eye(len(self.states), dtype=torch.float64)[:, k] for k in indices],
         )
 
 
-def _moved(mode: Mode, gaps: Tensor) -> Moved:
-    moved = mode.motion.over(gaps)
-    finite = moved.dynamics.isfinite().all(-1).all(-1) & moved.process_noise.isfinite().all(-1).all(-1)
+def _discretized(mode: Mode, gaps: Tensor) -> Discretized:
+    steps = mode.motion.over(gaps)
+    finite = steps.dynamics.isfinite().all(-1).all(-1) & steps.process_noise.isfinite().all(-1).all(-1)
     if not bool(finite.all()):
         got = f"an overflow in mode {mode.name} over a gap of {float(gaps[~finite].min()):g}"
         advice = "Look at the times of the table and at the drift, or use other units."
         raise ValueError(sentence("TrackModel.at", "a motion of finite size over every gap", got, advice))
-    return moved
+    return steps
 
 
 def read_model(path: Path) -> TrackModel:
     """The model that a TOML file describes; see the top of this module."""
     whole = section(f"{path},", load_toml(path), ("table", "measurement", "mode", "switching", "initial"))
-    columns = _columns(section(f"{path}, [table]", whole.need("table", "Say what the columns are."), Columns._fields))
+    table = whole.need("table", "Say what the columns are.")
+    columns = _columns(section(f"{path}, [table]", table, TableColumns._fields))
     measurement = section(f"{path}, [measurement]", whole.values.get("measurement", {}), ("noise",))
     modes = _modes(path, whole.need("mode", "Write a table [[mode]] for each mode."), columns, measurement)
     switching = _switching(path, whole, columns, modes)
@@ -154,10 +155,10 @@ def read_model(path: Path) -> TrackModel:
     return TrackModel(columns, modes, switching, _initial(initial, names, modes, columns))
 
 
-def _rows(made: Tensor) -> Tensor:
+def _rows(p: Tensor) -> Tensor:
     """Rows of probabilities again, after rounding."""
-    made = made.clamp_min(0)
-    return made / made.sum(-1, keepdim=True)
+    p = p.clamp_min(0)
+    return p / p.sum(-1, keepdim=True)
 
 
 def common_states(modes: Sequence[Mode]) -> tuple[str, ...]:
@@ -166,31 +167,31 @@ def common_states(modes: Sequence[Mode]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for mode in largest_first for name in mode.states))
 
 
-def _columns(table: Section) -> Columns:
+def _columns(table: Section) -> TableColumns:
     measured = table.texts("measured", 'List the columns of numbers: ["x", "y"].')
     time = table.text("time", "Name the column of times.")
-    track = table.text("track") if table.given("track") else None
+    track = table.text("track") if table.has("track") else None
     ignore: tuple[str, ...] | str = ()
-    if table.given("ignore"):
+    if table.has("ignore"):
         ignore = table.values["ignore"]
         if ignore != "others":
             ignore = table.texts("ignore", 'List columns, or write "others".')
-    delimiter = table.text("delimiter") if table.given("delimiter") else ","
+    delimiter = table.text("delimiter") if table.has("delimiter") else ","
     if len(delimiter) != 1 or delimiter in '"\r\n':
         raise ValueError(sentence(table.at("delimiter"), "one character", repr(delimiter), '";" or "\\t", say.'))
     step = None
-    if table.given("step"):
+    if table.has("step"):
         step = Decimal(str(table.number("step", "It is the time between two rows.", positive=True)))
     roles = [time, *([track] if track else []), *measured]
     if len(set(roles)) < len(roles):
         raise ValueError(sentence(table.where, "a column for each role", f"{roles}", "Name each column once."))
-    return Columns(time, measured, track, step, ignore, delimiter)
+    return TableColumns(time, measured, track, step, ignore, delimiter)
 
 
-def _modes(path: Path, given: object, columns: Columns, measurement: Section) -> tuple[Mode, ...]:
-    if not isinstance(given, list) or not given:
-        raise TypeError(sentence(f"{path}, mode", "tables [[mode]]", type(given).__name__, "Use double brackets."))
-    modes = tuple(_mode(f"{path}, [[mode]] {k + 1}", values, columns, measurement) for k, values in enumerate(given))
+def _modes(path: Path, tables: object, columns: TableColumns, measurement: Section) -> tuple[Mode, ...]:
+    if not isinstance(tables, list) or not tables:
+        raise TypeError(sentence(f"{path}, mode", "tables [[mode]]", type(tables).__name__, "Use double brackets."))
+    modes = tuple(_mode(f"{path}, [[mode]] {k + 1}", values, columns, measurement) for k, values in enumerate(tables))
     names = [mode.name for mode in modes]
     for name in names:
         if names.count(name) > 1:
@@ -198,20 +199,20 @@ def _modes(path: Path, given: object, columns: Columns, measurement: Section) ->
     return modes
 
 
-def _mode(where: str, values: object, columns: Columns, measurement: Section) -> Mode:
+def _mode(where: str, values: object, columns: TableColumns, measurement: Section) -> Mode:
     own = ("state", "observation", "dynamics", "process_noise", "drift", "diffusion")
     mode = section(where, values, ("name", "motion", "q", "noise", *own))
-    kinds = (*ORDERS, MATRICES)
-    motion = mode.text("motion", f"Write one of {', '.join(kinds)}.")
-    if motion not in kinds:
-        advice = suggestion(motion, kinds, "Choose one, or write matrices.")
-        raise ValueError(sentence(mode.at("motion"), f"one of {', '.join(kinds)}", repr(motion), advice))
+    motions = (*ORDERS, MATRICES)
+    motion = mode.text("motion", f"Write one of {', '.join(motions)}.")
+    if motion not in motions:
+        advice = suggestion(motion, motions, "Choose one, or write matrices.")
+        raise ValueError(sentence(mode.at("motion"), f"one of {', '.join(motions)}", repr(motion), advice))
     m = len(columns.measured)
-    noisy = mode if mode.given("noise") else measurement
+    noisy = mode if mode.has("noise") else measurement
     advice = f"A variance, or one for each of {', '.join(columns.measured)}."
     noise = noisy.covariance("noise", m, advice, definite=True)
-    name = mode.text("name") if mode.given("name") else motion
-    wrong = [key for key in (own if motion in ORDERS else ("q",)) if mode.given(key)]
+    name = mode.text("name") if mode.has("name") else motion
+    wrong = [key for key in (own if motion in ORDERS else ("q",)) if mode.has(key)]
     if wrong:
         advice = f'Remove it, or write motion = "{MATRICES}".' if motion in ORDERS else "Remove it."
         raise ValueError(sentence(mode.at(wrong[0]), f"none for motion {motion}", "one", advice))
@@ -227,61 +228,61 @@ def _mode(where: str, values: object, columns: Columns, measurement: Section) ->
     return Mode(name, states, _explicit(mode, len(states), columns), observation, noise)
 
 
-def _explicit(mode: Section, d: int, columns: Columns) -> Motion:
+def _explicit(mode: Section, d: int, columns: TableColumns) -> Motion:
     pairs = (("drift", "diffusion"), ("dynamics", "process_noise"))
-    given = [pair for pair in pairs if any(mode.given(key) for key in pair)]
-    if len(given) != 1:
+    present = [pair for pair in pairs if any(mode.has(key) for key in pair)]
+    if len(present) != 1:
         expected = "drift and diffusion, or dynamics and process_noise"
-        raise ValueError(sentence(mode.where, expected, "both" if given else "neither", "Give one of the pairs."))
-    move, shake = given[0]
-    matrix = mode.array(move, (d, d), "A row and a column for each name in state.")
-    noise = mode.covariance(shake, d, "A variance, one for each entry of the state, or a matrix.")
-    if move == "drift":
+        raise ValueError(sentence(mode.where, expected, "both" if present else "neither", "Give one of the pairs."))
+    matrix_key, noise_key = present[0]
+    matrix = mode.array(matrix_key, (d, d), "A row and a column for each name in state.")
+    noise = mode.covariance(noise_key, d, "A variance, one for each entry of the state, or a matrix.")
+    if matrix_key == "drift":
         return Drift(matrix, noise)
     if columns.step is None:
         advice = "Set step under [table], or give drift and diffusion."
-        raise ValueError(sentence(mode.at(move), "a regular grid for what is per step", "no step", advice))
+        raise ValueError(sentence(mode.at(matrix_key), "a regular grid for what is per step", "no step", advice))
     return Fixed(matrix, noise)
 
 
-def _switching(path: Path, whole: Section, columns: Columns, modes: Sequence[Mode]) -> Switching:
-    found = section(f"{path}, [switching]", whole.values.get("switching", {}), ("transition", "rates"))
-    if found.given("transition") == found.given("rates"):
-        if len(modes) == 1 and not found.values:
+def _switching(path: Path, whole: Section, columns: TableColumns, modes: Sequence[Mode]) -> Switching:
+    table = section(f"{path}, [switching]", whole.values.get("switching", {}), ("transition", "rates"))
+    if table.has("transition") == table.has("rates"):
+        if len(modes) == 1 and not table.values:
             return Switching(torch.ones(1, 1, dtype=torch.float64), timed=False)
-        got = "both" if found.values else "neither"
-        raise ValueError(sentence(found.where, "transition or rates", got, "Per step, or per unit of time."))
-    key = next(iter(found.values))
-    matrix = found.array(key, (len(modes), len(modes)), f"A row and a column for each mode. {CONVENTION}")
+        got = "both" if table.values else "neither"
+        raise ValueError(sentence(table.where, "transition or rates", got, "Per step, or per unit of time."))
+    key = next(iter(table.values))
+    matrix = table.array(key, (len(modes), len(modes)), f"A row and a column for each mode. {CONVENTION}")
     target = 1.0 if key == "transition" else 0.0
     sums = matrix.sum(-1)
     size = max(1.0, float(matrix.abs().max()))
     for k, mode in enumerate(modes):
         if abs(float(sums[k]) - target) > ROUNDED * size:
             got = f"row {k + 1}, from {mode.name}, with sum {float(sums[k]):.6g}"
-            raise ValueError(sentence(found.at(key), f"rows with sum {target:g}", got, CONVENTION))
+            raise ValueError(sentence(table.at(key), f"rows with sum {target:g}", got, CONVENTION))
     off = matrix if key == "transition" else matrix - torch.diag(matrix.diagonal())
     if bool((off < 0).any()):
         expected = "probabilities" if key == "transition" else "rates ≥ 0 off the diagonal"
-        raise ValueError(sentence(found.at(key), expected, f"{float(off.min()):.3g}", CONVENTION))
+        raise ValueError(sentence(table.at(key), expected, f"{float(off.min()):.3g}", CONVENTION))
     if key == "transition" and columns.step is None and len(modes) > 1:
         advice = "Set step under [table], or give rates, which are per unit of time."
-        raise ValueError(sentence(found.at(key), "a regular grid for what is per step", "no step", advice))
+        raise ValueError(sentence(table.at(key), "a regular grid for what is per step", "no step", advice))
     return Switching(matrix, timed=key == "rates")
 
 
-def _initial(initial: Section, names: Sequence[str], modes: Sequence[Mode], columns: Columns) -> Initial:
+def _initial(initial: Section, names: Sequence[str], modes: Sequence[Mode], columns: TableColumns) -> Initial:
     d, listed = len(names), ", ".join(names)
     mean = torch.zeros(d, dtype=torch.float64)
-    if initial.given("mean"):
+    if initial.has("mean"):
         mean = initial.array("mean", (d,), f"The state is {listed}.")
     covariance = initial.covariance("covariance", d, f"A variance, or one for each of {listed}.")
     weights = torch.full((len(modes),), 1 / len(modes), dtype=torch.float64)
-    if initial.given("modes"):
+    if initial.has("modes"):
         weights = initial.array("modes", (len(modes),), "A probability for each mode.")
         if bool((weights < 0).any()) or abs(float(weights.sum()) - 1) > ROUNDED:
             raise ValueError(sentence(initial.at("modes"), "probabilities with sum 1", weights.tolist(), "Divide."))
-    start = initial.text("start") if initial.given("start") else "prior"
+    start = initial.text("start") if initial.has("start") else "prior"
     if start not in ("prior", "belief"):
         advice = '"prior" is the law at the first row, "belief" one step before it.'
         raise ValueError(sentence(initial.at("start"), '"prior" or "belief"', repr(start), advice))
@@ -290,10 +291,10 @@ def _initial(initial: Section, names: Sequence[str], modes: Sequence[Mode], colu
     return Initial(mean, covariance, weights, start)
 
 
-def _check_names(path: Path, names: Sequence[str], modes: Sequence[Mode], columns: Columns) -> None:
+def _check_names(path: Path, names: Sequence[str], modes: Sequence[Mode], columns: TableColumns) -> None:
     """The table of estimates must have a column of its own for everything."""
-    found = headings(names, [mode.name for mode in modes], columns.measured)
-    for name in found:
-        if found.count(name) > 1:
+    names_out = headings(names, [mode.name for mode in modes], columns.measured)
+    for name in names_out:
+        if names_out.count(name) > 1:
             expected = "names that give every column of the estimates its own"
             raise ValueError(sentence(str(path), expected, f"two columns {name}", "Rename a state, mode or column."))

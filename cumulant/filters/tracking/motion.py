@@ -29,7 +29,7 @@ ORDERS = {"random-walk": 1, "constant-velocity": 2, "constant-acceleration": 3}
 DERIVATIVES = ("", "_velocity", "_acceleration")
 
 
-class Moved(NamedTuple):
+class Discretized(NamedTuple):
     """F and Q (T, d, d): the state after each of T gaps is N(F x, Q)."""
 
     dynamics: Tensor
@@ -66,7 +66,7 @@ class Motion(Protocol):
     @property
     def timed(self) -> bool: ...
 
-    def over(self, gaps: Tensor) -> Moved:
+    def over(self, gaps: Tensor) -> Discretized:
         """Over T gaps of time (T,)."""
         ...
 
@@ -88,13 +88,13 @@ class Chain:
     density: Tensor
     timed = True
 
-    def over(self, gaps: Tensor) -> Moved:
+    def over(self, gaps: Tensor) -> Discretized:
         n, zero = self.order, torch.zeros_like(gaps)
         rows = range(n)
-        moves = [[gaps ** (j - i) / factorial(j - i) if j >= i else zero for j in rows] for i in rows]
-        shakes = [[_shake(gaps, n - 1 - i, n - 1 - j) for j in rows] for i in rows]
+        transitions = [[gaps ** (j - i) / factorial(j - i) if j >= i else zero for j in rows] for i in rows]
+        noises = [[_noise(gaps, n - 1 - i, n - 1 - j) for j in rows] for i in rows]
         axes = torch.eye(len(self.density), dtype=gaps.dtype)
-        return Moved(_kronecker(moves, axes), _kronecker(shakes, torch.diag(self.density)))
+        return Discretized(_kronecker(transitions, axes), _kronecker(noises, torch.diag(self.density)))
 
     @staticmethod
     def states(order: int, axes: tuple[str, ...]) -> tuple[str, ...]:
@@ -120,7 +120,7 @@ class Drift:
     diffusion: Tensor
     timed = True
 
-    def over(self, gaps: Tensor) -> Moved:
+    def over(self, gaps: Tensor) -> Discretized:
         a, d = self.drift, len(self.drift)
         halved = halve(a, gaps)
         # e^{−AΔ} of a drift that damps is huge: Van Loan's block on a short gap, then doubled
@@ -130,7 +130,7 @@ class Drift:
         q = f @ whole[:, :d, d:]
         for again in halved.doublings():
             f, q = torch.where(again, f @ f, f), torch.where(again, q + f @ q @ f.mT, q)
-        return Moved(f, (q + q.mT) / 2)
+        return Discretized(f, (q + q.mT) / 2)
 
 
 @final
@@ -142,11 +142,11 @@ class Fixed:
     process_noise: Tensor
     timed = False
 
-    def over(self, gaps: Tensor) -> Moved:
-        return Moved(self.dynamics.expand(len(gaps), -1, -1), self.process_noise.expand(len(gaps), -1, -1))
+    def over(self, gaps: Tensor) -> Discretized:
+        return Discretized(self.dynamics.expand(len(gaps), -1, -1), self.process_noise.expand(len(gaps), -1, -1))
 
 
-def _shake(gaps: Tensor, a: int, b: int) -> Tensor:
+def _noise(gaps: Tensor, a: int, b: int) -> Tensor:
     return gaps ** (a + b + 1) / (factorial(a) * factorial(b) * (a + b + 1))
 
 

@@ -23,7 +23,7 @@ SLACK = 1e-9  # asymmetry and negative eigenvalues, relative to the largest entr
 
 @dataclass(frozen=True)
 class Section:
-    """A table of a TOML file, and where it stands for those who must mend it."""
+    """A table of a TOML file, with its position for error messages."""
 
     where: str
     values: dict[str, Any]
@@ -31,7 +31,7 @@ class Section:
     def at(self, key: str) -> str:
         return f"{self.where} {key}"
 
-    def given(self, key: str) -> bool:
+    def has(self, key: str) -> bool:
         return key in self.values
 
     def need(self, key: str, advice: str) -> Any:
@@ -55,10 +55,10 @@ class Section:
         return tuple(value)
 
     def number(self, key: str, advice: str, *, positive: bool = False) -> float:
-        given = self.need(key, advice)
-        if not _is_number(given):
-            raise TypeError(sentence(self.at(key), "a number", repr(given), advice))
-        value = _float(given)
+        raw = self.need(key, advice)
+        if not _is_number(raw):
+            raise TypeError(sentence(self.at(key), "a number", repr(raw), advice))
+        value = _float(raw)
         if not isfinite(value) or (positive and value <= 0):
             expected = "a finite number > 0" if positive else "a finite number"
             raise ValueError(sentence(self.at(key), expected, f"{value:g}", advice))
@@ -74,16 +74,16 @@ class Section:
     def array(self, key: str, size: Sequence[int], advice: str) -> Tensor:
         """Numbers in nested lists of this size, float64."""
         value = self.need(key, advice)
-        found = _tensor(value)
+        numbers = _tensor(value)
         expected = "a number" if prod(size) == 1 else " × ".join(map(str, size)) + " numbers"
-        if found is None:
+        if numbers is None:
             raise TypeError(sentence(self.at(key), expected, repr(value), advice))
-        if not bool(found.isfinite().all()):
+        if not bool(numbers.isfinite().all()):
             raise ValueError(sentence(self.at(key), "finite numbers", repr(value), advice))
-        if found.shape != torch.Size(size):
-            raise ValueError(sentence(self.at(key), expected, shape(found), advice))
-        self._check_size(key, *found.flatten().tolist())
-        return found
+        if numbers.shape != torch.Size(size):
+            raise ValueError(sentence(self.at(key), expected, shape(numbers), advice))
+        self._check_size(key, *numbers.flatten().tolist())
+        return numbers
 
     def diagonal(self, key: str, size: int, advice: str) -> Tensor:
         """One number for all, or one for each: (size,)."""
@@ -175,7 +175,7 @@ def _tensor(value: object) -> Tensor | None:
     if not isinstance(value, list) or not value:
         return None
     parts = [_tensor(v) for v in value]
-    found = [p for p in parts if p is not None]
-    if len(found) < len(parts) or any(p.shape != found[0].shape for p in found):
+    numbers = [p for p in parts if p is not None]
+    if len(numbers) < len(parts) or any(p.shape != numbers[0].shape for p in numbers):
         return None
-    return torch.stack(found)
+    return torch.stack(numbers)

@@ -1,4 +1,4 @@
-"""Measurements in a CSV file, read as tracks: sorted in time, gaps told from numbers, nothing guessed."""
+"""Measurements in a CSV file, read as tracks: sorted in time, gaps distinct from numbers, nothing guessed."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from cumulant.filters.tracking.section import LARGEST, read_text, suggestion
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,4})?", re.ASCII)
 ONLY = "1"  # the name of the track in a file that has one
 OFF_GRID = Decimal("0.01")  # of a step: how far rounded times may lie from the grid
-MOST_ROWS = 1_000_000  # rows, with those that the grid adds
+MAX_ROWS = 1_000_000  # rows, with those that the grid adds
 
 
-class Columns(NamedTuple):
+class TableColumns(NamedTuple):
     """What the columns of a file mean.
 
     time       the column of times, in any unit
@@ -58,42 +58,42 @@ class Cells(NamedTuple):
     values: dict[str, str]
 
 
-class Sample(NamedTuple):
+class Measurement(NamedTuple):
     row: int
     time: Decimal
     y: list[float]
 
 
-def read_tracks(path: Path, columns: Columns) -> list[Track]:
+def read_tracks(path: Path, columns: TableColumns) -> list[Track]:
     """The tracks of a file in the order of their first rows; rows of different tracks may alternate.
 
     Times are read as decimals, so that 1.1 − 1.0 and 0.1 are the same gap however late it is.
 
     >>> from tempfile import TemporaryDirectory
-    >>> with TemporaryDirectory() as place:
-    ...     file = Path(place) / "a.csv"
+    >>> with TemporaryDirectory() as directory:
+    ...     file = Path(directory) / "a.csv"
     ...     _ = file.write_text("t,x\\n0.0,1\\n0.1,\\n0.3,4\\n")
-    ...     read_tracks(file, Columns("t", ("x",), step=Decimal("0.1")))[0].y[:, 0]
+    ...     read_tracks(file, TableColumns("t", ("x",), step=Decimal("0.1")))[0].y[:, 0]
     tensor([1., nan, nan, 4.], dtype=torch.float64)
     """
-    samples: dict[str, list[Sample]] = {}
+    measurements: dict[str, list[Measurement]] = {}
     for cells in _rows(path, columns):
         name = ONLY if columns.track is None else cells.values[columns.track].strip()
         if not name:
             raise _wrong(path, cells.number, str(columns.track), "the name of a track", "an empty cell", "Name it.")
-        mine = samples.setdefault(name, [])
-        mine.append(_sample(path, cells, columns, mine[-1] if mine else None))
-    if not samples:
+        track = measurements.setdefault(name, [])
+        track.append(_measurement(path, cells, columns, track[-1] if track else None))
+    if not measurements:
         raise ValueError(sentence(str(path), "rows of measurements", "a header only", "Add a row."))
-    counts = [_count(path, columns, mine) for mine in samples.values()]
-    if sum(counts) > MOST_ROWS:
-        longest = list(samples)[counts.index(max(counts))]
+    counts = [_count(path, columns, track) for track in measurements.values()]
+    if sum(counts) > MAX_ROWS:
+        longest = list(measurements)[counts.index(max(counts))]
         got = f"{sum(counts):,} with those that the grid adds, {max(counts):,} of them in track {longest}"
-        raise ValueError(sentence(str(path), f"at most {MOST_ROWS:,} rows", got, "Look at the times and at step."))
-    return [_track(path, name, mine, columns) for name, mine in samples.items()]
+        raise ValueError(sentence(str(path), f"at most {MAX_ROWS:,} rows", got, "Look at the times and at step."))
+    return [_track(path, name, track, columns) for name, track in measurements.items()]
 
 
-def _rows(path: Path, columns: Columns) -> Iterator[Cells]:
+def _rows(path: Path, columns: TableColumns) -> Iterator[Cells]:
     reader = csv.reader(io.StringIO(read_text(path), newline=""), delimiter=columns.delimiter, strict=True)
     try:
         header = next((cells for cells in reader if cells), None)
@@ -113,7 +113,7 @@ def _rows(path: Path, columns: Columns) -> Iterator[Cells]:
         raise ValueError(sentence(where, "CSV", f"“{error}”", "Look at its quotes.")) from None
 
 
-def _check_header(path: Path, names: Sequence[str], columns: Columns) -> None:
+def _check_header(path: Path, names: Sequence[str], columns: TableColumns) -> None:
     """Every declared column once, and no column that nobody declared."""
     declared = [columns.time, *([columns.track] if columns.track else []), *columns.measured]
     where = f"{path}, row 1"
@@ -134,19 +134,19 @@ def _check_header(path: Path, names: Sequence[str], columns: Columns) -> None:
             raise ValueError(sentence(where, expected, "an unknown column", advice))
 
 
-def _sample(path: Path, cells: Cells, columns: Columns, before: Sample | None) -> Sample:
+def _measurement(path: Path, cells: Cells, columns: TableColumns, before: Measurement | None) -> Measurement:
     time = _number(path, cells, columns.time)
     if time is None:
         raise _wrong(path, cells.number, columns.time, "a time", "an empty cell", "Each row needs one.")
     if before is not None and time <= before.time:
-        said = cells.values[columns.time].strip()
+        text = cells.values[columns.time].strip()
         if time == before.time:
-            got, advice = f"{said} again, as in row {before.row}", "Keep one row for each time of a track."
+            got, advice = f"{text} again, as in row {before.row}", "Keep one row for each time of a track."
         else:
-            got, advice = f"{said} after {before.time} of row {before.row}", "Sort the rows by time."
+            got, advice = f"{text} after {before.time} of row {before.row}", "Sort the rows by time."
         raise _wrong(path, cells.number, columns.time, "times that increase within a track", got, advice)
     values = [_number(path, cells, name) for name in columns.measured]
-    return Sample(cells.number, time, [float("nan") if v is None else float(v) for v in values])
+    return Measurement(cells.number, time, [float("nan") if v is None else float(v) for v in values])
 
 
 def _number(path: Path, cells: Cells, column: str) -> Decimal | None:
@@ -165,38 +165,39 @@ def _number(path: Path, cells: Cells, column: str) -> Decimal | None:
     return value
 
 
-def _count(path: Path, columns: Columns, samples: list[Sample]) -> int:
+def _count(path: Path, columns: TableColumns, measurements: list[Measurement]) -> int:
     """How many rows a track will have."""
     if columns.step is None:
-        return len(samples)
-    return int(_index(path, columns, samples[0].time, samples[-1])) + 1
+        return len(measurements)
+    return int(_index(path, columns, measurements[0].time, measurements[-1])) + 1
 
 
-def _index(path: Path, columns: Columns, start: Decimal, sample: Sample) -> Decimal:
-    """The place of a sample on the grid of its track."""
+def _index(path: Path, columns: TableColumns, start: Decimal, measurement: Measurement) -> Decimal:
+    """The index of a measurement on the grid of its track."""
     assert columns.step is not None
-    steps = (sample.time - start) / columns.step
+    steps = (measurement.time - start) / columns.step
     nearest = steps.to_integral_value()
     if abs(steps - nearest) > OFF_GRID:
         expected = f"a multiple of step {columns.step} after the first time {start}"
         advice = "Leave step out of the model where times are irregular."
-        raise _wrong(path, sample.row, columns.time, expected, sample.time, advice)
+        raise _wrong(path, measurement.row, columns.time, expected, measurement.time, advice)
     return nearest
 
 
-def _track(path: Path, name: str, samples: list[Sample], columns: Columns) -> Track:
-    start = samples[0].time
+def _track(path: Path, name: str, measurements: list[Measurement], columns: TableColumns) -> Track:
+    start = measurements[0].time
     if columns.step is None:
-        times = [s.time for s in samples]
+        times = [s.time for s in measurements]
         gaps = tuple(float(b - a) for a, b in pairwise(times))
-        return Track(name, tuple(map(float, times)), gaps, _tensor([s.y for s in samples], len(columns.measured)))
-    places = [int(_index(path, columns, start, s)) for s in samples]
-    for (before, place), sample in zip(pairwise(places), samples[1:], strict=True):
-        if place == before:
+        return Track(name, tuple(map(float, times)), gaps, _tensor([s.y for s in measurements], len(columns.measured)))
+    indices = [int(_index(path, columns, start, s)) for s in measurements]
+    for (before, index), measurement in zip(pairwise(indices), measurements[1:], strict=True):
+        if index == before:
             expected, advice = f"times a step of {columns.step} apart", "Keep one row for each time of a track."
-            raise _wrong(path, sample.row, columns.time, expected, f"{sample.time} next to another row", advice)
-    y = torch.full((places[-1] + 1, len(columns.measured)), torch.nan, dtype=torch.float64)
-    y[places] = _tensor([s.y for s in samples], len(columns.measured))
+            got = f"{measurement.time} next to another row"
+            raise _wrong(path, measurement.row, columns.time, expected, got, advice)
+    y = torch.full((indices[-1] + 1, len(columns.measured)), torch.nan, dtype=torch.float64)
+    y[indices] = _tensor([s.y for s in measurements], len(columns.measured))
     times = tuple(float(start + k * columns.step) for k in range(len(y)))
     return Track(name, times, (float(columns.step),) * (len(y) - 1), y)
 

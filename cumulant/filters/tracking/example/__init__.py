@@ -1,4 +1,4 @@
-"""The manoeuvring target: a model that comes with the package, and tracks simulated from it."""
+"""The manoeuvring target: a model in the package, and tracks simulated from it."""
 
 from __future__ import annotations
 
@@ -57,16 +57,16 @@ def fly(count: int, seed: int = SEED) -> Simulation:
     return model.simulate(STEPS, batch_shape=(count,), generator=torch.Generator().manual_seed(seed))
 
 
-def write_example(place: Path, *, force: bool = False) -> tuple[Path, Path]:
+def write_example(directory: Path, *, force: bool = False) -> tuple[Path, Path]:
     """manoeuvre.csv and manoeuvre.toml, the same bytes every time."""
-    if place.is_file():
-        raise ValueError(sentence("--example", "a directory", f"the file {place}", "Name another place."))
-    paths = (place / NAMES[0], place / NAMES[1])
+    if directory.is_file():
+        raise ValueError(sentence("--example", "a directory", f"the file {directory}", "Name another one."))
+    paths = (directory / NAMES[0], directory / NAMES[1])
     for path in paths:
         if path.exists() and not force:
-            raise ValueError(sentence("--example", "a new file", f"{path}", "Name another place, or pass --force."))
+            raise ValueError(sentence("--example", "a new file", f"{path}", "Name another directory, or pass --force."))
     rows = [*_rows(FLIGHTS, fly(len(FLIGHTS)).observations)]
-    place.mkdir(parents=True, exist_ok=True)
+    directory.mkdir(parents=True, exist_ok=True)
     write(paths[0], "track,time,x,y\n" + "".join(rows))
     write(paths[1], MODEL.read_text(encoding="utf-8"))
     return paths

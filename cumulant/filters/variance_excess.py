@@ -1,4 +1,4 @@
-"""Whether an approximate smoother is less certain than its own filter, which an exact one is not on the average.
+"""A diagnostic of approximate smoothers: being less certain than the filter, which an exact one is not on the average.
 
     E[Var(x_t | y_1 … y_T) | y_1 … y_t] = Var(x_t | y_1 … y_t) − Var(E[x_t | y_1 … y_T] | y_1 … y_t)
 
@@ -20,7 +20,7 @@ from torch import Tensor
 from cumulant.checks import holds, sentence
 from cumulant.filters.records import Filtered
 
-EXCEEDS = 1 + 1e-4  # more than the rounding of single precision
+TOLERATED = 1 + 1e-4  # more than the rounding of single precision
 
 
 class SmootherWarning(RuntimeWarning):
@@ -39,14 +39,14 @@ def variance_ratio(filtered: Filtered, covariance: Tensor) -> Tensor:
     return torch.where(certain, 1, after / torch.where(certain, 1, here))
 
 
-def excess(filtered: Filtered, covariance: Tensor, lengths: Tensor | None = None) -> Tensor:
+def variance_excess(filtered: Filtered, covariance: Tensor, lengths: Tensor | None = None) -> Tensor:
     """The excess of every entry of the state (module docstring), (*batch, d); ``lengths`` (*batch) of the sequences.
 
     >>> import torch
     >>> from cumulant.filters import SwitchingLinearGaussian, kalman, smooth
     >>> eye, y = torch.eye(1, dtype=torch.float64), torch.tensor([[0.0], [3.0]], dtype=torch.float64)
     >>> walk = SwitchingLinearGaussian(eye, eye, eye, eye, eye, initial_mean=eye[0], initial_covariance=eye)
-    >>> excess(kalman(walk, y), smooth(walk, y).covariance)                # (2/5 + 3/5)/(1/2 + 3/5), (4/5 + 1)/2
+    >>> variance_excess(kalman(walk, y), smooth(walk, y).covariance)              # (2/5 + 3/5)/(1/2 + 3/5), (4/5 + 1)/2
     tensor([0.9091], dtype=torch.float64)
     """
     ratio, here, after = variance_ratio(filtered, covariance), _variances(filtered.covariance), _variances(covariance)
@@ -65,26 +65,26 @@ def excess(filtered: Filtered, covariance: Tensor, lengths: Tensor | None = None
     return torch.where(uncertain, torch.maximum(variances, ratios), 1)
 
 
-def exceeds(found: float) -> bool:
+def exceeds(excess: float) -> bool:
     """Whether an excess is above 1 by more than rounding, or no number."""
-    return not found <= EXCEEDS
+    return not excess <= TOLERATED
 
 
 def warn_of_excess(where: str, filtered: Filtered, covariance: Tensor, lengths: Tensor | None) -> None:
     """A `SmootherWarning` where a sequence has an excess above 1; attributed to the caller of the smoother."""
-    found = excess(filtered, covariance.detach(), lengths)
-    if not found.numel():
+    excess = variance_excess(filtered, covariance.detach(), lengths)
+    if not excess.numel():
         return
-    found = found.reshape(-1, found.shape[-1])
-    largest = found.amax(-1)
-    fine = largest <= EXCEEDS  # not so where a variance is no number
+    excess = excess.reshape(-1, excess.shape[-1])
+    largest = excess.amax(-1)
+    fine = largest <= TOLERATED  # not so where a variance is no number
     if holds(fine):
         return
     worst = int(torch.where(fine, 0, largest).argmax())
-    entry = int(found[worst].argmax())
-    got = f"{float(found[worst, entry]):.3g} times as much for entry {entry} of the state"
-    if len(found) > 1:
-        got += f" in sequence {worst}, and more in {int((~fine).sum())} of {len(found)} sequences"
+    entry = int(excess[worst].argmax())
+    got = f"{float(excess[worst, entry]):.3g} times as much for entry {entry} of the state"
+    if len(excess) > 1:
+        got += f" in sequence {worst}, and more in {int((~fine).sum())} of {len(excess)} sequences"
     expected = "smoothed variances at most the filtered ones, on the average over steps"
     advice = "The filter may be nearer the truth: use it or a higher order, and see Smoothed.variance_ratio."
     warnings.warn(sentence(where, expected, got, advice), SmootherWarning, stacklevel=3)
