@@ -66,7 +66,10 @@ class Sphere(Measure):
         quarter = (radius[..., None] * near).square().sum(-1) / 4
         radial = bessel_radial(self.dim / 2, quarter, kappa, far)
         infinite = (radius * largest * length).isinf()
-        radial = radial._replace(log=torch.where(infinite, torch.inf, radial.log))
+        # G is κ there, rounded or not; as a scalar product it keeps its gradient r η/|η| where its value overflows
+        unit = (scaled / length[..., None]).detach()
+        beyond = radius * (torch.where(infinite[..., None], wide, 0) * unit).sum(-1)
+        radial = radial._replace(log=torch.where(infinite, beyond, radial.log))
         return _Polar(near, far, scaled, length, largest, radial)
 
     @per_query

@@ -10,7 +10,8 @@ import hashlib
 import json
 import shutil
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,11 @@ from tests.generated.properties import holds_for
 observed = pytest.importorskip("tests.generated.observed")
 
 from safetensors.torch import load_file, save_file  # noqa: E402
+
+from cumulant.observatory.record.consistency import inconsistency  # noqa: E402
+from cumulant.observatory.record.record import Record  # noqa: E402
+from cumulant.observatory.report.layer_table import layer_rows, layer_spectra  # noqa: E402
+from cumulant.observatory.statistics.states import unflatten  # noqa: E402
 
 BASES = ("record", "old", "attached", "begun", "series")
 FILES = {
@@ -152,24 +158,26 @@ def entries(plain):
             yield from entries(plain[key])
 
 
+CHANGED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "renamed": lambda t: t,
+    "fewer": lambda t: t[:-1] if t.ndim else t[None],
+    "more axes": lambda t: t[None],
+    "transposed": lambda t: t.mT if t.ndim > 1 else t[:, None] if t.ndim else t[None],
+    "empty": lambda t: t.flatten()[:0],
+    "nan": lambda t: t.double() * torch.nan,
+    "negative": lambda t: -t.abs() - 1,
+    "integers": lambda t: t.nan_to_num(0, 0, 0).long() if t.is_floating_point() else t.double(),
+    "one number": lambda t: t.flatten()[0] if t.numel() else torch.zeros(()),
+}
+
+
 def change_tensor(path: Path, how: str, where: float) -> None:
     tensors = load_file(path)
     names = sorted(tensors)
     name = names[min(int(where * len(names)), len(names) - 1)]
     tensor = tensors.pop(name)
-    changed = {
-        "renamed": lambda t: t,
-        "fewer": lambda t: t[:-1] if t.ndim else t[None],
-        "more axes": lambda t: t[None],
-        "transposed": lambda t: t.mT if t.ndim > 1 else t[:, None] if t.ndim else t[None],
-        "empty": lambda t: t.flatten()[:0],
-        "nan": lambda t: t.double() * torch.nan,
-        "negative": lambda t: -t.abs() - 1,
-        "integers": lambda t: t.nan_to_num(0, 0, 0).long() if t.is_floating_point() else t.double(),
-        "one number": lambda t: t.flatten()[0] if t.numel() else torch.zeros(()),
-    }
     if how != "gone":
-        tensors[f"{name}x" if how == "renamed" else name] = changed[how](tensor).contiguous()
+        tensors[f"{name}x" if how == "renamed" else name] = CHANGED[how](tensor).contiguous()
     save_file(tensors, path, metadata={"format": "cumulant record 2"})
     beside = path.with_name("record.json")
     plain = json.loads(beside.read_text())
@@ -252,6 +260,23 @@ def test_any_changed_byte_of_the_tensors_is_noticed(tmp_path, where):
     observed.require_sentence(ended)
     assert ended.code == 2
     assert "is not the one that record.json was written with" in ended.said
+
+
+@pytest.mark.parametrize("how", sorted(CHANGED.keys() - {"renamed"}))
+def test_hidden_states_of_a_record_that_passes_can_be_tabled_and_merged(how):
+    """Every tensor of vectors, changed in turn: the record is inconsistent, or its rows are made of it."""
+    record = Record.load(observed.observed("record"))
+    whole = unflatten(record.hidden)
+    names = [key for key in record.hidden if not key.rpartition(":")[2].startswith("tally")]
+    assert {key.rpartition(":")[2].partition(".")[0] for key in names} == {"spread", "within", "sample"}
+    assert inconsistency(record) is None
+    for key in names:
+        hidden = record.hidden | {key: CHANGED[how](record.hidden[key])}
+        if inconsistency(replace(record, hidden=hidden)) is None:
+            layer_rows(hidden, record.meta["places"])
+            layer_spectra(hidden, record.meta["places"])
+            for place, kept in unflatten(hidden).items():
+                kept.merge(whole[place])
 
 
 def test_an_empty_directory_named_shards_makes_no_record(tmp_path):

@@ -495,7 +495,6 @@ def test_spheres_are_exact_over_the_whole_range(case: OnSphere) -> None:
     entries = query.tolist()
     radius = torch.tensor(case.radius, dtype=dtype)
     h = Sphere(case.dim, radius)
-    info = torch.finfo(dtype)
     with mp.workdps(120):
         r, length = mp.mpf(radius.item()), mp.sqrt(mp.fsum(mp.mpf(x) ** 2 for x in entries))
         kappa = r * length
@@ -513,8 +512,7 @@ def test_spheres_are_exact_over_the_whole_range(case: OnSphere) -> None:
         change = 2 * kappa * slope + a  # of A, by κ and r
         for i in {0, case.dim // 2, case.dim - 1}:
             check(f"mean[{i}]", mean[i].item(), r * a * unit[i], r * change, case.dtype)
-            if kappa < info.max * (1 - 1e-9):  # rounding may carry it beyond the largest number
-                check(f"gradient of G[{i}]", gradient[i].item(), r * a * unit[i], r * change, case.dtype)
+            check(f"gradient of G[{i}]", gradient[i].item(), r * a * unit[i], r * change, case.dtype)  # G may be inf
             # turning η by a rounding mixes what is across into what is along
             check(f"fisher_mv[{i}]", product[i].item(), along * unit[i], across, case.dtype)
         size = (

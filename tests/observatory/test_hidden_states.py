@@ -382,6 +382,13 @@ def test_statistics_of_a_sample_by_hand():
     assert lle_error(line) < 1e-2
 
 
+@pytest.mark.parametrize("rank", [1, 2, 3, 8])
+def test_a_vector_near_the_mean_does_not_decide_the_error_of_reconstruction(rank):
+    x = torch.as_tensor(np.random.default_rng(rank).normal(size=(128, rank)))
+    central = torch.cat([x[1:].mean(0, keepdim=True) + 1e-9, x[1:]])
+    assert lle_error(central) == pytest.approx(lle_error(x), rel=0.2)
+
+
 def test_few_or_equal_states_have_no_shape():
     few = cloud(np.random.default_rng(0).normal(size=(5, 3)))
     assert all(math.isnan(v) for v in few.seen)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from cumulant.observatory.statistics.states import Sample, Spread, unflatten
+from cumulant.observatory.statistics.states import Sample, Spread, Within, unflatten
 from cumulant.observatory.statistics.tally import BINS, POSITIONS, Tally
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ COUNTS = ("tokens", "sequences", "skipped", "spoiled", "max_length", "batch_size
 PLACE, DOCUMENT = ("block", "stage", "cell", "role"), ("name", "why")
 LINK = {"eta": 1, "mean": 1, "eta_eta": 2, "mean_mean": 2, "eta_mean": 2}  # axes after the heads
 KEYS = {"sum": 1, "square": 2}
+COUNTED = ("count", "tokens", "sequences", "priority", "length")  # of what is kept of vectors
 
 
 def inconsistency(record: Record) -> str | None:
@@ -102,12 +104,15 @@ def _tallies(record: Record) -> Iterator[str]:
 
 def _tally(name: str, tally: Tally, cells: tuple[int, ...]) -> Iterator[str]:
     for part in ("count", "histogram", "place_count"):
-        values = getattr(tally, part)
-        if values.is_floating_point() or bool((values < 0).any()):
-            yield f"{part} of {name} with negative or broken numbers"
+        yield from _whole_numbers(f"{part} of {name}", getattr(tally, part))
     ends = {"histogram": (BINS,), "place_count": (POSITIONS,), "place_sum": (POSITIONS,)}
     for part, values in tally.tensors().items():
         yield from _shape(f"{part} of {name}", values, (*cells, *ends.get(part, ())))
+
+
+def _whole_numbers(what: str, values: Tensor) -> Iterator[str]:
+    if values.is_floating_point() or bool((values < 0).any()):
+        yield f"{what} with negative or broken numbers"
 
 
 def _sums(record: Record) -> Iterator[str]:
@@ -132,17 +137,51 @@ def _sum_names() -> tuple[str, ...]:
 
 
 def _hidden(state: dict[str, Tensor]) -> Iterator[str]:
+    vectors: dict[str, list[Spread | Within | Sample]] = {}
     for place, kept in unflatten(state).items():
         if isinstance(kept, Tally):
             yield from _tally(place, kept, (1,))
-        elif isinstance(kept, Spread):
-            size = kept.mean.numel()
-            yield from _shape(f"mean of {place}", kept.mean, (size,))
-            yield from _shape(f"count of {place}", kept.count, ())
-            yield from _shape(f"triangle of {place}", kept.triangle, (size * (size + 1) // 2,))
-        elif isinstance(kept, Sample):
-            yield from _shape(f"state of {place}", kept.state, (len(kept.priority), *kept.state.shape[1:2]))
-            yield from _shape(f"priority of {place}", kept.priority, (kept.priority.numel(),))
+        else:
+            yield from _vectors(place, kept)
+            vectors.setdefault(place.rpartition("/")[0], []).append(kept)
+    for cell, parts in vectors.items():
+        yield from _cell(cell, parts)
+
+
+def _vectors(place: str, kept: Spread | Within | Sample) -> Iterator[str]:
+    m, d = (kept.priority.numel() if isinstance(kept, Sample) else 0), _channels(kept)
+    scalar, triangle = (), (d * (d + 1) // 2,)
+    shapes: dict[type, dict[str, tuple[int, ...]]] = {
+        Spread: {"count": scalar, "mean": (d,), "triangle": triangle},
+        Within: {"tokens": scalar, "sequences": scalar, "triangle": triangle},
+        Sample: {"priority": (m,), "state": (m, d), "sequence": (m,), "length": (m,)},
+    }
+    for part, shape in shapes[type(kept)].items():
+        values = getattr(kept, part)
+        yield from _shape(f"{part} of {place}", values, shape)
+        if part in COUNTED:
+            yield from _whole_numbers(f"{part} of {place}", values)
+        elif values.is_floating_point() == (part == "sequence"):
+            yield f"{part} of {place} of type {values.dtype}"
+
+
+def _channels(kept: Spread | Within | Sample) -> int:
+    """D, by the tensor that says it most plainly; that of the largest triangle that fits in for `Within`."""
+    if isinstance(kept, Within):
+        return (math.isqrt(8 * kept.triangle.numel() + 1) - 1) // 2
+    return kept.mean.numel() if isinstance(kept, Spread) else kept.state.shape[-1] if kept.state.ndim else 0
+
+
+def _cell(cell: str, parts: list[Spread | Within | Sample]) -> Iterator[str]:
+    """One place of the model, whose mean, scatter and sample are of the same vectors."""
+    if len({_channels(part) for part in parts}) > 1:
+        yield f"vectors of {cell} with {' and '.join(str(_channels(part)) for part in parts)} channels"
+    within = next((part for part in parts if isinstance(part, Within)), None)
+    sample = next((part for part in parts if isinstance(part, Sample)), None)
+    if within is not None and bool(within.sequences > within.tokens):
+        yield f"more sequences than tokens of {cell}"
+    if within is not None and sample is not None and sample.priority.numel() > int(within.tokens):
+        yield f"more sampled vectors than tokens of {cell}"
 
 
 def _passages(record: Record) -> Iterator[str]:

@@ -115,7 +115,7 @@ def _cloud_columns(kept: dict[str, Kept], cell: str, seed: int, drawn: dict) -> 
     size = kept.get(f"{cell}/size")
     row["tokens"] = int(size.count) if isinstance(size, Tally) else 0
     row |= _spread_columns(spread if isinstance(spread, Spread) else None)
-    within, compared = kept.get(f"{cell}/within"), None
+    within, compared = _finite(kept.get(f"{cell}/within")), None
     row |= {"channels": 0, "whitened": 0, "freedom": 0, "sampled": 0}
     if isinstance(sample, Sample):
         row |= {"channels": sample.state.shape[1], "sampled": len(sample.priority)}

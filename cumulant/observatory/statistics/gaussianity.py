@@ -48,7 +48,7 @@ class Shape(NamedTuple):
     sliced_w2   root mean square over directions of the distance W₂ of a whitened projection to N(0, 1)
     skewness    Mardia's b₁ = mean_ij ⟨y_i, y_j⟩³ in the whitened principal directions (0 for a Gaussian)
     kurtosis    Mardia's b₂ = mean |y_i|⁴, divided by k (k + 2), its value for a Gaussian
-    lle_error   |x − Σ w_j x_j| / |x − mean| for x rebuilt from its nearest neighbours, Σ w_j = 1; the mean over vectors
+    lle_error   |x − Σ w_j x_j| / |x − mean| for x rebuilt from its nearest neighbours, Σ w_j = 1; a trimmed mean
     """
 
     sliced_w2: float
@@ -266,9 +266,12 @@ def rebuilt(m: int, rank: int) -> int:
 
 
 def lle_error(x: Tensor) -> float:
-    """Mean relative error of the first `rebuilt` vectors of x (m, r), each from its nearest neighbours among all.
+    """Relative error of the first `rebuilt` vectors of x (m, r), each from its nearest neighbours among all.
 
     w = argmin |x_i − Σ_j w_j x_j|²,   Σ w_j = 1,        with a ridge of 10⁻³ tr C / k on the local Gram matrix C
+
+    The mean over vectors leaves out a tenth at either end: in few directions one vector near the mean of all, to whose
+    distance from it the error is relative, or one outside its neighbours may weigh more than all others.
     """
     some = x[: rebuilt(*x.shape)]
     distance = torch.cdist(some, x)
@@ -283,7 +286,8 @@ def lle_error(x: Tensor) -> float:
     weight = weight / weight.sum(1, keepdim=True)
     miss = torch.linalg.vector_norm((weight[..., None] * away).sum(1), dim=1)
     size = torch.linalg.vector_norm(some - x.mean(0), dim=1)
-    return float((miss / size.clamp_min(torch.finfo(x.dtype).tiny)).mean())
+    error = (miss / size.clamp_min(torch.finfo(x.dtype).tiny)).sort().values
+    return float(error[len(error) // 10 : len(error) - len(error) // 10].mean())
 
 
 def _gaussianity(white: Tensor, directions: Tensor, principal: int) -> tuple[float, float, float]:
