@@ -24,9 +24,9 @@ import torch
 from torch import Tensor
 
 from cumulant.checks import holds, require_alike, require_finite, require_float, sentence, shape
-from cumulant.dynamics.clocks import LOG_MAX, Clocks
 from cumulant.dynamics.integrate import STIFF_SIZE, Journey
 from cumulant.dynamics.readouts import log_interaction_energy
+from cumulant.dynamics.time_change import LOG_MAX, Clocks
 from cumulant.kernels import moments
 from cumulant.kernels.dense import normalize
 from cumulant.measures import Measure

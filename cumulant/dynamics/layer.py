@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from cumulant.checks import require_finite, require_float, sentence, shape
-from cumulant.dynamics.ascend import Ascend
+from cumulant.dynamics.attention_step import Ascend
 from cumulant.dynamics.renormalize import Renormalize, Unchanged
 from cumulant.typing import PerQuery, Queries
 
@@ -35,7 +35,7 @@ class Dynamics(Protocol[State]):
     def step(self, state: State) -> tuple[State, Any]: ...
 
 
-class Info(NamedTuple):
+class LayerInfo(NamedTuple):
     """What one step of a `Layer` did; without gradient.
 
     growth      (*batch)  root mean square norm after the ascent, over that before it (pre-norm: of the stream)
@@ -57,7 +57,7 @@ class Layer:
     ascend       the residual step
     renormalize  what follows it ("post") or what it reads through ("pre")
     order        "post" or "pre"
-    volume       True: `Info` carries log_volume, which costs a sweep with d²/2 values per particle
+    volume       True: `LayerInfo` carries log_volume, which costs a sweep with d²/2 values per particle
 
     >>> import torch
     >>> from cumulant.dynamics import Ascend, SphereNorm
@@ -95,13 +95,13 @@ class Layer:
         """The next cloud alone:  (*batch, n, d) → (*batch, n, d)."""
         return self._apply(x)[-1]
 
-    def step(self, state: Queries) -> tuple[Queries, Info]:
+    def step(self, state: Queries) -> tuple[Queries, LayerInfo]:
         """The next cloud and what the step did; differentiable in the cloud."""
         read, grown, following = self._apply(state)
         with torch.no_grad():
             acted = grown if self.order == "post" else state
             bound = self.renormalize.operator_norm(acted.detach())
-            info = Info(
+            info = LayerInfo(
                 growth=_ratio(_size(grown), _size(state)),
                 contraction=bound if self.renormalize.ensemble else bound.amax(-1),
                 moved=torch.linalg.vector_norm(following - state, dim=-1).amax(-1),

@@ -41,14 +41,14 @@ def w2_to_gaussian(x: Queries, directions: int = 64, seed: int = 1) -> PerQuery:
     return gap.square().mean(-1).sqrt().mean(-1)
 
 
-class Band(NamedTuple):
+class GaussianBand(NamedTuple):
     """Mean and standard deviation of a readout over clouds drawn from its null."""
 
     mean: float
     std: float
 
 
-def gaussian_band(n: int, d: int, draws: int = 20, seed: int = 0, directions: int = 64) -> Band:
+def gaussian_band(n: int, d: int, draws: int = 20, seed: int = 0, directions: int = 64) -> GaussianBand:
     """`w2_to_gaussian` of clouds of n independent N(0, I_d) particles: what "as Gaussian as a sample can be" means.
 
     >>> band = gaussian_band(600, 1)
@@ -60,7 +60,7 @@ def gaussian_band(n: int, d: int, draws: int = 20, seed: int = 0, directions: in
     rng = np.random.default_rng(seed)
     found = [w2_to_gaussian(torch.from_numpy(rng.standard_normal((n, d))), directions) for _ in range(draws)]
     values = torch.stack(found)
-    return Band(values.mean().item(), values.std().item())
+    return GaussianBand(values.mean().item(), values.std().item())
 
 
 def cumulants(x: Queries, order: int = 4, directions: int = 64, seed: int = 1) -> Tensor:
@@ -205,16 +205,6 @@ def log_interaction_energy(x: Queries, beta: float, log_weights: Tensor | None =
             raise ValueError(sentence(where, expected, shape(log_weights), "One weight per particle."))
     g = moments(beta * x, x, log_weights=log_weights, statistics=()).log_normalizer.to(x.dtype)
     return torch.logsumexp(g if log_weights is None else g + log_weights, -1) - math.log(2)
-
-
-def interaction_energy(x: Queries, beta: float, log_weights: Tensor | None = None) -> PerQuery:
-    """exp of `log_interaction_energy`; +inf where that leaves the floating numbers.
-
-    >>> import torch
-    >>> interaction_energy(torch.zeros(3, 2), 1.0)
-    tensor(4.5000)
-    """
-    return log_interaction_energy(x, beta, log_weights).exp()
 
 
 def effective_keys(x: Queries, scale: float = 1.0) -> PerQuery:

@@ -27,7 +27,7 @@ KINDS = ("zca", "cholesky", "pca")
 ROUNDING = 8  # units of rounding, relative to the largest entry, below which a spread counts as none
 
 
-class Refused(ValueError):
+class NormalizationError(ValueError):
     """A cloud on which a renormaliser is singular; ``kind`` is "singular", "collapsed" (one point) or "nonfinite"."""
 
     def __init__(self, message: str, kind: str = "singular"):
@@ -55,13 +55,15 @@ class Renormalize(ABC):
             raise ValueError(sentence(f"{name}.y", "a cloud (*batch, n, d), d ≥ 1", shape(y), "Add the particle axis."))
         if not holds(y.isfinite()):
             bad = f"{int((~y.isfinite()).sum())} entries that are NaN or infinite"
-            raise Refused(sentence(f"{name}.y", "finite values", bad, "Take smaller steps."), "nonfinite")
+            raise NormalizationError(sentence(f"{name}.y", "finite values", bad, "Take smaller steps."), "nonfinite")
         return y
 
     def _refuse_tokens(self, bad: Tensor, what: str) -> None:
         if not holds(~bad):
             got = f"{int(bad.sum())} of {bad.numel()} tokens {what}"
-            raise Refused(sentence(type(self).__name__, "tokens it can scale", got, "Move them or drop them first."))
+            raise NormalizationError(
+                sentence(type(self).__name__, "tokens it can scale", got, "Move them or drop them first.")
+            )
 
 
 @final
@@ -209,7 +211,7 @@ class BatchNorm(Renormalize):
             got = f"{int(flat.sum())} of {flat.numel()} channels of variance 0"
             got += ": the cloud has collapsed to a point" if point else ""
             message = sentence("BatchNorm", "channels that vary over the particles", got, "Drop or move them first.")
-            raise Refused(message, "collapsed" if point else "singular")
+            raise NormalizationError(message, "collapsed" if point else "singular")
         return centred, deviation
 
 
@@ -313,7 +315,7 @@ class Whiten(Renormalize):
         point = bool((rank == 0).any())
         got = f"rank {int(rank.min())}{clouds}" + (": the cloud has collapsed to a point" if point else "")
         message = sentence("Whiten", f"a covariance of full rank d={d}", got, "Pass ridge=… to regularise.")
-        raise Refused(message, "collapsed" if point else "singular")
+        raise NormalizationError(message, "collapsed" if point else "singular")
 
 
 def _unit(y: Tensor) -> Tensor:
@@ -342,7 +344,9 @@ def _per_channel(where: str, value: Tensor | float | None, y: Tensor, default: f
 
 def _require_particles(where: str, y: Tensor) -> None:
     if y.shape[-2] == 0:
-        raise Refused(sentence(f"{where}.y", "at least one particle", "none", "An empty cloud has no moments."))
+        raise NormalizationError(
+            sentence(f"{where}.y", "at least one particle", "none", "An empty cloud has no moments.")
+        )
 
 
 def _population(given: tuple[Tensor, Tensor], y: Tensor) -> tuple[Tensor, Tensor]:

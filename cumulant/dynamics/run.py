@@ -12,10 +12,10 @@ from torch import Tensor
 from cumulant.checks import sentence
 from cumulant.dynamics.layer import Dynamics
 from cumulant.dynamics.readouts import READOUTS
-from cumulant.dynamics.renormalize import Refused
+from cumulant.dynamics.renormalize import NormalizationError
 from cumulant.solve.solution import Told
 
-DEFAULT = ("w2_to_gaussian", "skewness", "kurtosis", "effective_rank", "clusters", "mean_norm")
+DEFAULT_READOUTS = ("w2_to_gaussian", "skewness", "kurtosis", "effective_rank", "clusters", "mean_norm")
 
 
 class Halt(Told):
@@ -64,7 +64,7 @@ def run(
     state: Any,
     steps: int,
     *,
-    readouts: Collection[str] | Mapping[str, Callable[[Any], Tensor]] = DEFAULT,
+    readouts: Collection[str] | Mapping[str, Callable[[Any], Tensor]] = DEFAULT_READOUTS,
     every: int = 1,
     keep: Iterable[int] = (),
     tol: float | None = None,
@@ -100,7 +100,7 @@ def run(
         while taken < steps:
             try:
                 following, info = dynamics.step(state)
-            except Refused as refusal:
+            except NormalizationError as refusal:
                 halt, reason = _refusal(refusal, taken + 1)
                 break
             why = _divergence(following, bound)
@@ -163,7 +163,7 @@ def _named(info: Any) -> dict[str, Tensor]:
     return {name: getattr(info, name).detach() for name in names if isinstance(getattr(info, name), Tensor)}
 
 
-def _refusal(refusal: Refused, step: int) -> tuple[Halt, str]:
+def _refusal(refusal: NormalizationError, step: int) -> tuple[Halt, str]:
     kinds = {"collapsed": Halt.COLLAPSED, "nonfinite": Halt.DIVERGED}
     return kinds.get(refusal.kind, Halt.REFUSED), f"step {step}: {refusal}"
 
@@ -205,7 +205,7 @@ def _tensors(state: Any) -> list[Tensor]:
 def _functions(readouts: Any, state: Any) -> Mapping[str, Callable[[Any], Tensor]]:
     if isinstance(readouts, Mapping):
         return readouts
-    if readouts is DEFAULT and not isinstance(state, Tensor):
+    if readouts is DEFAULT_READOUTS and not isinstance(state, Tensor):
         return {}
     names = (readouts,) if isinstance(readouts, str) else tuple(readouts)
     for name in names:

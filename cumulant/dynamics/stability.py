@@ -1,4 +1,4 @@
-"""Whether an equilibrium attracts: multipliers of cumulants, rates on the sphere, spectra of a map and of a run.
+"""Linear stability of equilibria: multipliers of cumulants and correlations per layer, growth rates on the sphere (§5).
 
     whitening   κ_n → λ_n κ_n,  λ_n = 1 + n v s^{n−1}/(1 + vs),  n ≥ 3                       at N(0, I)           (X-6)
     sphere      degree n grows at the rate  n(n+d−2)/β · I_{n+d/2−1}(β)/I_{d/2−1}(β)         at the uniform law   (X-7)
@@ -10,10 +10,10 @@ v is the value (its sign is that of the step), s the logit scale of the whitened
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations_with_replacement, permutations
-from typing import NamedTuple, overload
+from typing import overload
 
 import torch
 from torch import Tensor
@@ -23,7 +23,6 @@ from cumulant.special import hyp0f1
 
 ORDERS = range(3, 65)
 LARGEST = 1 << 16  # entries of a cumulant tensor
-Map = Callable[[Tensor], Tensor]
 
 
 @overload
@@ -211,66 +210,6 @@ def correlation_multiplier(a: float) -> float:
     if not a > -1:
         raise ValueError(sentence("correlation_multiplier.a", "v s > −1", a, "Below it the step turns clouds over."))
     return 1 + 2 * a / (1 + a)
-
-
-class Spectrum(NamedTuple):
-    """Of the Jacobian of a map at a point: eigenvalues by modulus, singular values, log|det|."""
-
-    eigenvalues: Tensor
-    singular_values: Tensor
-    log_volume: Tensor
-
-
-def jacobian_spectrum(step: Map, x: Tensor) -> Spectrum:
-    """Of ``step``, a map of clouds, at one cloud x (n, d): the whole derivative, every particle by every other (X-3).
-
-    (nd)² numbers: for clouds of some hundred coordinates. An eigenvalue above 1 in modulus is a direction that leaves.
-
-    >>> import torch
-    >>> jacobian_spectrum(lambda x: 2 * x, torch.zeros(2, 1)).singular_values
-    tensor([2., 2.])
-    """
-    size = require_float("jacobian_spectrum.x", x).numel()
-    jacobian = torch.func.jacrev(lambda flat: step(flat.reshape(x.shape)).reshape(-1))(x.reshape(-1))
-    values = torch.linalg.eigvals(jacobian.reshape(size, size))
-    singular = torch.linalg.svdvals(jacobian.reshape(size, size))
-    return Spectrum(values[values.abs().argsort(descending=True)], singular, singular.log().sum())
-
-
-def lyapunov(step: Map, x: Tensor, steps: int, count: int = 1, *, generator: torch.Generator | None = None) -> Tensor:
-    """The ``count`` largest Lyapunov exponents per step along a run of ``step`` from x (n, d).
-
-        lim 1/T log |∂x_T/∂x_0 q|,      by products with the Jacobian and a QR factorisation after each step
-
-    Above 0 nearby clouds part. No Jacobian is formed. A tenth of the steps turns the random first frame into place and
-    is not counted.
-
-    >>> import torch
-    >>> lyapunov(lambda x: x * torch.tensor([2.0, 0.5]), torch.ones(1, 2), 200, 2)
-    tensor([ 0.6931, -0.6931])
-    """
-    size = require_float("lyapunov.x", x).numel()
-    if not 1 <= count <= size:
-        raise ValueError(sentence("lyapunov.count", f"1 to n·d = {size}", count, "One exponent per direction."))
-    if not isinstance(steps, int) or steps < 1:
-        raise ValueError(sentence("lyapunov.steps", "a positive integer", steps, "More give better averages."))
-    generator = torch.Generator(x.device).manual_seed(0) if generator is None else generator
-    frame = torch.randn(size, count, generator=generator, dtype=x.dtype, device=x.device)
-    frame = torch.linalg.qr(frame).Q
-    total = torch.zeros(count, dtype=x.dtype, device=x.device)
-
-    def flat(y: Tensor) -> Tensor:
-        return step(y.reshape(x.shape)).reshape(-1)
-
-    y = x.detach().reshape(-1)
-    begun = steps // 10
-    for number in range(steps):
-        columns = [torch.func.jvp(flat, (y,), (frame[:, k].contiguous(),)) for k in range(count)]
-        y = columns[0][0].detach()
-        frame, r = torch.linalg.qr(torch.stack([c[1] for c in columns], -1))
-        if number >= begun:
-            total = total + r.diagonal().abs().log()
-    return total / (steps - begun)
 
 
 def _matrices(v: object, s: object, where: str = "cumulant_multiplier") -> tuple[Tensor, Tensor]:

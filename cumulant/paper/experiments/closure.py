@@ -9,25 +9,18 @@ Without a norm the covariance of one Gaussian obeys Ċ = 2C² and is infinite at
 
 from __future__ import annotations
 
-from math import exp, inf, log, sqrt
+from functools import reduce
+from math import exp, inf, sqrt
+from operator import add
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from cumulant.dynamics import (
-    Ascend,
-    GaussianFlow,
-    Layer,
-    Mixture,
-    Whiten,
-    blow_up_time,
-    condensed,
-    covariance_flow,
-    effective_keys,
-    run,
-)
+from cumulant.dynamics import Ascend, GaussianFlow, Layer, Whiten, effective_keys, run
+from cumulant.dynamics.closure import blow_up_time, covariance_flow
+from cumulant.dynamics.finite_sample import condensed
 from cumulant.figures import BLUE, COLOURS, FAINT, INK, ORANGE, RED, figure
 from cumulant.measures import Empirical, Gaussian, Measure
 from cumulant.paper.experiments.experiment import Result, Row, Setting, expect, experiment
@@ -101,15 +94,11 @@ def _compression(rng: np.random.Generator) -> list[Row]:
     keys = centre[label] + width * torch.from_numpy(rng.standard_normal((KEYS, DIM)))
     parts = [keys[label == c] for c in range(CLUSTERS)]
     count = [len(p) for p in parts]
-    mixture = Mixture(
-        torch.tensor([log(n) for n in count], dtype=keys.dtype),
-        torch.stack([p.mean(0) for p in parts]),
-        torch.stack([torch.cov(p.mT) for p in parts]),
-    )
+    gaussians = [Gaussian(p.mean(0), torch.cov(p.mT)) for p in parts]
     summaries: dict[str, Measure] = {
         "gaussian": Gaussian(keys.mean(0), torch.cov(keys.mT)),
-        "centroids": Empirical(mixture.loc, mixture.log_weights),
-        "mixture": mixture.law,
+        "centroids": Empirical(torch.stack([g.loc for g in gaussians]), torch.tensor(count, dtype=keys.dtype).log()),
+        "mixture": reduce(add, (n * g for n, g in zip(count, gaussians, strict=True))),
     }
     rows: list[Row] = []
     for scale in SCALES:
@@ -118,7 +107,7 @@ def _compression(rng: np.random.Generator) -> list[Row]:
         whole = (exact - keys.mean(0)).square().sum()
         row: Row = {"scale": scale}
         row |= {name: float((h.mean(eta) - exact).square().sum() / whole) for name, h in summaries.items()}
-        hit = torch.stack([condensed(eta, c, n) for c, n in zip(mixture.covariance, count, strict=True)])
+        hit = torch.stack([condensed(eta, g.covariance, n) for g, n in zip(gaussians, count, strict=True)])
         rows.append(row | {"condensed": float(hit.double().mean())})
     return rows
 

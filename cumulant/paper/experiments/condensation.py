@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from cumulant.dynamics import condensation_scale, effective_sample_size, saturation
+from cumulant.dynamics.finite_sample import condensation_scale, effective_sample_size, saturation
 from cumulant.figures import COLOURS, FAINT, INK, figure
 from cumulant.kernels import moments
 from cumulant.paper.experiments.experiment import Result, Row, Setting, expect, experiment

@@ -17,7 +17,7 @@ from numpy.polynomial.hermite_e import hermeval
 from torch import Tensor
 
 from cumulant.dynamics import Ascend, Layer, Whiten, gaussian_band, run, w2_to_gaussian
-from cumulant.dynamics.closure import effective_sample_size, fluctuation
+from cumulant.dynamics.finite_sample import effective_sample_size, fluctuation
 from cumulant.dynamics.stability import cumulant_multiplier, escape_time, most_unstable_order
 from cumulant.measures import Empirical, Gaussian
 from cumulant.paper.experiments.experiment import Result, Row, Setting, expect, experiment
