@@ -24,7 +24,7 @@ from cumulant.typing import Matrices, PerQuery, Queries
 
 
 class Affine(NamedTuple):
-    """A step as every particle of the law sees it: x ↦ matrix x + offset, the renormaliser included.
+    """The map of one step on every particle: x ↦ matrix x + offset, the renormaliser included.
 
     matrix (*batch, d, d), offset (*batch, d), log_volume (*batch) of the ascent alone: log|det L|
     """
@@ -36,16 +36,16 @@ class Affine(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class GaussianFlow:
-    """The mean field of a Gaussian cloud: exact, and again a Gaussian (S1-T1, X-5b). A `Dynamics` of laws.
+    """The mean-field dynamics of a Gaussian law, which stays Gaussian: exact (S1-T1, X-5). A `Dynamics` of laws.
 
     step_size    γ ≥ 0; not ``step``, which is the method
     scale, sign  s and ±, as in `Ascend`
     metric       M, any (d, d) value matrix; the identity if None
-    keys         a Gaussian that stands still; None: the law is its own key law
+    keys         a fixed Gaussian; None: the law is its own key law
     key_map      A (d, d): the keys are A x for x of the law. Theorem 1 has A = Σ
     renormalize  False; True: to N(0, I) by the symmetric map; a Gaussian: to that one. A law of lower rank is refused
 
-    ``step`` returns the next `Gaussian` and the `Affine` map that took every particle there.
+    ``step`` returns the next `Gaussian` and the `Affine` map of every particle.
 
     >>> import torch
     >>> sigma = torch.tensor([[0.5]], dtype=torch.float64)
@@ -110,7 +110,7 @@ class GaussianFlow:
         return self.sign * self.step_size * _square("GaussianFlow.metric", self.metric, like)
 
     def _restore(self, mean: Tensor, covariance: Tensor) -> tuple[Gaussian, Tensor, Tensor]:
-        """The target, and the symmetric affine map x ↦ R x + r to it from these moments (X-5a)."""
+        """The target, and the symmetric affine map x ↦ R x + r to it from these moments (X-5)."""
         d = covariance.shape[-1]
         values = torch.linalg.eigvalsh(covariance)
         rank = (values > d * torch.finfo(values.dtype).eps * values[..., -1:]).sum(-1)
@@ -126,7 +126,7 @@ class GaussianFlow:
 
     def _require_finite(self, *moments: Tensor) -> None:
         if not all(holds(m.isfinite()) for m in moments):
-            got, advice = "moments that are not", "Take smaller steps, or renormalise."
+            got, advice = "infinite or NaN moments", "Take smaller steps, or renormalise."
             raise NormalizationError(sentence("GaussianFlow", "finite moments", got, advice), "nonfinite")
 
     def _keys(self, law: Gaussian) -> Gaussian:
@@ -143,7 +143,7 @@ def covariance_flow(covariance: Tensor, t: float | Tensor, *, scale: float = 1.0
 
         C(t) = (C₀⁻¹ ∓ 2st)⁻¹,     each eigenvalue λ/(1 ∓ 2stλ);     +inf in every entry from `blow_up_time` on
 
-    No finite cloud does that: its longest particle grows at most like e^t, so the closure breaks before (F13).
+    In a finite cloud the longest particle grows at most like e^t, so the closure fails before (check F13).
 
     covariance (*batch, d, d), may be singular; t a number, or a tensor (*times) → (*times, *batch, d, d)
 
@@ -162,7 +162,7 @@ def covariance_flow(covariance: Tensor, t: float | Tensor, *, scale: float = 1.0
 
 
 def blow_up_time(covariance: Tensor, *, scale: float = 1.0, sign: int = 1) -> Tensor:
-    """When `covariance_flow` is infinite: 1/(2sλ_max); never (+inf) for a descent or a point.
+    """The time from which `covariance_flow` is infinite: 1/(2sλ_max); +inf for a descent or a point.
 
     (*batch, d, d) → (*batch)
 

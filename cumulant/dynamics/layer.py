@@ -1,9 +1,9 @@
 """A layer is Renormalize ∘ Ascend: expansion, then contraction (S0-C4b, S1-A3, S1-A4).
 
     post-norm   x⁺ = RN(T(x))                        the state itself is renormalised
-    pre-norm    x⁺ = x + (T(RN(x)) − RN(x))          the stream never is: it grows linearly, its angles slow like 1/t
+    pre-norm    x⁺ = x + (T(RN(x)) − RN(x))          the stream is not: it grows linearly, its angles slow down like 1/t
 
-Whatever steps has one contract: ``init(state) -> state`` and ``step(state) -> (state, info)``.
+A dynamics has ``init(state) -> state`` and ``step(state) -> (state, info)``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ORDERS = ("post", "pre")
 
 @runtime_checkable
 class Dynamics(Protocol[State]):
-    """``init`` checks a state and puts it where the dynamics lives; ``step`` returns the next and what it learned.
+    """A discrete-time dynamics: ``init`` checks and prepares a state, ``step`` returns the next one and its info.
 
     A state is a cloud (*batch, n, d), or a law. ``info`` is a NamedTuple of tensors (*batch) or None.
     """
@@ -36,12 +36,12 @@ class Dynamics(Protocol[State]):
 
 
 class LayerInfo(NamedTuple):
-    """What one step of a `Layer` did; without gradient.
+    """Diagnostics of one step of a `Layer`; without gradient.
 
     growth      (*batch)  root mean square norm after the ascent, over that before it (pre-norm: of the stream)
     contraction (*batch)  the largest operator norm bound of the normaliser where it acted: below 1 it contracts
-    moved       (*batch)  the longest way a particle went in the whole step
-    log_volume  (*batch)  mean of log|det(I ± γ s M C_i)| over the particles, or None if it was not asked for
+    moved       (*batch)  the largest displacement of a particle
+    log_volume  (*batch)  mean of log|det(I ± γ s M C_i)| over the particles, None unless `Layer.volume`
     """
 
     growth: PerQuery
@@ -55,7 +55,7 @@ class Layer:
     """One layer of a transformer, W = I, for a cloud x (*batch, n, d).
 
     ascend       the residual step
-    renormalize  what follows it ("post") or what it reads through ("pre")
+    renormalize  the norm after it ("post") or before it ("pre")
     order        "post" or "pre"
     volume       True: `LayerInfo` carries log_volume, which costs a sweep with d²/2 values per particle
 
@@ -83,7 +83,7 @@ class Layer:
             raise ValueError(sentence("Layer.order", "'post' or 'pre'", repr(self.order), "Pick one."))
 
     def init(self, state: Queries) -> Queries:
-        """The start: the cloud itself (pre), or renormalised (post):  (*batch, n, d) → (*batch, n, d)."""
+        """The initial state: the cloud itself (pre), or renormalised (post):  (*batch, n, d) → (*batch, n, d)."""
         x = require_float("Layer.init", state)
         if x.ndim < 2 or 0 in x.shape[-2:]:
             expected = "a cloud (*batch, n, d) of at least one particle"
@@ -96,8 +96,8 @@ class Layer:
         return self._apply(x)[-1]
 
     def step(self, state: Queries) -> tuple[Queries, LayerInfo]:
-        """The next cloud and what the step did; differentiable in the cloud."""
-        read, grown, following = self._apply(state)
+        """The next cloud and diagnostics of the step; differentiable in the cloud."""
+        inputs, grown, following = self._apply(state)
         with torch.no_grad():
             acted = grown if self.order == "post" else state
             bound = self.renormalize.operator_norm(acted.detach())
@@ -105,18 +105,18 @@ class Layer:
                 growth=_ratio(_size(grown), _size(state)),
                 contraction=bound if self.renormalize.ensemble else bound.amax(-1),
                 moved=torch.linalg.vector_norm(following - state, dim=-1).amax(-1),
-                log_volume=self.ascend.log_volume(read).mean(-1) if self.volume else None,
+                log_volume=self.ascend.log_volume(inputs).mean(-1) if self.volume else None,
             )
         return following, info
 
     def _apply(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """What the ascent read, the cloud after the ascent, and the cloud after the layer."""
+        """The input of the ascent, the cloud after the ascent, and the cloud after the layer."""
         if self.order == "post":
             grown = self.ascend(x)
             return x, grown, self.renormalize(grown)
-        read = self.renormalize(x)
-        grown = x + self.ascend.displacement(read)
-        return read, grown, grown
+        inputs = self.renormalize(x)
+        grown = x + self.ascend.displacement(inputs)
+        return inputs, grown, grown
 
 
 def _size(x: Tensor) -> Tensor:

@@ -30,13 +30,13 @@ def cumulant_multiplier(n: int, v: float, s: float) -> float: ...
 @overload
 def cumulant_multiplier(n: int, v: Tensor, s: Tensor) -> Tensor: ...
 def cumulant_multiplier(n: int, v: float | Tensor, s: float | Tensor) -> float | Tensor:
-    """What one layer with full whitening multiplies the n-th cumulant of a nearly Gaussian law by (X-6).
+    """The factor by which one layer with full whitening multiplies the n-th cumulant of a nearly Gaussian law (X-6).
 
         λ_n = 1 + n v s^{n−1}/(1 + vs)                              numbers
         eigenvalues of `cumulant_map`                               matrices
 
     To first order in κ_n, and up to terms of higher cumulants, which do not change the eigenvalues. Above 1 in modulus
-    the Gaussian is left in that order.
+    a perturbation of that order grows.
 
     v, s  numbers, or both matrices (d, d): values V z_j, logits z_iᵀ B z_j in coordinates where z is white. Then all
           eigenvalues of the map on symmetric tensors of order n are returned, by modulus
@@ -61,7 +61,7 @@ def cumulant_multiplier(n: int, v: float | Tensor, s: float | Tensor) -> float |
 
 @dataclass(frozen=True, eq=False)
 class CumulantMap:
-    """What one layer with symmetric whitening does to the cumulant tensor of order n of a nearly Gaussian law (X-6).
+    """One layer with symmetric whitening as a linear map of cumulant tensors of order n, near a Gaussian (X-6).
 
         κ ↦ Q^{⊗n} (κ + Σ_k S_k κ),     S_k κ: L⁻¹V on slot k and B on the others;     L = I + VBᵀ,   Q = (LLᵀ)^{−½} L
 
@@ -83,20 +83,22 @@ class CumulantMap:
             expected = f"n = {n} axes of length d = {d}"
             raise ValueError(sentence("CumulantMap.cumulant", expected, shape(cumulant), "One axis per slot."))
         require_alike("CumulantMap.cumulant", cumulant, "the matrices", self.moved)
-        slots = [_each(cumulant, [self.moved if k == slot else self.bilinear for k in range(n)]) for slot in range(n)]
-        return _each(cumulant + torch.stack(slots).sum(0), [self.rotation] * n)
+        slots = [
+            _apply_axes(cumulant, [self.moved if k == slot else self.bilinear for k in range(n)]) for slot in range(n)
+        ]
+        return _apply_axes(cumulant + torch.stack(slots).sum(0), [self.rotation] * n)
 
     @property
     def eigenvalues(self) -> Tensor:
-        """On symmetric tensors, the largest modulus first; complex where the map turns."""
+        """On symmetric tensors, the largest modulus first; complex where the map rotates."""
         basis = _symmetric_basis(len(self.moved), self.order).to(self.moved)
         images = torch.stack([self(e.reshape((len(self.moved),) * self.order)).reshape(-1) for e in basis.mT], -1)
-        found = torch.linalg.eigvals(basis.mT @ images)
-        return found[found.abs().argsort(descending=True)]
+        values = torch.linalg.eigvals(basis.mT @ images)
+        return values[values.abs().argsort(descending=True)]
 
     @property
     def spectral_radius(self) -> Tensor:
-        """Above 1 the Gaussian is left in this order."""
+        """Above 1 a perturbation of this order grows."""
         return self.eigenvalues[0].abs()
 
 
@@ -127,7 +129,7 @@ def component_multiplier(components: Sequence[int], v: Tensor, s: float) -> Tens
 
         λ = 1 + s^{n−1} Σ_k v_{a_k}/(1 + v_{a_k} s)
 
-    Theorem 1 is s = 1, v = eigenvalues of Σ.
+    S1-T1 is s = 1, v = eigenvalues of Σ.
 
     >>> import torch
     >>> component_multiplier((0, 0, 1), torch.tensor([0.7, 0.2], dtype=torch.float64), 0.6)
@@ -136,12 +138,12 @@ def component_multiplier(components: Sequence[int], v: Tensor, s: float) -> Tens
     _require_order(len(components))
     if require_float("component_multiplier.v", v).ndim != 1:
         raise ValueError(sentence("component_multiplier.v", "shape (d,)", shape(v), "One value per coordinate."))
-    chosen = v[torch.as_tensor(list(components), device=v.device)]
-    return 1 + s ** (len(components) - 1) * (chosen / (1 + chosen * s)).sum()
+    values = v[torch.as_tensor(list(components), device=v.device)]
+    return 1 + s ** (len(components) - 1) * (values / (1 + values * s)).sum()
 
 
 def attracting(v: float, s: float, orders: Sequence[int] = ORDERS) -> bool:
-    """Whether |λ_n| < 1 for all these orders: infinitely many particles come back to a Gaussian they left a little.
+    """Whether |λ_n| < 1 for all these orders: small perturbations of a Gaussian decay, for infinitely many particles.
 
     Orders beyond 64 follow the last ones if |s| < 1. In clouds of some hundred particles it also takes s ≲ 0.7 (§5.5).
 
@@ -150,7 +152,7 @@ def attracting(v: float, s: float, orders: Sequence[int] = ORDERS) -> bool:
     """
     if 1 + v * s <= 0:
         return False
-    return all(-2 < _change(n, v, s) < 0 for n in orders)  # λ_n − 1, which rounding would lose in λ_n
+    return all(-2 < _change(n, v, s) < 0 for n in orders)  # λ_n − 1, exact where λ_n would round to 1
 
 
 def most_unstable_order(v: float, s: float, orders: Sequence[int] = ORDERS) -> int:
@@ -163,17 +165,17 @@ def most_unstable_order(v: float, s: float, orders: Sequence[int] = ORDERS) -> i
 
 
 def escape_time(particles: int, v: float, s: float) -> float:
-    """About how many layers an N-sample of the Gaussian takes to leave it, if its skewness leads (X-6).
+    """Estimated number of layers until a Gaussian N-sample is no longer Gaussian, by the growth of its skewness (X-6).
 
         log √(N/6) / log λ_3;   +inf where |λ_3| ≤ 1
 
-    The right order of magnitude: single runs scatter by a factor of several.
+    An order of magnitude: single runs scatter by a factor of several.
 
     >>> round(escape_time(600, 0.5, 0.5), 1)
     8.8
     """
     if particles < 6:
-        raise ValueError(sentence("escape_time.particles", "at least 6", particles, "Fewer have no law to leave."))
+        raise ValueError(sentence("escape_time.particles", "at least 6", particles, "Skewness needs some."))
     growth = abs(cumulant_multiplier(3, v, s))
     return math.log(math.sqrt(particles / 6)) / math.log(growth) if growth > 1 else math.inf
 
@@ -202,13 +204,13 @@ def sphere_rate(n: int, d: int, beta: float) -> float:
 
 
 def correlation_multiplier(a: float) -> float:
-    """What a diagonal norm multiplies a small correlation by, with a = vs: above 1 for attention, so rank is lost (F8).
+    """The factor by which a layer with a diagonal norm multiplies small correlations, a = vs; > 1 for attention (F8).
 
     >>> correlation_multiplier(0.6)
     1.75
     """
     if not a > -1:
-        raise ValueError(sentence("correlation_multiplier.a", "v s > −1", a, "Below it the step turns clouds over."))
+        raise ValueError(sentence("correlation_multiplier.a", "v s > −1", a, "Below it the step reverses orientation."))
     return 1 + 2 * a / (1 + a)
 
 
@@ -221,7 +223,7 @@ def _matrices(v: object, s: object, where: str = "cumulant_multiplier") -> tuple
     return v, s
 
 
-def _each(tensor: Tensor, matrices: list[Tensor]) -> Tensor:
+def _apply_axes(tensor: Tensor, matrices: list[Tensor]) -> Tensor:
     """One matrix on each axis."""
     for axis, matrix in enumerate(matrices):
         tensor = (tensor.movedim(axis, -1) @ matrix.mT).movedim(-1, axis)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from cumulant.dynamics import Ascend, Layer, RMSNorm, clusters, effective_rank, kurtosis, run, w2_to_gaussian
-from cumulant.dynamics.readouts import LIMIT
+from cumulant.dynamics.readouts import MAX_CLUSTERS
 from cumulant.dynamics.stability import correlation_multiplier
 from cumulant.paper.experiments.experiment import Expectation, Result, Row, Setting, expect, experiment
 from cumulant.paper.experiments.normaliser_figures import draw
@@ -61,7 +61,7 @@ def _readings(d: int, norm: str, v: float, seed: int) -> list[Row]:
         "kurtosis": kurtosis,
         "rank": effective_rank,
         "spread": lambda x: (x - x.mean(-2, keepdim=True)).square().mean((-2, -1)).sqrt(),
-        "clusters": lambda x: clusters(x, limit=LIMIT).count,
+        "clusters": lambda x: clusters(x, limit=MAX_CLUSTERS).count,
     }
     path = run(layer_of(v, SCALE, norm), cloud, LAYERS, readouts=looks, every=EVERY)
     rows: list[Row] = []
