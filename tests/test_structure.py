@@ -50,6 +50,7 @@ ROOMS = [
     "observatory",
     "paper.statements",
     "paper.checks",
+    "paper.output",
     "paper.experiments",
     "paper.trainings",
     "paper.verify",
