@@ -134,7 +134,7 @@ def self_attention_jacobian(
             raise ValueError(sentence(f"{where}.mask", expected, shape(mask), "Rows are queries, columns are keys."))
         visible = visible & mask
     logits = (x @ bilinear @ x.mT).masked_fill(~visible, -torch.inf)
-    a = torch.softmax(logits, -1).nan_to_num(0.0)  # a token that sees nothing keeps its place
+    a = torch.softmax(logits, -1).nan_to_num(0.0)  # a token without keys does not move
     centred = x[..., None, :, :] - (a @ x)[..., None, :]  # (*batch, i, j, d)
     covariance = centred.mT @ (a[..., None] * centred)
     own = wv @ covariance @ bilinear.mT
@@ -169,9 +169,9 @@ def gradientness(query_weight: Tensor, key_weight: Tensor, value_weight: Tensor,
         raise ValueError(sentence("gradientness", expected, got, "Split the projections by head first."))
     # through d_head × d_head products: the D × D matrices are never formed
     inner = ((query_weight @ output_weight) * (key_weight @ value_weight.mT)).sum((-2, -1))
-    ours = ((output_weight.mT @ output_weight) * (value_weight @ value_weight.mT)).sum((-2, -1))
-    theirs = ((query_weight @ query_weight.mT) * (key_weight @ key_weight.mT)).sum((-2, -1))
-    size = (ours * theirs).clamp_min(0).sqrt()
+    output_size = ((output_weight.mT @ output_weight) * (value_weight @ value_weight.mT)).sum((-2, -1))
+    query_size = ((query_weight @ query_weight.mT) * (key_weight @ key_weight.mT)).sum((-2, -1))
+    size = (output_size * query_size).clamp_min(0).sqrt()
     return torch.where(size == 0, 0, inner / torch.where(size == 0, 1, size))
 
 

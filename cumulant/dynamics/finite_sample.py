@@ -1,4 +1,4 @@
-"""Attention over a finite sample of Gaussian keys: fluctuations about the population value, and condensation (§5).
+"""Attention over a finite sample of Gaussian keys: fluctuations about the population value, and condensation (§5.4).
 
 Cov[m_N(η)] ≈ e^{ηᵀΣη}(Σ + Σηηᵀ Σ)/N        N keys of N(·, Σ)                                            (X-8)
 ½ηᵀΣη < log N                               otherwise softmax condenses on the largest key          (X-9)

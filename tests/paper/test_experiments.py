@@ -417,7 +417,7 @@ def test_command_tells_what_was_not_seen(command, tmp_path, monkeypatch):
     monkeypatch.setitem(globals(), "part", lambda i: 7)
     found = command("toy", "--out", tmp_path / "run")
     assert found.exit_code == 1
-    assert "not seen" in found.output
+    assert "not confirmed" in found.output
     assert (tmp_path / "run" / "experiment.json").exists()
 
 

@@ -86,7 +86,7 @@ def source_marginal(inputs: RandomInputs) -> Iterator[Evidence]:
     yield agrees("it sums to one", ours.sum(), 1.0, 1e-13)
     yield differs("σ = 1/M", np.full(5, 0.2), implied, 0.03)
     angles = 2 * np.pi * np.arange(5) / 5 + inputs.normal(1)
-    ring = tensor(np.c_[np.cos(angles), np.sin(angles)])  # every token sees the same: a doubly stochastic matrix
+    ring = tensor(np.c_[np.cos(angles), np.sin(angles)])  # all rows are permutations of one: a doubly stochastic matrix
     yield agrees("tokens on a ring", received(ring, ring), np.full(5, 0.2), 1e-14)
 
 

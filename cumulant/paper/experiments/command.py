@@ -23,7 +23,7 @@ CACHE = "cache"
 
 
 def experiment_command(
-    name: Annotated[str | None, typer.Argument(help="What --list shows.")] = None,
+    name: Annotated[str | None, typer.Argument(help="A name of --list.")] = None,
     out: Annotated[Path | None, typer.Option(help="Where to put tables and figures; experiments/NAME if none.")] = None,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of every random number.")] = 0,
     full: Annotated[
@@ -124,9 +124,9 @@ def _write(directory: Path, experiment: Experiment, result: Result, setting: Set
 def _print_result(screen: Console, experiment: Experiment, result: Result, directory: Path) -> None:
     screen.print(f"[bold]{experiment.question}[/]", highlight=False)
     screen.print(result.verdict, highlight=False, markup=False)
-    table = Table("the theory says", "measured", "")
+    table = Table("prediction", "measured", "")
     for e in result.expectations:
-        table.add_row(e.words, e.measured, "[green]as expected[/]" if e.holds else "[red]not seen[/]")
+        table.add_row(e.words, e.measured, "[green]as expected[/]" if e.holds else "[red]not confirmed[/]")
     screen.print(table)
     figures = ", ".join(str(directory / f"{name}.svg") for name in result.figures)
     screen.print(f"Figures: {figures}   Tables: {directory}/*.parquet", highlight=False)

@@ -118,7 +118,7 @@ def draw_inversion(rows: list[Row], sizes: Sequence[float]) -> Figure:
         depth = column(selected, "depth")
         left.plot(depth, column(selected, "error"), "o-", color=BLUE, alpha=alpha, label=f"{size:g}")
     left.axhline(1e-6, color=RED, lw=1)
-    left.annotate("asked for: 1e-6", (1, 1e-6), xytext=(0, -11), textcoords="offset points", color=RED)
+    left.annotate("tolerance: 1e-6", (1, 1e-6), xytext=(0, -11), textcoords="offset points", color=RED)
     left.set(yscale="log", ylim=(1e-16, 1e-5), xlabel="layers undone", ylabel="largest error of a query")
     left.set_title("Undoing a stack with the proximal map")
     left.legend(title="size of keys", ncols=3, loc="center")

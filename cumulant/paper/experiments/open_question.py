@@ -163,8 +163,8 @@ def verdict(rows: list[Row], phase: list[Row]) -> str:
     agree = sum(
         (r["outcome"] in ("Gaussian", "nearer")) == attracting(float(r["v"] or 0), float(r["s"] or 0)) for r in white
     )
-    gone = [r for r in soft if r["normaliser"] == "full" and r["v"] == -0.5]
-    near = sum(r["outcome"] in ("Gaussian", "nearer") for r in gone)
+    whitened = [r for r in soft if r["normaliser"] == "full" and r["v"] == -0.5]
+    near = sum(r["outcome"] in ("Gaussian", "nearer") for r in whitened)
     return (
         "No for attention; for its opposite yes in the main, under full whitening and where softmax is not "
         f"sharp. With the sign of attention (v > 0, ascent) {_share(rows, 'Gaussian', normaliser='full', v=0.5)} "

@@ -48,8 +48,8 @@ def load_digits(part: str) -> Digits:
         raise ModuleNotFoundError(sentence("load_digits", "scikit-learn", "no such package", advice)) from None
     data: Any = load()
     fold = torch.arange(len(data.target)) % FOLDS
-    mine = (fold == HELD_OUT[part]) if part in HELD_OUT else (fold >= len(HELD_OUT))
-    return Digits(torch.from_numpy(data.images)[mine].float() / 16, torch.from_numpy(data.target)[mine])
+    selected = (fold == HELD_OUT[part]) if part in HELD_OUT else (fold >= len(HELD_OUT))
+    return Digits(torch.from_numpy(data.images)[selected].float() / 16, torch.from_numpy(data.target)[selected])
 
 
 def view(images: Tensor, generator: torch.Generator) -> Tensor:
@@ -128,8 +128,8 @@ class DigitsTask(Task):
 
     def loss(self, model: DigitsEncoder, batch: int, generator: torch.Generator) -> Tensor:
         images = self.train_digits.images
-        mine = images[torch.randperm(len(images), generator=generator)[:batch]]
-        both = model(torch.cat([view(mine, generator), view(mine, generator)]))
+        sample = images[torch.randperm(len(images), generator=generator)[:batch]]
+        both = model(torch.cat([view(sample, generator), view(sample, generator)]))
         first, second = both.chunk(2)
         return info_nce(first, second, temperature=model.config.temperature, symmetric=True)
 

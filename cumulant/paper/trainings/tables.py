@@ -64,21 +64,21 @@ def summarise(task: Task, runs: Sequence[TrainingRun]) -> list[Summary]:
     standard = {run.seed: run.metrics[main] for run in runs if run.block == "standard" and run.diverged is None}
     summaries = []
     for block in dict.fromkeys(run.block for run in runs):
-        mine = [run for run in runs if run.block == block]
-        good = [run for run in mine if run.diverged is None]
-        spreads = {m.key: mean_std(run.metrics[m.key] for run in good) for m in task.metrics}
-        apart = [run.metrics[main] - standard[run.seed] for run in good if run.seed in standard]
-        converged = mean_std(run.curve[-1]["converged"] for run in good if "converged" in run.curve[-1])
-        seconds = mean_std(run.seconds for run in mine)
+        of_block = [run for run in runs if run.block == block]
+        finished = [run for run in of_block if run.diverged is None]
+        spreads = {m.key: mean_std(run.metrics[m.key] for run in finished) for m in task.metrics}
+        apart = [run.metrics[main] - standard[run.seed] for run in finished if run.seed in standard]
+        converged = mean_std(run.curve[-1]["converged"] for run in finished if "converged" in run.curve[-1])
+        seconds = mean_std(run.seconds for run in of_block)
         assert seconds is not None
         summaries.append(
             Summary(
                 block,
-                mine[0].parameters,
+                of_block[0].parameters,
                 {key: value for key, value in spreads.items() if value is not None},
                 None if block == "standard" else mean_std(apart),
                 seconds,
-                len(mine) - len(good),
+                len(of_block) - len(finished),
                 None if converged is None else converged.mean,
             )
         )
