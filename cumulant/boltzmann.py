@@ -1,4 +1,4 @@
-"""Restricted Boltzmann machines, and contrastive divergence in the sense of Hinton (THEORY §10; X-13).
+"""Restricted Boltzmann machines, and contrastive divergence in the sense of Hinton (§10, X-13).
 
     p(v, h) = e^{−E(v,h)} / Z,      E(v, h) = −⟨b,v⟩ − ⟨c,h⟩ − vᵀWh,      v and h vectors of 0 and 1
     log Σ_h e^{−E(v,h)} = ⟨b,v⟩ + Σ_k softplus(c_k + (vW)_k)
@@ -7,8 +7,8 @@ The hidden units summed out are a convolution of two-atom measures {0, W_k} with
 a fully connected layer with sigmoid units.
 
 Contrastive *divergence* is not contrastive *learning*: it estimates the gradient data mean − model mean of a likelihood
-by letting a Gibbs chain run k steps from the data, without candidates and without a softmax over them. InfoNCE and its
-kin are in `cumulant.contrastive`.
+by letting a Gibbs chain run k steps from the data, without candidates and without a softmax over them. InfoNCE and
+related losses are in `cumulant.contrastive`.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from torch.nn.functional import logsigmoid
 from cumulant.checks import holds, require_alike, require_finite, require_float, sentence, shape
 from cumulant.kernels.dense import accumulate, normalize
 
-LIMIT = 20  # units of the smaller side that may be enumerated: 2²⁰ states
-LARGE = 1 << 20  # numbers held at once during the enumeration
+MAX_ENUMERATED_UNITS = 20  # on the smaller side: 2²⁰ states
+BLOCK_SIZE = 1 << 20  # numbers in memory at once during the enumeration
 
 
 class Gradient(NamedTuple):
@@ -132,11 +132,11 @@ class RestrictedBoltzmann:
         """
         v = self._data("likelihood_gradient", data)
         if len(v) == 0:
-            return self._nothing()
+            return self._zero_gradient()
         small = self.weight.shape[0] <= self.weight.shape[1]
         side = self if small else self.swapped
         log_z = self.log_partition().detach()
-        sums = list(side._nothing())
+        sums = list(side._zero_gradient())
         with torch.no_grad():
             for block in side._states("likelihood_gradient"):
                 p = (side.log_marginal(block) - log_z).exp()[:, None]
@@ -145,8 +145,6 @@ class RestrictedBoltzmann:
                 sums = [total + part for total, part in zip(sums, parts, strict=True)]
         model = Gradient(*sums) if small else Gradient(sums[0].mT, sums[2], sums[1])
         return _minus(self._expectation(v), model)
-
-    # ------------------------------------------------------------------ parts
 
     @property
     def _weight(self) -> Tensor:
@@ -176,7 +174,7 @@ class RestrictedBoltzmann:
             raise ValueError(sentence(f"{where}.data", expected, shape(data), "Rows are examples."))
         return v
 
-    def _nothing(self) -> Gradient:
+    def _zero_gradient(self) -> Gradient:
         w = self._weight.detach()
         return Gradient(torch.zeros_like(w), w.new_zeros(w.shape[0]), w.new_zeros(w.shape[1]))
 
@@ -188,12 +186,12 @@ class RestrictedBoltzmann:
     def _states(self, where: str):
         """All states of the visible side, in blocks of rows."""
         units, other = self.weight.shape
-        if units > LIMIT:
+        if units > MAX_ENUMERATED_UNITS:
             advice = "Use contrastive_divergence, or a smaller side."
             got = f"{units} and {other}" if units <= other else f"{other} and {units}"
-            expected = f"at most {LIMIT} units on one side, to enumerate their states"
+            expected = f"at most {MAX_ENUMERATED_UNITS} units on one side, to enumerate their states"
             raise ValueError(sentence(f"RestrictedBoltzmann.{where}", expected, got, advice))
-        step = max(1, LARGE // max(1, units + other))
+        step = max(1, BLOCK_SIZE // max(1, units + other))
         bits = torch.arange(units, device=self.weight.device)
         for start in range(0, 1 << units, step):
             codes = torch.arange(start, min(start + step, 1 << units), device=self.weight.device)
@@ -207,11 +205,11 @@ def contrastive_divergence(
 
         Δ = ⟨v E[h|v]ᵀ⟩_data − ⟨v E[h|v]ᵀ⟩_k steps of  h ~ p(h|v), v ~ p(v|h)
 
-    data (n, v), one chain each. Random, and biased for every finite k: the chain has not forgotten the data. The bias
+    data (n, v), one chain each. Random, and biased for every finite k: the chain is not at equilibrium. The bias
     vanishes as k grows. Zero without data.
 
     >>> import torch
-    >>> model = RestrictedBoltzmann(torch.zeros(2, 1))                       # fair coins: one step forgets all
+    >>> model = RestrictedBoltzmann(torch.zeros(2, 1))                       # fair coins: one step is exact
     >>> g = contrastive_divergence(model, torch.ones(10_000, 2), generator=torch.Generator().manual_seed(0))
     >>> bool((g.visible_bias - 0.5).abs().max() < 0.02)
     True
@@ -223,7 +221,7 @@ def contrastive_divergence(
         raise ValueError(sentence("contrastive_divergence.steps", "a number of steps ≥ 1", steps, "1 is CD-1."))
     v = model._data("contrastive_divergence", data)  # pyright: ignore[reportPrivateUsage]
     if len(v) == 0:
-        return model._nothing()  # pyright: ignore[reportPrivateUsage]
+        return model._zero_gradient()  # pyright: ignore[reportPrivateUsage]
     chain = data
     for _ in range(steps):
         chain = model.sample_visible(model.sample_hidden(chain, generator=generator), generator=generator)

@@ -27,7 +27,7 @@ from cumulant.kernels.dense import accumulate
 from cumulant.measures import Hull, Measure, convolve, per_query
 from cumulant.measures.dual import scale_and_span
 from cumulant.measures.transform import add_logs
-from cumulant.residual import Step
+from cumulant.residual import AscentStep
 from cumulant.special import log_det_plus_identity
 from cumulant.typing import Draws, Matrices, PerQuery, Queries
 
@@ -160,10 +160,10 @@ class Potential(ABC):
     def hessian(self, eta: Queries) -> Matrices:
         """(*batch, q, d) → (*batch, q, d, d), positive semidefinite"""
 
-    def step(self, eta: Queries) -> Step:
+    def step(self, eta: Queries) -> AscentStep:
         """η + ∇(η) and log det(I + ∇²) ≥ 0: one step of ascent on a convex potential expands (X-1, X-14)."""
         volume = log_det_plus_identity(accumulate(self.hessian(eta)))
-        return Step(eta + self.gradient(eta), volume.to(eta.dtype))
+        return AscentStep(eta + self.gradient(eta), volume.to(eta.dtype))
 
 
 @final
@@ -239,7 +239,7 @@ class Block(Potential):
     >>> import torch
     >>> block = Block((Units(torch.eye(2)), ReluSquare(torch.eye(2))))
     >>> block.step(torch.tensor([0.0, 1.0]))                              # log(1 + ¼) + log(2 + 0.1966)
-    Step(eta=tensor([0.5000, 2.7311]), log_volume=tensor(1.0101))
+    AscentStep(eta=tensor([0.5000, 2.7311]), log_volume=tensor(1.0101))
     """
 
     parts: tuple[Measure | Potential, ...]

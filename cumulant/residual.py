@@ -1,4 +1,4 @@
-"""The residual step η + ∇G(η): what a layer of attention does to the queries while the keys stand still.
+"""The residual attention step η + ∇G(η) with fixed keys, its inverse, and the Jacobian with moving keys (§2).
 
     T(η) = η + M ∇G(η),     JT = I + M ∇²G(η),     log|det JT| = Σ log(1 + λ(M^½ ∇²G M^½)) ≥ 0            (X-1)
     T⁻¹(y) = prox_G(y) = argmin_x G(x) + ½|x − y|²                                                        (X-2)
@@ -9,6 +9,7 @@ keys are the tokens themselves they move with the queries; `self_attention_jacob
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -20,14 +21,14 @@ from cumulant.solve import Solution, newton
 from cumulant.typing import PerQuery, Queries
 
 
-class Step(NamedTuple):
-    """eta (*batch, q, d) after the step, and log|det| of its Jacobian (*batch, q)."""
+class AscentStep(NamedTuple):
+    """The result of a step: eta (*batch, q, d), and log|det| of the Jacobian (*batch, q)."""
 
     eta: Queries
     log_volume: PerQuery
 
 
-def ascend(measure: Measure, eta: Queries, metric: float | Tensor = 1.0) -> Step:
+def ascend(measure: Measure, eta: Queries, metric: float | Tensor = 1.0) -> AscentStep:
     """One step of ascent on G in a metric: η + M ∇G(η), and how much it expands volume there (X-1).
 
     metric  a number (the step length; negative descends) or a symmetric positive definite (d, d) matrix M.
@@ -36,7 +37,7 @@ def ascend(measure: Measure, eta: Queries, metric: float | Tensor = 1.0) -> Step
     >>> import torch
     >>> from cumulant import Gaussian
     >>> ascend(Gaussian(torch.zeros(2), torch.eye(2)), torch.tensor([1.0, 0.0]))       # volume doubles twice
-    Step(eta=tensor([2., 0.]), log_volume=tensor(1.3863))
+    AscentStep(eta=tensor([2., 0.]), log_volume=tensor(1.3863))
     """
     mean, fisher = measure.mean(eta), measure.fisher(eta)
     if isinstance(metric, Tensor) and metric.ndim:
@@ -44,7 +45,7 @@ def ascend(measure: Measure, eta: Queries, metric: float | Tensor = 1.0) -> Step
         step, curvature = (metric @ mean[..., None])[..., 0], root.mT @ fisher @ root
     else:
         step, curvature = metric * mean, metric * fisher
-    return Step(eta + step, torch.log((1 + torch.linalg.eigvalsh(curvature)).abs()).sum(-1))
+    return AscentStep(eta + step, torch.log((1 + torch.linalg.eigvalsh(curvature)).abs()).sum(-1))
 
 
 def prox(measure: Measure, y: Queries, *, step: float = 1.0, max_steps: int = 100) -> Solution:
@@ -68,7 +69,7 @@ def prox(measure: Measure, y: Queries, *, step: float = 1.0, max_steps: int = 10
     target = y.detach()
     size = 1 + torch.linalg.vector_norm(target, dim=-1)
     with torch.no_grad():
-        found = newton(
+        solution = newton(
             lambda x: step * measure.log_normalizer(x) + (x - target).square().sum(-1) / 2,
             lambda x: step * measure.mean(x) + x - target,
             lambda x: step * measure.fisher(x) + eye,
@@ -77,13 +78,13 @@ def prox(measure: Measure, y: Queries, *, step: float = 1.0, max_steps: int = 10
             max_steps=max_steps,
         )
     if not torch.is_grad_enabled():
-        return found
-    residual = y - found.value - step * measure.mean(found.value)
+        return solution
+    residual = y - solution.value - step * measure.mean(solution.value)
     if not residual.requires_grad:
-        return found
-    # one Newton step that moves nothing but carries the derivative (I + step ∇²G)⁻¹ (dy − step d∇G)
-    carry = torch.linalg.solve(eye + step * measure.fisher(found.value).detach(), residual)
-    return Solution(found.value + carry - carry.detach(), found.status, found.steps, found.residual, found.trace)
+        return solution
+    # one Newton step that does not change the value and carries the derivative (I + step ∇²G)⁻¹ (dy − step d∇G)
+    carry = torch.linalg.solve(eye + step * measure.fisher(solution.value).detach(), residual)
+    return replace(solution, value=solution.value + carry - carry.detach())
 
 
 def self_attention_jacobian(
@@ -103,7 +104,7 @@ def self_attention_jacobian(
         a_ij = softmax_j(s ⟨W_q x_i, W_k x_j⟩),     m_i = Σ_j a_ij x_j,     C_i = Cov_{a_i}(x)
 
     x (*batch, n, d); weights (out, d) as in nn.Linear, the identity if None, W_v with d rows; mask as in `attend`.
-    Returns (*batch, n, d, n, d), entry [i, a, j, b] = ∂T_ia/∂x_jb. Quadratic in n by nature.
+    Returns (*batch, n, d, n, d), entry [i, a, j, b] = ∂T_ia/∂x_jb. Quadratic in n.
     Pairwise distances never shrink without a mask; the whole map may contract, and a causal mask lets distances shrink.
 
     >>> import torch
@@ -122,8 +123,8 @@ def self_attention_jacobian(
         got = f"query {shape(wq)}, key {shape(wk)}, value {shape(wv)}"
         raise ValueError(sentence(where, "W_q and W_k with equal rows, W_v square", got, "Fold W_O into W_v."))
     bilinear = scale * wq.mT @ wk  # s W_qᵀ W_k
-    seen = torch.ones(n, n, dtype=torch.bool, device=x.device)
-    seen = seen.tril() if causal else seen
+    visible = torch.ones(n, n, dtype=torch.bool, device=x.device)
+    visible = visible.tril() if causal else visible
     if mask is not None:
         if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
             got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
@@ -131,9 +132,9 @@ def self_attention_jacobian(
         if mask.ndim < 2 or mask.shape[-2] not in (1, n) or mask.shape[-1] not in (1, n):
             expected = f"broadcastable to (*batch, n={n}, n={n})"
             raise ValueError(sentence(f"{where}.mask", expected, shape(mask), "Rows are queries, columns are keys."))
-        seen = seen & mask
-    logits = (x @ bilinear @ x.mT).masked_fill(~seen, -torch.inf)
-    a = torch.softmax(logits, -1).nan_to_num(0.0)  # a token that sees nothing keeps its place
+        visible = visible & mask
+    logits = (x @ bilinear @ x.mT).masked_fill(~visible, -torch.inf)
+    a = torch.softmax(logits, -1).nan_to_num(0.0)  # a token without keys does not move
     centred = x[..., None, :, :] - (a @ x)[..., None, :]  # (*batch, i, j, d)
     covariance = centred.mT @ (a[..., None] * centred)
     own = wv @ covariance @ bilinear.mT
@@ -146,7 +147,7 @@ def self_attention_jacobian(
 
 
 def gradientness(query_weight: Tensor, key_weight: Tensor, value_weight: Tensor, output_weight: Tensor) -> Tensor:
-    """How nearly a head moves along a gradient: cos(W_O W_V, W_Qᵀ W_K) in the Frobenius inner product (S0-C4).
+    """How nearly the update of a head is a gradient: cos(W_O W_V, W_Qᵀ W_K) in the Frobenius inner product (S0-C4).
 
     The step x + W_O Σ_j a_j W_V h_j is a gradient field in x for every context iff W_O W_V = c W_Qᵀ W_K: 1 ascends G,
     −1 descends it, random weights give 0 ± 1/D.
@@ -168,9 +169,9 @@ def gradientness(query_weight: Tensor, key_weight: Tensor, value_weight: Tensor,
         raise ValueError(sentence("gradientness", expected, got, "Split the projections by head first."))
     # through d_head × d_head products: the D × D matrices are never formed
     inner = ((query_weight @ output_weight) * (key_weight @ value_weight.mT)).sum((-2, -1))
-    ours = ((output_weight.mT @ output_weight) * (value_weight @ value_weight.mT)).sum((-2, -1))
-    theirs = ((query_weight @ query_weight.mT) * (key_weight @ key_weight.mT)).sum((-2, -1))
-    size = (ours * theirs).clamp_min(0).sqrt()
+    output_size = ((output_weight.mT @ output_weight) * (value_weight @ value_weight.mT)).sum((-2, -1))
+    query_size = ((query_weight @ query_weight.mT) * (key_weight @ key_weight.mT)).sum((-2, -1))
+    size = (output_size * query_size).clamp_min(0).sqrt()
     return torch.where(size == 0, 0, inner / torch.where(size == 0, 1, size))
 
 

@@ -70,7 +70,7 @@ def test_hidden_units_are_a_convolution_of_pairs_of_atoms():
 def test_enumeration_goes_in_blocks(monkeypatch):
     model = machine(6, 5)
     whole, gradient = model.log_partition(), model.likelihood_gradient(states(6)[:7])
-    monkeypatch.setattr(module, "LARGE", 40)
+    monkeypatch.setattr(module, "BLOCK_SIZE", 40)
     close(model.log_partition(), whole, 1e-13)
     for mine, theirs in zip(model.likelihood_gradient(states(6)[:7]), gradient, strict=True):
         close(mine, theirs, 1e-13)

@@ -51,6 +51,7 @@ ROOMS = [
     "observatory",
     "paper.statements",
     "paper.checks",
+    "paper.output",
     "paper.experiments",
     "paper.trainings",
     "paper.verify",

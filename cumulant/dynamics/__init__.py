@@ -1,32 +1,24 @@
-"""Clouds of particles under Renormalize ∘ Ascend: expansion, contraction, equilibrium and its stability."""
+"""Transformer layers as dynamics of particles: an attention step, then a normaliser, iterated.
 
-from cumulant.dynamics.ascend import Ascend
-from cumulant.dynamics.closure import GaussianFlow, Mixture, MixtureFlow, blow_up_time, covariance_flow, gaussian_flow
-from cumulant.dynamics.equilibrium import (
-    Equilibrium,
-    ascent_equilibrium,
-    causal_equilibrium,
-    descent_equilibrium,
-    hopfield_equilibrium,
-    self_attention_equilibrium,
-    sphere_equilibrium,
-    tangential_residual,
-    zero_mean_point,
-)
-from cumulant.dynamics.finite import condensation_scale, condensed, effective_sample_size, fluctuation, saturation
-from cumulant.dynamics.flow import Flow, flow, orthogonal_cosine, velocity
-from cumulant.dynamics.layer import Dynamics, Info, Layer
-from cumulant.dynamics.matrices import symmetric_root, symmetric_transport
+attention_step   Ascend: one step up or down the log-normalizer for every particle
+renormalize      norms of each token and of the ensemble
+layer, run       Layer = norm ∘ step; run iterates it and records readouts
+flow             the same in continuous time; integrate and time_change are its solvers
+closure          GaussianFlow: the law of infinitely many particles; finite_sample: corrections for few
+equilibrium      fixed points on the sphere;   stability: which perturbations of an equilibrium grow
+readouts         distance to a Gaussian, clusters, rank, energy of a cloud
+"""
+
+from cumulant.dynamics.attention_step import Ascend
+from cumulant.dynamics.closure import GaussianFlow
+from cumulant.dynamics.equilibrium import sphere_equilibrium
+from cumulant.dynamics.flow import Flow, flow, orthogonal_cosine
+from cumulant.dynamics.layer import Dynamics, Layer
 from cumulant.dynamics.readouts import (
-    READOUTS,
-    Band,
-    Clusters,
     clusters,
-    cumulants,
     effective_keys,
     effective_rank,
     gaussian_band,
-    interaction_energy,
     kurtosis,
     log_interaction_energy,
     mean_cosine,
@@ -37,102 +29,46 @@ from cumulant.dynamics.readouts import (
 from cumulant.dynamics.renormalize import (
     BatchNorm,
     LayerNorm,
-    Refused,
+    NormalizationError,
     Renormalize,
     RMSNorm,
     SphereNorm,
     Unchanged,
     Whiten,
 )
-from cumulant.dynamics.run import DEFAULT, Halt, Trajectory, run
-from cumulant.dynamics.splitting import cocoercivity, forward_backward, lipschitz_bound, peaceman_rachford
-from cumulant.dynamics.stability import (
-    CumulantMap,
-    Spectrum,
-    attracting,
-    component_multiplier,
-    correlation_multiplier,
-    cumulant_map,
-    cumulant_multiplier,
-    escape_time,
-    jacobian_spectrum,
-    lyapunov,
-    most_unstable_order,
-    sphere_rate,
-)
+from cumulant.dynamics.run import Halt, Trajectory, run
+from cumulant.dynamics.stability import attracting, cumulant_multiplier
 
 __all__ = [
-    "DEFAULT",
-    "READOUTS",
     "Ascend",
-    "Band",
     "BatchNorm",
-    "Clusters",
-    "CumulantMap",
     "Dynamics",
-    "Equilibrium",
     "Flow",
     "GaussianFlow",
     "Halt",
-    "Info",
     "Layer",
     "LayerNorm",
-    "Mixture",
-    "MixtureFlow",
+    "NormalizationError",
     "RMSNorm",
-    "Refused",
     "Renormalize",
-    "Spectrum",
     "SphereNorm",
     "Trajectory",
     "Unchanged",
     "Whiten",
-    "ascent_equilibrium",
     "attracting",
-    "blow_up_time",
-    "causal_equilibrium",
     "clusters",
-    "cocoercivity",
-    "component_multiplier",
-    "condensation_scale",
-    "condensed",
-    "correlation_multiplier",
-    "covariance_flow",
-    "cumulant_map",
     "cumulant_multiplier",
-    "cumulants",
-    "descent_equilibrium",
     "effective_keys",
     "effective_rank",
-    "effective_sample_size",
-    "escape_time",
     "flow",
-    "fluctuation",
-    "forward_backward",
     "gaussian_band",
-    "gaussian_flow",
-    "hopfield_equilibrium",
-    "interaction_energy",
-    "jacobian_spectrum",
     "kurtosis",
-    "lipschitz_bound",
     "log_interaction_energy",
-    "lyapunov",
     "mean_cosine",
     "mean_norm",
-    "most_unstable_order",
     "orthogonal_cosine",
-    "peaceman_rachford",
     "run",
-    "saturation",
-    "self_attention_equilibrium",
     "skewness",
     "sphere_equilibrium",
-    "sphere_rate",
-    "symmetric_root",
-    "symmetric_transport",
-    "tangential_residual",
-    "velocity",
     "w2_to_gaussian",
-    "zero_mean_point",
 ]

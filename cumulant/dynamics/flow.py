@@ -1,14 +1,14 @@
-"""Attention in continuous time: particles that move with the mean they see, in R^d or on the unit sphere.
+"""Attention in continuous time: particles that move along their attention mean, in R^d or on the unit sphere.
 
     SA    ẋ_i = ± P m_i,         m_i = Σ_j softmax_j(β⟨x_i,x_j⟩) x_j                        normalised: speed at most 1
     USA   ẋ_i = ± P Z_i m_i,     Z_i = (1/n) Σ_j e^{β⟨x_i,x_j⟩}                             speed up to e^β
     P y = y − ⟨x_i,y⟩ x_i on the sphere, P = I in R^d
 
-Both climb E = (1/2βn²) Σ_ij e^{β⟨x_i,x_j⟩} on the sphere; the residual layer is the Euler step of SA (S3-R4).
-Particles that attract each other meet at a rate e^β, which an explicit integrator then follows for ever though nothing
-moves. `flow` lets two that came closer than the tolerance be one of double weight: by uniqueness they would stay
-together, and the rate is gone with the distance. Where particles differ in what they see (causal) a stiff integrator
-takes over; over fixed keys each particle has a clock of its own.
+Both increase E = (1/2βn²) Σ_ij e^{β⟨x_i,x_j⟩} on the sphere; the residual layer is the Euler step of SA (S3-R4).
+Particles that attract each other meet at a rate e^β, to which an explicit solver would keep adapting its steps. `flow`
+merges two particles that are closer than the tolerance into one of double weight: by uniqueness they would stay
+together. Under a causal mask, where particles have different keys, a stiff solver takes over; over fixed keys every
+particle is integrated in a time of its own (`time_change`).
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ import torch
 from torch import Tensor
 
 from cumulant.checks import holds, require_alike, require_finite, require_float, sentence, shape
-from cumulant.dynamics.clocks import LOG_MAX, Clocks
-from cumulant.dynamics.integrate import STIFF_SIZE, Journey
+from cumulant.dynamics.integrate import MAX_STIFF_SIZE, Integrator
 from cumulant.dynamics.readouts import log_interaction_energy
+from cumulant.dynamics.time_change import LOG_MAX, TimeChangedIntegrator
 from cumulant.kernels import moments
 from cumulant.kernels.dense import normalize
 from cumulant.measures import Measure
@@ -37,11 +37,11 @@ PAIRS = 1 << 22  # numbers n·m·d up to which differences of all pairs are held
 
 
 class Flow(NamedTuple):
-    """Clouds along their flow.
+    """The solution of `flow`.
 
     times    (t,)
     states   (t, *batch, n, d)  the cloud at each time; one that stopped repeats its last state
-    energy   (t, *batch)        E, which an unmasked flow of sign +1 on the sphere never lowers; see `flow`
+    energy   (t, *batch)        E, which never decreases for sign +1 on the sphere without a mask; see `flow`
     steps    (*batch)           accepted steps of the integrator
     reached  (*batch)           the last time, or the time at which the integration had to stop
     reason   str                why, one sentence a cloud; empty if all clouds reached the end
@@ -75,20 +75,20 @@ def flow(
     x0          (*batch, n, d); of unit length if ``sphere``. Each cloud is integrated on its own, in float64
     times       (t,), not negative and not decreasing
     beta        any number; 0 averages
-    normalized  True: SA; False: USA, where a causal particle averages over those it sees
-    keys        None: the particles are the keys. (m, d) or a `Measure`: they stand still, USA divides by their mass
+    normalized  True: SA; False: USA, where a causal particle averages over those before it
+    keys        None: the particles are the keys. (m, d) or a `Measure`: fixed keys, USA divides by their mass
     method      "explicit": Dormand–Prince 8 with merging; "implicit": LSODA with the exact Jacobian, n·d ≤ 600;
                 "auto": explicit, then implicit where that cannot merge and needs more than 1000 steps. USA over fixed
-                keys is SA with a clock for each particle, by LSODA, unless "explicit" is asked for
-    max_steps   accepted steps a cloud may take; then it stops with a reason, as does one that runs to infinity
+                keys is SA with a time change for each particle, by LSODA, unless "explicit" is asked for
+    max_steps   accepted steps a cloud may take; then it stops with a reason, as does one that diverges
 
     Two particles closer than rtol + atol become one, on the sphere, for sign +1 and moving keys without a mask. States
     have unit length to rounding. ``energy`` is E above; ½|x̄|² for β = 0; (1/βn) Σ_i Z_i for fixed keys. Not
     differentiable. Needs ``cumulant[ode]``.
 
     >>> import torch
-    >>> found = flow(torch.eye(2, dtype=torch.float64), [0.0, 1.0], beta=0.0)
-    >>> found.states[-1, 0] @ found.states[-1, 1], torch.tensor(1.0).tanh()            # n = 2, β = 0: cos = tanh t
+    >>> path = flow(torch.eye(2, dtype=torch.float64), [0.0, 1.0], beta=0.0)
+    >>> path.states[-1, 0] @ path.states[-1, 1], torch.tensor(1.0).tanh()            # n = 2, β = 0: cos = tanh t
     (tensor(0.7616, dtype=torch.float64), tensor(0.7616))
     """
     x, grid = _start(x0, sphere), _grid(times)
@@ -99,23 +99,23 @@ def flow(
         if not 0 < number < math.inf:
             raise ValueError(sentence(f"flow.{name}", "a positive number", number, "The defaults are tight."))
     n, d = x.shape[-2:]
-    if method == "implicit" and n * d > STIFF_SIZE and (keys is None or normalized):
+    if method == "implicit" and n * d > MAX_STIFF_SIZE and (keys is None or normalized):
         advice = "Use method='explicit', or fewer particles."
-        raise ValueError(sentence("flow.method", f"'implicit' for n·d ≤ {STIFF_SIZE}", f"n·d = {n * d}", advice))
+        raise ValueError(sentence("flow.method", f"'implicit' for n·d ≤ {MAX_STIFF_SIZE}", f"n·d = {n * d}", advice))
     lead = x.shape[:-2]
     states = x.new_zeros(len(grid), *lead, n, d)
     steps, reached, reasons = torch.zeros(lead, dtype=torch.int64), torch.zeros(lead, dtype=torch.float64), []
     with torch.no_grad():
-        for spot in itertools.product(*map(range, lead)):
+        for index in itertools.product(*map(range, lead)):
             if keys is not None and not normalized and method != "explicit":
-                cloud = Clocks(field.along, x[spot], sphere, rtol, atol, max_steps)
+                cloud = TimeChangedIntegrator(field.along, x[index], sphere, rtol, atol, max_steps)
             else:
-                cloud = Journey(field, x[spot], sphere, field.merges, rtol, atol, max_steps, method)
-            states[(slice(None), *spot)] = cloud.travel(grid.tolist())
-            steps[spot], reached[spot] = cloud.steps, cloud.time
+                cloud = Integrator(field, x[index], sphere, field.merges, rtol, atol, max_steps, method)
+            states[(slice(None), *index)] = cloud.integrate(grid.tolist())
+            steps[index], reached[index] = cloud.steps, cloud.time
             if cloud.reason:
-                place = f"cloud {spot}" if spot else "the cloud"
-                reasons.append(f"{place} stopped at t = {cloud.time:.6g} of {grid[-1].item():.6g}: {cloud.reason}")
+                name = f"cloud {index}" if index else "the cloud"
+                reasons.append(f"{name} stopped at t = {cloud.time:.6g} of {grid[-1].item():.6g}: {cloud.reason}")
         energy = field.energy(states)
     return Flow(grid, states.to(x0.dtype), energy.to(x0.dtype), steps, reached, "; ".join(reasons))
 
@@ -156,7 +156,7 @@ class _Field:
     where: str = "flow"
 
     def on(self, x: Tensor) -> _Field:
-        """The same field with keys that fit x."""
+        """The same field with its keys checked against x and in the dtype of x."""
         if not isinstance(self.beta, int | float) or not math.isfinite(self.beta):
             raise ValueError(sentence(f"{self.where}.beta", "a finite number", self.beta, "It multiplies the scores."))
         if self.sign not in (1, -1):
@@ -184,7 +184,7 @@ class _Field:
 
     @property
     def merges(self) -> bool:
-        """Whether particles in one place have one velocity, and come there by attraction."""
+        """Whether particles attract each other and equal particles have equal velocities."""
         return self.sphere and self.sign > 0 and self.keys is None and not self.causal
 
     def __call__(self, x: Tensor, log_weights: Tensor | None = None) -> Tensor:
@@ -194,19 +194,19 @@ class _Field:
     def along(self, x: Tensor, log_weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """± P m (*batch, n, d), and log Z (*batch, n)."""
         u = x / torch.linalg.vector_norm(x, dim=-1, keepdim=True) if self.sphere else x
-        mean, log_z = self._look(u, log_weights)
+        mean, log_z = self._attend(u, log_weights)
         mean = self.sign * mean
         return mean - (u * mean).sum(-1, keepdim=True) * u if self.sphere else mean, log_z
 
-    def _look(self, u: Tensor, log_weights: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _attend(self, u: Tensor, log_weights: Tensor | None) -> tuple[Tensor, Tensor]:
         """m, or m − u on the sphere, and log Z."""
         points, eta = u if self.keys is None else self.keys, self.beta * u
         if isinstance(points, Measure):
             return points.mean(eta), points.log_normalizer(eta) - points.log_mass
         total = self._total(u, points, log_weights)
         if u.numel() * points.shape[-2] > PAIRS:
-            seen = moments(eta, points, log_weights=log_weights, causal=self.causal, statistics=("mean",))
-            return seen.mean, seen.log_normalizer - total
+            result = moments(eta, points, log_weights=log_weights, causal=self.causal, statistics=("mean",))
+            return result.mean, result.log_normalizer - total
         logits = eta @ points.mT if log_weights is None else eta @ points.mT + log_weights
         if self.causal:
             later = torch.ones(logits.shape[-2:], dtype=torch.bool, device=u.device).triu(1)
@@ -218,7 +218,7 @@ class _Field:
         return (p[..., None] * (points[..., None, :, :] - u[..., :, None, :])).sum(-2), g - total
 
     def _total(self, u: Tensor, points: Tensor, log_weights: Tensor | None) -> Tensor:
-        """log of the number of keys that each particle sees."""
+        """log of the number of keys of each particle."""
         if self.causal:
             return torch.arange(1, u.shape[-2] + 1, dtype=u.dtype, device=u.device).log()
         if log_weights is not None:
@@ -271,7 +271,7 @@ def _grid(times: Tensor | Sequence[float]) -> Tensor:
 
 
 def orthogonal_cosine(times: float | Tensor | Sequence[float], n: int, beta: float, normalized: bool = True) -> Tensor:
-    """The cosine γ(t) between any two of n particles that start orthogonal: one number for the whole flow.
+    """The cosine γ(t) between any two of n particles that start orthogonal; it describes the whole flow.
 
         SA    γ̇ = 2 e^{βγ} (1 − γ)((n−1)γ + 1) / (e^β + (n−1) e^{βγ}),        USA   γ̇ = (2/n) e^{βγ} (1 − γ)((n−1)γ + 1)
 

@@ -1,7 +1,7 @@
 """A layer is Renormalize ∘ Ascend: expansion, then contraction (S0-C4b, S1-A3, S1-A4).
 
     post-norm   x⁺ = RN(T(x))                        the state itself is renormalised
-    pre-norm    x⁺ = x + (T(RN(x)) − RN(x))          the stream never is: it grows linearly, its angles slow like 1/t
+    pre-norm    x⁺ = x + (T(RN(x)) − RN(x))          the stream is not: it grows linearly, its angles slow down like 1/t
 
 A layer is a `Stepper`: ``init(state) -> state`` and ``step(state) -> (state, info)``.
 """
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from cumulant.checks import require_finite, require_float, sentence, shape
-from cumulant.dynamics.ascend import Ascend
+from cumulant.dynamics.attention_step import Ascend
 from cumulant.dynamics.renormalize import Renormalize, Unchanged
 from cumulant.typing import PerQuery, Queries, Stepper
 
@@ -26,13 +26,13 @@ ORDERS = ("post", "pre")
 Dynamics = Stepper
 
 
-class Info(NamedTuple):
-    """What one step of a `Layer` did; without gradient.
+class LayerInfo(NamedTuple):
+    """Diagnostics of one step of a `Layer`; without gradient.
 
     growth      (*batch)  root mean square norm after the ascent, over that before it (pre-norm: of the stream)
     contraction (*batch)  the largest operator norm bound of the normaliser where it acted: below 1 it contracts
-    moved       (*batch)  the longest way a particle went in the whole step
-    log_volume  (*batch)  mean of log|det(I ± γ s M C_i)| over the particles, or None if it was not asked for
+    moved       (*batch)  the largest displacement of a particle
+    log_volume  (*batch)  mean of log|det(I ± γ s M C_i)| over the particles, None unless `Layer.volume`
     """
 
     growth: PerQuery
@@ -46,9 +46,9 @@ class Layer:
     """One layer of a transformer, W = I, for a cloud x (*batch, n, d).
 
     ascend       the residual step
-    renormalize  what follows it ("post") or what it reads through ("pre")
+    renormalize  the norm after it ("post") or before it ("pre")
     order        "post" or "pre"
-    volume       True: `Info` carries log_volume, which costs a sweep with d²/2 values per particle
+    volume       True: `LayerInfo` carries log_volume, which costs a sweep with d²/2 values per particle
 
     >>> import torch
     >>> from cumulant.dynamics import Ascend, SphereNorm
@@ -74,7 +74,7 @@ class Layer:
             raise ValueError(sentence("Layer.order", "'post' or 'pre'", repr(self.order), "Pick one."))
 
     def init(self, state: Queries) -> Queries:
-        """The start: the cloud itself (pre), or renormalised (post):  (*batch, n, d) → (*batch, n, d)."""
+        """The initial state: the cloud itself (pre), or renormalised (post):  (*batch, n, d) → (*batch, n, d)."""
         x = require_float("Layer.init", state)
         if x.ndim < 2 or 0 in x.shape[-2:]:
             expected = "a cloud (*batch, n, d) of at least one particle"
@@ -86,28 +86,28 @@ class Layer:
         """The next cloud alone:  (*batch, n, d) → (*batch, n, d)."""
         return self._apply(x)[-1]
 
-    def step(self, state: Queries) -> tuple[Queries, Info]:
-        """The next cloud and what the step did; differentiable in the cloud."""
-        read, grown, following = self._apply(state)
+    def step(self, state: Queries) -> tuple[Queries, LayerInfo]:
+        """The next cloud and diagnostics of the step; differentiable in the cloud."""
+        inputs, grown, following = self._apply(state)
         with torch.no_grad():
             acted = grown if self.order == "post" else state
             bound = self.renormalize.operator_norm(acted.detach())
-            info = Info(
+            info = LayerInfo(
                 growth=_ratio(_size(grown), _size(state)),
                 contraction=bound if self.renormalize.ensemble else bound.amax(-1),
                 moved=torch.linalg.vector_norm(following - state, dim=-1).amax(-1),
-                log_volume=self.ascend.log_volume(read).mean(-1) if self.volume else None,
+                log_volume=self.ascend.log_volume(inputs).mean(-1) if self.volume else None,
             )
         return following, info
 
     def _apply(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """What the ascent read, the cloud after the ascent, and the cloud after the layer."""
+        """The input of the ascent, the cloud after the ascent, and the cloud after the layer."""
         if self.order == "post":
             grown = self.ascend(x)
             return x, grown, self.renormalize(grown)
-        read = self.renormalize(x)
-        grown = x + self.ascend.displacement(read)
-        return read, grown, grown
+        inputs = self.renormalize(x)
+        grown = x + self.ascend.displacement(inputs)
+        return inputs, grown, grown
 
 
 def _size(x: Tensor) -> Tensor:

@@ -2,8 +2,8 @@
 
     S = A^½,      S dS + dS S = dA                   the root, and the Sylvester equation of its derivative
 
-The derivative of an eigenvector divides by differences of eigenvalues; a whitened cloud has none. This one divides by
-sums of roots instead.
+The derivative of an eigenvector divides by differences of eigenvalues, which are 0 for a whitened cloud; this one
+divides by sums of roots.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ def symmetric_root(a: Tensor) -> Tensor:
     tensor([[2.0000, 1.0000],
             [1.0000, 2.0000]])
     """
-    return _Root.apply((a + a.mT) / 2)  # pyright: ignore[reportReturnType]
+    return _SymmetricRoot.apply((a + a.mT) / 2)  # pyright: ignore[reportReturnType]
 
 
 def symmetric_transport(a: Tensor, b: Tensor | None = None) -> Tensor:
-    """The symmetric positive definite R with R A R = B: the optimal transport from N(0, A) to N(0, B) (X-5a).
+    """The symmetric positive definite R with R A R = B: the optimal transport from N(0, A) to N(0, B) (X-5).
 
         R = A^{−½} (A^½ B A^½)^½ A^{−½},        = B^½ A^{−½} where A and B commute,        = A^{−½} for B = I
 
@@ -56,7 +56,7 @@ def require_positive_definite(where: str, matrix: object) -> Tensor:
     return factor
 
 
-class _Root(torch.autograd.Function):
+class _SymmetricRoot(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod

@@ -1,8 +1,8 @@
-"""Numbers that say what a cloud has become: how far from Gaussian, how many clusters, which rank, what energy.
+"""Statistics of a cloud of particles: distance to a Gaussian, cumulants, rank, clusters, energy.
 
 Each is a function of a cloud x (*batch, n, d), one number per cloud unless it says otherwise, O(n · directions) or
-O(n d²) but for the energies and `effective_keys`, which are attention sweeps. Directions come from NumPy's generator,
-so that a number can be recomputed anywhere.
+O(n d²); the energy and `effective_keys` are attention over all pairs. Directions come from NumPy's generator, so that
+values are reproducible on any device.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cumulant.kernels import moments
 from cumulant.typing import Codes, PerQuery, Queries
 
 ROUNDING = 8  # units of rounding, relative to the largest entry, below which a spread counts as none
-LIMIT = 60  # clusters that `READOUTS["clusters"]` looks for; LIMIT + 1 means more
+MAX_CLUSTERS = 60  # that `READOUTS["clusters"]` counts; one more means more
 
 
 def w2_to_gaussian(x: Queries, directions: int = 64, seed: int = 1) -> PerQuery:
@@ -41,15 +41,15 @@ def w2_to_gaussian(x: Queries, directions: int = 64, seed: int = 1) -> PerQuery:
     return gap.square().mean(-1).sqrt().mean(-1)
 
 
-class Band(NamedTuple):
-    """Mean and standard deviation of a readout over clouds drawn from its null."""
+class GaussianBand(NamedTuple):
+    """Mean and standard deviation of `w2_to_gaussian` over Gaussian samples."""
 
     mean: float
     std: float
 
 
-def gaussian_band(n: int, d: int, draws: int = 20, seed: int = 0, directions: int = 64) -> Band:
-    """`w2_to_gaussian` of clouds of n independent N(0, I_d) particles: what "as Gaussian as a sample can be" means.
+def gaussian_band(n: int, d: int, draws: int = 20, seed: int = 0, directions: int = 64) -> GaussianBand:
+    """`w2_to_gaussian` of clouds of n independent N(0, I_d) particles, the null distribution of that distance.
 
     >>> band = gaussian_band(600, 1)
     >>> round(band.mean, 4), round(band.std, 4)
@@ -58,9 +58,9 @@ def gaussian_band(n: int, d: int, draws: int = 20, seed: int = 0, directions: in
     for name, value, least in (("n", n, 1), ("d", d, 1), ("draws", draws, 2)):
         _require_count(f"gaussian_band.{name}", value, least)
     rng = np.random.default_rng(seed)
-    found = [w2_to_gaussian(torch.from_numpy(rng.standard_normal((n, d))), directions) for _ in range(draws)]
-    values = torch.stack(found)
-    return Band(values.mean().item(), values.std().item())
+    samples = (torch.from_numpy(rng.standard_normal((n, d))) for _ in range(draws))
+    values = torch.stack([w2_to_gaussian(x, directions) for x in samples])
+    return GaussianBand(values.mean().item(), values.std().item())
 
 
 def cumulants(x: Queries, order: int = 4, directions: int = 64, seed: int = 1) -> Tensor:
@@ -81,11 +81,11 @@ def cumulants(x: Queries, order: int = 4, directions: int = 64, seed: int = 1) -
     for _ in range(order):
         power = power * z
         raw.append(power.mean(-1))
-    found: list[Tensor] = []
+    kappa: list[Tensor] = []
     for k in range(1, order + 1):
-        known = [math.comb(k - 1, j - 1) * found[j - 1] * raw[k - j - 1] for j in range(1, k)]
-        found.append(raw[k - 1] - torch.stack(known).sum(0) if known else raw[0])
-    return torch.stack([(c.abs() if k % 2 == 0 else c).mean(-1) for k, c in enumerate(found)], -1)
+        known = [math.comb(k - 1, j - 1) * kappa[j - 1] * raw[k - j - 1] for j in range(1, k)]
+        kappa.append(raw[k - 1] - torch.stack(known).sum(0) if known else raw[0])
+    return torch.stack([(c.abs() if k % 2 == 0 else c).mean(-1) for k, c in enumerate(kappa)], -1)
 
 
 def skewness(x: Queries, directions: int = 64, seed: int = 1) -> PerQuery:
@@ -130,9 +130,9 @@ class Clusters(NamedTuple):
 
 
 def clusters(x: Queries, tol: float = 0.05, limit: int | None = None) -> Clusters:
-    """Greedy clusters: in order, each particle joins the first one whose founder is nearer than tol √d, or founds one.
+    """Greedy clusters: in order, each particle joins the first one whose first member is within tol √d, or starts one.
 
-    limit  stop once more than so many were founded; a cloud that has not clustered costs O(n² d) without it
+    limit  stop beyond so many clusters; without it a cloud that has not clustered costs O(n² d)
 
     >>> import torch
     >>> clusters(torch.tensor([[0.0], [1.0], [0.01], [1.02], [1.01]]))
@@ -143,15 +143,17 @@ def clusters(x: Queries, tol: float = 0.05, limit: int | None = None) -> Cluster
         raise ValueError(sentence("clusters.tol", "a positive number", tol, "It is relative to √d."))
     if limit is not None:
         _require_count("clusters.limit", limit, 1)
-    every = [_founders(cloud, tol * math.sqrt(x.shape[-1]), limit) for cloud in x.detach().reshape(-1, *x.shape[-2:])]
-    width = max([0, *map(len, every)])
-    sizes = torch.tensor([s + [0] * (width - len(s)) for s in every], dtype=torch.int64, device=x.device)
-    count = torch.tensor([len(s) for s in every], dtype=torch.int64, device=x.device)
+    sizes_of = [
+        _cluster_sizes(cloud, tol * math.sqrt(x.shape[-1]), limit) for cloud in x.detach().reshape(-1, *x.shape[-2:])
+    ]
+    width = max([0, *map(len, sizes_of)])
+    sizes = torch.tensor([s + [0] * (width - len(s)) for s in sizes_of], dtype=torch.int64, device=x.device)
+    count = torch.tensor([len(s) for s in sizes_of], dtype=torch.int64, device=x.device)
     return Clusters(count.reshape(x.shape[:-2]), sizes.reshape(*x.shape[:-2], width))
 
 
-def _founders(cloud: Tensor, radius: float, limit: int | None) -> list[int]:
-    """Sizes, descending. Founder by founder instead of particle by particle, which gives the same clusters."""
+def _cluster_sizes(cloud: Tensor, radius: float, limit: int | None) -> list[int]:
+    """Cluster sizes, descending; cluster by cluster, which gives the same result as particle by particle."""
     sizes: list[int] = []
     while len(cloud) and (limit is None or len(sizes) <= limit):
         away = torch.linalg.vector_norm(cloud - cloud[0], dim=-1) >= radius
@@ -207,18 +209,8 @@ def log_interaction_energy(x: Queries, beta: float, log_weights: Tensor | None =
     return torch.logsumexp(g if log_weights is None else g + log_weights, -1) - math.log(2)
 
 
-def interaction_energy(x: Queries, beta: float, log_weights: Tensor | None = None) -> PerQuery:
-    """exp of `log_interaction_energy`; +inf where that leaves the floating numbers.
-
-    >>> import torch
-    >>> interaction_energy(torch.zeros(3, 2), 1.0)
-    tensor(4.5000)
-    """
-    return log_interaction_energy(x, beta, log_weights).exp()
-
-
 def effective_keys(x: Queries, scale: float = 1.0) -> PerQuery:
-    """Mean over particles of 1/Σ_j a_ij², how many others each one averages (X-8, X-9):  (*batch, n, d) → (*batch).
+    """Mean over particles of 1/Σ_j a_ij², the effective number of keys (X-8, X-9):  (*batch, n, d) → (*batch).
 
     >>> import torch
     >>> effective_keys(torch.zeros(7, 2))
@@ -234,7 +226,7 @@ READOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "kurtosis": kurtosis,
     "cumulants": cumulants,
     "effective_rank": effective_rank,
-    "clusters": lambda x: clusters(x, limit=LIMIT).count,
+    "clusters": lambda x: clusters(x, limit=MAX_CLUSTERS).count,
     "mean_cosine": mean_cosine,
     "mean_norm": mean_norm,
     "effective_keys": effective_keys,
@@ -250,7 +242,7 @@ def _cloud(where: str, x: object) -> Tensor:
 
 
 def _centred(x: Tensor) -> tuple[Tensor, Tensor]:
-    """x about its mean, and whether nothing but rounding is left of a cloud (*batch)."""
+    """x about its mean, and whether that is zero up to rounding (*batch)."""
     away = x - x.mean(-2, keepdim=True)
     floor = ROUNDING * torch.finfo(x.dtype).eps * x.abs().amax((-2, -1))
     return away, away.abs().amax((-2, -1)) <= floor

@@ -1,12 +1,12 @@
-"""What brings a cloud back after it expanded: normalisers of each token, and of the ensemble (S1-A4, S0-C6).
+"""Normalisers of clouds of particles: of each token, and of the ensemble (S1-A4, S0-C6).
 
     per token    SphereNorm, RMSNorm, LayerNorm      onto a sphere or an ellipsoid: never a Gaussian (S0-C7)
     ensemble     BatchNorm, Whiten                   two moments of the law, diagonal or full (S1-T1)
 
-    RN(αy) = RN(y) for α > 0,      RN ∘ RN = RN      without gain or bias; nothing is added to a variance unless asked
+    RN(αy) = RN(y) for α > 0,      RN ∘ RN = RN      without gain or bias; no ε is added to a variance unless asked
 
 Each has ``operator_norm``, the bound of its Jacobian at y: below 1 it contracts there. None contracts everywhere, and
-each refuses the clouds where it is singular.
+each raises `NormalizationError` for clouds where it is singular.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from cumulant.checks import holds, require_alike, require_finite, require_float,
 from cumulant.dynamics.matrices import require_positive_definite, symmetric_root, symmetric_transport
 from cumulant.typing import PerQuery, Queries
 
-KINDS = ("zca", "cholesky", "pca")
+WHITENINGS = ("zca", "cholesky", "pca")
 ROUNDING = 8  # units of rounding, relative to the largest entry, below which a spread counts as none
 
 
-class Refused(ValueError):
-    """A cloud on which a renormaliser is singular; ``kind`` is "singular", "collapsed" (one point) or "nonfinite"."""
+class NormalizationError(ValueError):
+    """A normaliser is singular at a cloud; ``kind`` is "singular", "collapsed" (one point) or "nonfinite"."""
 
     def __init__(self, message: str, kind: str = "singular"):
         super().__init__(message)
@@ -55,13 +55,15 @@ class Renormalize(ABC):
             raise ValueError(sentence(f"{name}.y", "a cloud (*batch, n, d), d ≥ 1", shape(y), "Add the particle axis."))
         if not holds(y.isfinite()):
             bad = f"{int((~y.isfinite()).sum())} entries that are NaN or infinite"
-            raise Refused(sentence(f"{name}.y", "finite values", bad, "Take smaller steps."), "nonfinite")
+            raise NormalizationError(sentence(f"{name}.y", "finite values", bad, "Take smaller steps."), "nonfinite")
         return y
 
     def _refuse_tokens(self, bad: Tensor, what: str) -> None:
         if not holds(~bad):
             got = f"{int(bad.sum())} of {bad.numel()} tokens {what}"
-            raise Refused(sentence(type(self).__name__, "tokens it can scale", got, "Move them or drop them first."))
+            raise NormalizationError(
+                sentence(type(self).__name__, "tokens it can scale", got, "Move them or drop them first.")
+            )
 
 
 @final
@@ -105,7 +107,7 @@ class SphereNorm(Renormalize):
     def _direction(self, y: Tensor) -> Tensor:
         y = self._cloud(y)
         self._refuse_tokens((y == 0).all(-1), "have norm 0")
-        return _unit(y)
+        return _normalize(y)
 
 
 @final
@@ -159,7 +161,7 @@ class LayerNorm(Renormalize):
         _check_vector("LayerNorm.bias", self.bias)
 
     def __call__(self, y: Queries) -> Queries:
-        unit = _unit(self._centred(y)) * math.sqrt(y.shape[-1])
+        unit = _normalize(self._centred(y)) * math.sqrt(y.shape[-1])
         bias = _per_channel("LayerNorm.bias", self.bias, y, 0.0)
         return unit * _per_channel("LayerNorm.gain", self.gain, y, 1.0) + bias
 
@@ -209,7 +211,7 @@ class BatchNorm(Renormalize):
             got = f"{int(flat.sum())} of {flat.numel()} channels of variance 0"
             got += ": the cloud has collapsed to a point" if point else ""
             message = sentence("BatchNorm", "channels that vary over the particles", got, "Drop or move them first.")
-            raise Refused(message, "collapsed" if point else "singular")
+            raise NormalizationError(message, "collapsed" if point else "singular")
         return centred, deviation
 
 
@@ -222,14 +224,14 @@ class Whiten(Renormalize):
         cholesky   R = L_B L_A⁻¹                      triangular
         pca        R = B^½ Λ^{−½} Uᵀ                  principal axes of A, largest first, their largest entries positive
 
-    The symmetric one is (I + Σ)⁻¹ in Theorem 1, so that it undoes the step on every particle (X-5a); the others do it
-    up to a rotation. Norm |R| on fluctuations, 1/√λ_min(A) for B = I.
+    In S1-T1 the symmetric one is (I + Σ)⁻¹, so that it undoes the step on every particle (X-5); the others do it up to
+    a rotation. Norm |R| on fluctuations, 1/√λ_min(A) for B = I.
 
     mean        (d,); 0 if None
     covariance  (d, d), symmetric positive definite; the identity if None
-    ridge       added to the eigenvalues of A. Above 0 a singular cloud is served and the target is missed
+    ridge       added to the eigenvalues of A. Above 0 a singular cloud is accepted and the target is missed
 
-    pca has no derivative where eigenvalues of A meet, and turns a white cloud anyhow; the others know neither trouble.
+    pca has no derivative where eigenvalues of A coincide, and rotates a white cloud arbitrarily; the others do neither.
 
     >>> import torch
     >>> Whiten()(torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 3.0], [0.0, -3.0]]))
@@ -246,8 +248,8 @@ class Whiten(Renormalize):
     ensemble: ClassVar[bool] = True
 
     def __post_init__(self):
-        if self.kind not in KINDS:
-            raise ValueError(sentence("Whiten.kind", f"one of {', '.join(KINDS)}", repr(self.kind), "Pick one."))
+        if self.kind not in WHITENINGS:
+            raise ValueError(sentence("Whiten.kind", f"one of {', '.join(WHITENINGS)}", repr(self.kind), "Pick one."))
         if not 0 <= self.ridge < math.inf:
             raise ValueError(sentence("Whiten.ridge", "a number ≥ 0", self.ridge, "0 adds nothing."))
         _check_vector("Whiten.mean", self.mean)
@@ -265,18 +267,18 @@ class Whiten(Renormalize):
     def operator_norm(self, y: Queries, moments: tuple[Tensor, Tensor] | None = None) -> PerQuery:
         return torch.linalg.matrix_norm(self._affine(y, moments)[1], ord=2)
 
-    def _affine(self, y: Tensor, given: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor]:
+    def _affine(self, y: Tensor, population: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor]:
         """ȳ (*batch, 1, d) and R (*batch, d, d)."""
         y = self._cloud(y)
         d, rounding = y.shape[-1], ROUNDING * torch.finfo(y.dtype).eps
-        if given is None:
+        if population is None:
             _require_particles("Whiten", y)
             centre = y.mean(-2, keepdim=True)
             away = y - centre
             a = away.mT @ away / y.shape[-2]
             floor = (rounding * y.detach().abs().amax((-2, -1))).square()
         else:
-            centre, a = _population(given, y)
+            centre, a = _require_moments(population, y)
             floor = torch.zeros_like(a[..., 0, 0])
         if self.ridge:
             a = a + self.ridge * torch.eye(d, dtype=y.dtype, device=y.device)
@@ -313,11 +315,11 @@ class Whiten(Renormalize):
         point = bool((rank == 0).any())
         got = f"rank {int(rank.min())}{clouds}" + (": the cloud has collapsed to a point" if point else "")
         message = sentence("Whiten", f"a covariance of full rank d={d}", got, "Pass ridge=… to regularise.")
-        raise Refused(message, "collapsed" if point else "singular")
+        raise NormalizationError(message, "collapsed" if point else "singular")
 
 
-def _unit(y: Tensor) -> Tensor:
-    """y/|y|, whatever its size: divided by its largest entry first, so that no square over- or underflows."""
+def _normalize(y: Tensor) -> Tensor:
+    """y/|y|, divided by its largest entry first, so that no square over- or underflows."""
     y = y / y.detach().abs().amax(-1, keepdim=True)
     return y / torch.linalg.vector_norm(y, dim=-1, keepdim=True)
 
@@ -342,11 +344,13 @@ def _per_channel(where: str, value: Tensor | float | None, y: Tensor, default: f
 
 def _require_particles(where: str, y: Tensor) -> None:
     if y.shape[-2] == 0:
-        raise Refused(sentence(f"{where}.y", "at least one particle", "none", "An empty cloud has no moments."))
+        raise NormalizationError(
+            sentence(f"{where}.y", "at least one particle", "none", "An empty cloud has no moments.")
+        )
 
 
-def _population(given: tuple[Tensor, Tensor], y: Tensor) -> tuple[Tensor, Tensor]:
-    mean, covariance = given
+def _require_moments(moments: tuple[Tensor, Tensor], y: Tensor) -> tuple[Tensor, Tensor]:
+    mean, covariance = moments
     d = y.shape[-1]
     for name, tensor, size in (("mean", mean, (d,)), ("covariance", covariance, (d, d))):
         where = f"Whiten.moments ({name})"

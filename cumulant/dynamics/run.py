@@ -1,4 +1,4 @@
-"""The one driver: step a dynamics, read numbers off the states, stop with a reason."""
+"""Iterates a dynamics, records readouts of its states, and stops with a reason."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from torch import Tensor
 from cumulant.checks import sentence
 from cumulant.dynamics.layer import Dynamics
 from cumulant.dynamics.readouts import READOUTS
-from cumulant.dynamics.renormalize import Refused
+from cumulant.dynamics.renormalize import NormalizationError
 from cumulant.solve.solution import CodeWithMessage
 
-DEFAULT = ("w2_to_gaussian", "skewness", "kurtosis", "effective_rank", "clusters", "mean_norm")
+DEFAULT_READOUTS = ("w2_to_gaussian", "skewness", "kurtosis", "effective_rank", "clusters", "mean_norm")
 
 
 class Halt(CodeWithMessage):
@@ -33,7 +33,7 @@ class Halt(CodeWithMessage):
 
 
 class Trajectory(NamedTuple):
-    """What was read along a run, and how it ended.
+    """Readouts along a run, and how it ended.
 
     times     (t,)  the steps after which the state was read: 0, every, 2·every, …, and the last
     readings  name → (t, *batch)      one row per time
@@ -41,7 +41,7 @@ class Trajectory(NamedTuple):
     states    time → state, for the times in ``keep`` that were reached
     halt      a `Halt`
     reason    one sentence
-    info      name → (t − 1, *batch)  what the step that led to times[1:] reported of itself
+    info      name → (t − 1, *batch)  the info of the steps that led to times[1:]
     """
 
     times: Tensor
@@ -55,7 +55,7 @@ class Trajectory(NamedTuple):
     @property
     def summary(self) -> str:
         """One line: how it ended, then each reading from first to last, averaged over a batch."""
-        parts = [f"{name} {_brief(values[0])} → {_brief(values[-1])}" for name, values in self.readings.items()]
+        parts = [f"{name} {_mean_text(values[0])} → {_mean_text(values[-1])}" for name, values in self.readings.items()]
         return "; ".join([f"{self.halt.name} after {int(self.times[-1])} steps ({self.reason})", *parts])
 
 
@@ -64,20 +64,20 @@ def run(
     state: Any,
     steps: int,
     *,
-    readouts: Collection[str] | Mapping[str, Callable[[Any], Tensor]] = DEFAULT,
+    readouts: Collection[str] | Mapping[str, Callable[[Any], Tensor]] = DEFAULT_READOUTS,
     every: int = 1,
     keep: Iterable[int] = (),
     tol: float | None = None,
     bound: float = 1e12,
     progress: Callable[[int, int], object] | None = None,
 ) -> Trajectory:
-    """Take ``steps`` steps from ``dynamics.init(state)``, without gradients, holding one state and the readings.
+    """Take ``steps`` steps from ``dynamics.init(state)``, without gradients, and record readouts.
 
-    readouts  names among `READOUTS`, or name → function of the state. The default reads clouds; of other states nothing
+    readouts  names among `READOUTS`, or name → function of the state. The default reads clouds only
     every     read after every so many steps; the start and the end are always read
-    keep      times whose states are kept whole
-    tol       CONVERGED as soon as no particle moves more than this in a step (of a law: no parameter); None never asks
-    bound     DIVERGED as soon as a number of the state exceeds it, is infinite or NaN; what was read until then stays
+    keep      times whose states are stored
+    tol       CONVERGED as soon as no particle moves more than this (of a law: no parameter) in a step; None: never
+    bound     DIVERGED as soon as a number of the state exceeds it, is infinite or NaN; readings until then are kept
     progress  called with (steps taken, steps) after each
 
     Clouds of a batch start and stop together. A start that cannot be renormalised raises; a state on the way that
@@ -86,32 +86,32 @@ def run(
     >>> import torch
     >>> from cumulant.dynamics import Ascend, Layer, SphereNorm
     >>> layer = Layer(ascend=Ascend(), renormalize=SphereNorm())
-    >>> found = run(layer, torch.tensor([[1.0, 0.0], [0.0, 1.0]]), 100, readouts=("mean_cosine",), tol=1e-4)
-    >>> found.summary
+    >>> path = run(layer, torch.tensor([[1.0, 0.0], [0.0, 1.0]]), 100, readouts=("mean_cosine",), tol=1e-4)
+    >>> path.summary
     'CONVERGED after 15 steps (no particle moved more than tol = 0.0001); mean_cosine 0.5 → 1'
     """
-    kept = _check(dynamics, steps, every, keep, tol, bound)
+    stored_times = _check(dynamics, steps, every, keep, tol, bound)
     with torch.no_grad():
         state = dynamics.init(state)
-        log = _Log(_functions(readouts, state), kept)
+        log = _Log(_functions(readouts, state), stored_times)
         log.read(0, state)
         halt, reason, info = Halt.FINISHED, Halt.FINISHED.sentence, None
         taken = 0
         while taken < steps:
             try:
                 following, info = dynamics.step(state)
-            except Refused as refusal:
+            except NormalizationError as refusal:
                 halt, reason = _refusal(refusal, taken + 1)
                 break
-            why = _divergence(following, bound)
-            if why is not None:
-                halt, reason = Halt.DIVERGED, f"step {taken + 1}: {why}"
+            cause = _divergence(following, bound)
+            if cause is not None:
+                halt, reason = Halt.DIVERGED, f"step {taken + 1}: {cause}"
                 break
-            taken, gone, state = taken + 1, None if tol is None else _distance(following, state), following
+            taken, moved, state = taken + 1, None if tol is None else _distance(following, state), following
             if progress is not None:
                 progress(taken, steps)
-            log.keep(taken, state)
-            if gone is not None and tol is not None and gone <= tol:
+            log.store(taken, state)
+            if moved is not None and tol is not None and moved <= tol:
                 halt, reason = Halt.CONVERGED, f"{Halt.CONVERGED.sentence} = {tol:g}"
                 break
             if taken % every == 0:
@@ -129,10 +129,10 @@ def run(
 
 
 class _Log:
-    """Readings and kept states, row by row; a time is read once."""
+    """Readings and stored states, row by row; a time is read once."""
 
-    def __init__(self, functions: Mapping[str, Callable[[Any], Tensor]], kept: set[int]):
-        self.functions, self.kept = functions, kept
+    def __init__(self, functions: Mapping[str, Callable[[Any], Tensor]], stored_times: set[int]):
+        self.functions, self.stored_times = functions, stored_times
         self.times: list[int] = []
         self.rows: dict[str, list[Tensor]] = {name: [] for name in functions}
         self.infos: dict[str, list[Tensor]] = {}
@@ -141,15 +141,15 @@ class _Log:
     def read(self, time: int, state: Any, info: Any = None) -> None:
         if self.times and self.times[-1] == time:
             return
-        self.keep(time, state)
+        self.store(time, state)
         self.times.append(time)
         for name, function in self.functions.items():
             self.rows[name].append(torch.as_tensor(function(state)).detach())
         for name, value in _named(info).items():
             self.infos.setdefault(name, []).append(value)
 
-    def keep(self, time: int, state: Any) -> None:
-        if time in self.kept:
+    def store(self, time: int, state: Any) -> None:
+        if time in self.stored_times:
             self.states[time] = state
 
 
@@ -158,18 +158,18 @@ def _stacked(rows: dict[str, list[Tensor]]) -> dict[str, Tensor]:
 
 
 def _named(info: Any) -> dict[str, Tensor]:
-    """The tensors of a step's record by name; what is no NamedTuple has none."""
+    """The tensors of an info NamedTuple by name; none of anything else."""
     names = getattr(info, "_fields", ())
     return {name: getattr(info, name).detach() for name in names if isinstance(getattr(info, name), Tensor)}
 
 
-def _refusal(refusal: Refused, step: int) -> tuple[Halt, str]:
+def _refusal(refusal: NormalizationError, step: int) -> tuple[Halt, str]:
     kinds = {"collapsed": Halt.COLLAPSED, "nonfinite": Halt.DIVERGED}
     return kinds.get(refusal.kind, Halt.REFUSED), f"step {step}: {refusal}"
 
 
 def _divergence(state: Any, bound: float) -> str | None:
-    """Why a state counts as diverged; None if it does not. In a law −inf is the logarithm of a weight 0."""
+    """Why a state counts as diverged, or None. In a law −inf is the logarithm of a weight 0."""
     for tensor in _tensors(state):
         absent = torch.zeros_like(tensor, dtype=torch.bool) if isinstance(state, Tensor) else tensor == -torch.inf
         bad = ~(tensor.isfinite() | absent)
@@ -182,7 +182,7 @@ def _divergence(state: Any, bound: float) -> str | None:
 
 
 def _distance(following: Any, state: Any) -> float:
-    """How far the particle went that went furthest; of a law, the largest change of a parameter."""
+    """The largest displacement of a particle; of a law, the largest change of a parameter."""
     if isinstance(state, Tensor):
         return torch.linalg.vector_norm(following - state, dim=-1).max().item()
     pairs = [(a, b) for a, b in zip(_tensors(following), _tensors(state), strict=True) if a.numel() or b.numel()]
@@ -205,7 +205,7 @@ def _tensors(state: Any) -> list[Tensor]:
 def _functions(readouts: Any, state: Any) -> Mapping[str, Callable[[Any], Tensor]]:
     if isinstance(readouts, Mapping):
         return readouts
-    if readouts is DEFAULT and not isinstance(state, Tensor):
+    if readouts is DEFAULT_READOUTS and not isinstance(state, Tensor):
         return {}
     names = (readouts,) if isinstance(readouts, str) else tuple(readouts)
     for name in names:
@@ -226,12 +226,12 @@ def _check(dynamics: object, steps: Any, every: Any, keep: Iterable[int], tol: f
         raise ValueError(sentence("run.tol", "a number ≥ 0, or None", tol, "None runs all steps."))
     if not bound > 0:
         raise ValueError(sentence("run.bound", "a positive number", bound, "1e12 is far beyond any layer."))
-    kept = set(keep)
-    if not all(isinstance(t, int) and 0 <= t <= steps for t in kept):
+    times = set(keep)
+    if not all(isinstance(t, int) and 0 <= t <= steps for t in times):
         expected = f"times from 0 to steps = {steps}"
-        raise ValueError(sentence("run.keep", expected, sorted(kept), "They are numbers of steps."))
-    return kept
+        raise ValueError(sentence("run.keep", expected, sorted(times), "They are numbers of steps."))
+    return times
 
 
-def _brief(values: Tensor) -> str:
+def _mean_text(values: Tensor) -> str:
     return f"{values.double().mean().item():.4g}"

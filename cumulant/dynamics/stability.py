@@ -1,4 +1,4 @@
-"""Whether an equilibrium attracts: multipliers of cumulants, rates on the sphere, spectra of a map and of a run.
+"""Linear stability of equilibria: multipliers of cumulants and correlations per layer, growth rates on the sphere (§5).
 
     whitening   κ_n → λ_n κ_n,  λ_n = 1 + n v s^{n−1}/(1 + vs),  n ≥ 3                       at N(0, I)           (X-6)
     sphere      degree n grows at the rate  n(n+d−2)/β · I_{n+d/2−1}(β)/I_{d/2−1}(β)         at the uniform law   (X-7)
@@ -10,10 +10,10 @@ v is the value (its sign is that of the step), s the logit scale of the whitened
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations_with_replacement, permutations
-from typing import NamedTuple, overload
+from typing import overload
 
 import torch
 from torch import Tensor
@@ -23,7 +23,6 @@ from cumulant.special import hyp0f1
 
 ORDERS = range(3, 65)
 LARGEST = 1 << 16  # entries of a cumulant tensor
-Map = Callable[[Tensor], Tensor]
 
 
 @overload
@@ -31,13 +30,13 @@ def cumulant_multiplier(n: int, v: float, s: float) -> float: ...
 @overload
 def cumulant_multiplier(n: int, v: Tensor, s: Tensor) -> Tensor: ...
 def cumulant_multiplier(n: int, v: float | Tensor, s: float | Tensor) -> float | Tensor:
-    """What one layer with full whitening multiplies the n-th cumulant of a nearly Gaussian law by (X-6).
+    """The factor by which one layer with full whitening multiplies the n-th cumulant of a nearly Gaussian law (X-6).
 
         λ_n = 1 + n v s^{n−1}/(1 + vs)                              numbers
         eigenvalues of `cumulant_map`                               matrices
 
     To first order in κ_n, and up to terms of higher cumulants, which do not change the eigenvalues. Above 1 in modulus
-    the Gaussian is left in that order.
+    a perturbation of that order grows.
 
     v, s  numbers, or both matrices (d, d): values V z_j, logits z_iᵀ B z_j in coordinates where z is white. Then all
           eigenvalues of the map on symmetric tensors of order n are returned, by modulus
@@ -62,7 +61,7 @@ def cumulant_multiplier(n: int, v: float | Tensor, s: float | Tensor) -> float |
 
 @dataclass(frozen=True, eq=False)
 class CumulantMap:
-    """What one layer with symmetric whitening does to the cumulant tensor of order n of a nearly Gaussian law (X-6).
+    """One layer with symmetric whitening as a linear map of cumulant tensors of order n, near a Gaussian (X-6).
 
         κ ↦ Q^{⊗n} (κ + Σ_k S_k κ),     S_k κ: L⁻¹V on slot k and B on the others;     L = I + VBᵀ,   Q = (LLᵀ)^{−½} L
 
@@ -84,20 +83,22 @@ class CumulantMap:
             expected = f"n = {n} axes of length d = {d}"
             raise ValueError(sentence("CumulantMap.cumulant", expected, shape(cumulant), "One axis per slot."))
         require_alike("CumulantMap.cumulant", cumulant, "the matrices", self.moved)
-        slots = [_each(cumulant, [self.moved if k == slot else self.bilinear for k in range(n)]) for slot in range(n)]
-        return _each(cumulant + torch.stack(slots).sum(0), [self.rotation] * n)
+        slots = [
+            _apply_axes(cumulant, [self.moved if k == slot else self.bilinear for k in range(n)]) for slot in range(n)
+        ]
+        return _apply_axes(cumulant + torch.stack(slots).sum(0), [self.rotation] * n)
 
     @property
     def eigenvalues(self) -> Tensor:
-        """On symmetric tensors, the largest modulus first; complex where the map turns."""
+        """On symmetric tensors, the largest modulus first; complex where the map rotates."""
         basis = _symmetric_basis(len(self.moved), self.order).to(self.moved)
         images = torch.stack([self(e.reshape((len(self.moved),) * self.order)).reshape(-1) for e in basis.mT], -1)
-        found = torch.linalg.eigvals(basis.mT @ images)
-        return found[found.abs().argsort(descending=True)]
+        values = torch.linalg.eigvals(basis.mT @ images)
+        return values[values.abs().argsort(descending=True)]
 
     @property
     def spectral_radius(self) -> Tensor:
-        """Above 1 the Gaussian is left in this order."""
+        """Above 1 a perturbation of this order grows."""
         return self.eigenvalues[0].abs()
 
 
@@ -128,7 +129,7 @@ def component_multiplier(components: Sequence[int], v: Tensor, s: float) -> Tens
 
         λ = 1 + s^{n−1} Σ_k v_{a_k}/(1 + v_{a_k} s)
 
-    Theorem 1 is s = 1, v = eigenvalues of Σ.
+    S1-T1 is s = 1, v = eigenvalues of Σ.
 
     >>> import torch
     >>> component_multiplier((0, 0, 1), torch.tensor([0.7, 0.2], dtype=torch.float64), 0.6)
@@ -137,12 +138,12 @@ def component_multiplier(components: Sequence[int], v: Tensor, s: float) -> Tens
     _require_order(len(components))
     if require_float("component_multiplier.v", v).ndim != 1:
         raise ValueError(sentence("component_multiplier.v", "shape (d,)", shape(v), "One value per coordinate."))
-    chosen = v[torch.as_tensor(list(components), device=v.device)]
-    return 1 + s ** (len(components) - 1) * (chosen / (1 + chosen * s)).sum()
+    values = v[torch.as_tensor(list(components), device=v.device)]
+    return 1 + s ** (len(components) - 1) * (values / (1 + values * s)).sum()
 
 
 def attracting(v: float, s: float, orders: Sequence[int] = ORDERS) -> bool:
-    """Whether |λ_n| < 1 for all these orders: infinitely many particles come back to a Gaussian they left a little.
+    """Whether |λ_n| < 1 for all these orders: small perturbations of a Gaussian decay, for infinitely many particles.
 
     Orders beyond 64 follow the last ones if |s| < 1. In clouds of some hundred particles it also takes s ≲ 0.7 (§5.5).
 
@@ -151,7 +152,7 @@ def attracting(v: float, s: float, orders: Sequence[int] = ORDERS) -> bool:
     """
     if 1 + v * s <= 0:
         return False
-    return all(-2 < _change(n, v, s) < 0 for n in orders)  # λ_n − 1, which rounding would lose in λ_n
+    return all(-2 < _change(n, v, s) < 0 for n in orders)  # λ_n − 1, exact where λ_n would round to 1
 
 
 def most_unstable_order(v: float, s: float, orders: Sequence[int] = ORDERS) -> int:
@@ -164,17 +165,17 @@ def most_unstable_order(v: float, s: float, orders: Sequence[int] = ORDERS) -> i
 
 
 def escape_time(particles: int, v: float, s: float) -> float:
-    """About how many layers an N-sample of the Gaussian takes to leave it, if its skewness leads (X-6).
+    """Estimated number of layers until a Gaussian N-sample is no longer Gaussian, by the growth of its skewness (X-6).
 
         log √(N/6) / log λ_3;   +inf where |λ_3| ≤ 1
 
-    The right order of magnitude: single runs scatter by a factor of several.
+    An order of magnitude: single runs scatter by a factor of several.
 
     >>> round(escape_time(600, 0.5, 0.5), 1)
     8.8
     """
     if particles < 6:
-        raise ValueError(sentence("escape_time.particles", "at least 6", particles, "Fewer have no law to leave."))
+        raise ValueError(sentence("escape_time.particles", "at least 6", particles, "Skewness needs some."))
     growth = abs(cumulant_multiplier(3, v, s))
     return math.log(math.sqrt(particles / 6)) / math.log(growth) if growth > 1 else math.inf
 
@@ -203,74 +204,14 @@ def sphere_rate(n: int, d: int, beta: float) -> float:
 
 
 def correlation_multiplier(a: float) -> float:
-    """What a diagonal norm multiplies a small correlation by, with a = vs: above 1 for attention, so rank is lost (F8).
+    """The factor by which a layer with a diagonal norm multiplies small correlations, a = vs; > 1 for attention (F8).
 
     >>> correlation_multiplier(0.6)
     1.75
     """
     if not a > -1:
-        raise ValueError(sentence("correlation_multiplier.a", "v s > −1", a, "Below it the step turns clouds over."))
+        raise ValueError(sentence("correlation_multiplier.a", "v s > −1", a, "Below it the step reverses orientation."))
     return 1 + 2 * a / (1 + a)
-
-
-class Spectrum(NamedTuple):
-    """Of the Jacobian of a map at a point: eigenvalues by modulus, singular values, log|det|."""
-
-    eigenvalues: Tensor
-    singular_values: Tensor
-    log_volume: Tensor
-
-
-def jacobian_spectrum(step: Map, x: Tensor) -> Spectrum:
-    """Of ``step``, a map of clouds, at one cloud x (n, d): the whole derivative, every particle by every other (X-3).
-
-    (nd)² numbers: for clouds of some hundred coordinates. An eigenvalue above 1 in modulus is a direction that leaves.
-
-    >>> import torch
-    >>> jacobian_spectrum(lambda x: 2 * x, torch.zeros(2, 1)).singular_values
-    tensor([2., 2.])
-    """
-    size = require_float("jacobian_spectrum.x", x).numel()
-    jacobian = torch.func.jacrev(lambda flat: step(flat.reshape(x.shape)).reshape(-1))(x.reshape(-1))
-    values = torch.linalg.eigvals(jacobian.reshape(size, size))
-    singular = torch.linalg.svdvals(jacobian.reshape(size, size))
-    return Spectrum(values[values.abs().argsort(descending=True)], singular, singular.log().sum())
-
-
-def lyapunov(step: Map, x: Tensor, steps: int, count: int = 1, *, generator: torch.Generator | None = None) -> Tensor:
-    """The ``count`` largest Lyapunov exponents per step along a run of ``step`` from x (n, d).
-
-        lim 1/T log |∂x_T/∂x_0 q|,      by products with the Jacobian and a QR factorisation after each step
-
-    Above 0 nearby clouds part. No Jacobian is formed. A tenth of the steps turns the random first frame into place and
-    is not counted.
-
-    >>> import torch
-    >>> lyapunov(lambda x: x * torch.tensor([2.0, 0.5]), torch.ones(1, 2), 200, 2)
-    tensor([ 0.6931, -0.6931])
-    """
-    size = require_float("lyapunov.x", x).numel()
-    if not 1 <= count <= size:
-        raise ValueError(sentence("lyapunov.count", f"1 to n·d = {size}", count, "One exponent per direction."))
-    if not isinstance(steps, int) or steps < 1:
-        raise ValueError(sentence("lyapunov.steps", "a positive integer", steps, "More give better averages."))
-    generator = torch.Generator(x.device).manual_seed(0) if generator is None else generator
-    frame = torch.randn(size, count, generator=generator, dtype=x.dtype, device=x.device)
-    frame = torch.linalg.qr(frame).Q
-    total = torch.zeros(count, dtype=x.dtype, device=x.device)
-
-    def flat(y: Tensor) -> Tensor:
-        return step(y.reshape(x.shape)).reshape(-1)
-
-    y = x.detach().reshape(-1)
-    begun = steps // 10
-    for number in range(steps):
-        columns = [torch.func.jvp(flat, (y,), (frame[:, k].contiguous(),)) for k in range(count)]
-        y = columns[0][0].detach()
-        frame, r = torch.linalg.qr(torch.stack([c[1] for c in columns], -1))
-        if number >= begun:
-            total = total + r.diagonal().abs().log()
-    return total / (steps - begun)
 
 
 def _matrices(v: object, s: object, where: str = "cumulant_multiplier") -> tuple[Tensor, Tensor]:
@@ -282,7 +223,7 @@ def _matrices(v: object, s: object, where: str = "cumulant_multiplier") -> tuple
     return v, s
 
 
-def _each(tensor: Tensor, matrices: list[Tensor]) -> Tensor:
+def _apply_axes(tensor: Tensor, matrices: list[Tensor]) -> Tensor:
     """One matrix on each axis."""
     for axis, matrix in enumerate(matrices):
         tensor = (tensor.movedim(axis, -1) @ matrix.mT).movedim(-1, axis)

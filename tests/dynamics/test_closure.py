@@ -1,26 +1,20 @@
-"""Laws as states: exact for Gaussians, approximate for mixtures; and what a finite number of keys does to them."""
+"""Gaussian laws as states, which is exact; and what a finite number of keys does to them."""
 
 import math
 
-import numpy as np
 import pytest
 import torch
 from scipy import integrate
 from torch.testing import assert_close
 
 from cumulant import Gaussian, moments
-from cumulant.dynamics import Ascend, Halt, Refused, Whiten, run
-from cumulant.dynamics.closure import (
-    GaussianFlow,
-    Mixture,
-    MixtureFlow,
-    blow_up_time,
+from cumulant.dynamics import Ascend, Halt, NormalizationError, Whiten, run
+from cumulant.dynamics.closure import GaussianFlow, blow_up_time, covariance_flow
+from cumulant.dynamics.finite_sample import (
     condensation_scale,
     condensed,
-    covariance_flow,
     effective_sample_size,
     fluctuation,
-    gaussian_flow,
     saturation,
 )
 
@@ -40,11 +34,6 @@ def eye(d):
 
 def gaussian(d=3, seed=0):
     return Gaussian(normal(d, seed=seed), spd(d, seed=seed + 1))
-
-
-def mixture(width=0.04):
-    loc = torch.tensor([[-1.5, 0.0], [1.0, 1.0], [0.5, -1.0]], dtype=torch.float64)
-    return Mixture(torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64).log(), loc, width * spd(2).expand(3, 2, 2))
 
 
 # ---------------------------------------------------------------------- Gaussians
@@ -140,7 +129,7 @@ def test_without_a_norm_a_run_of_laws_diverges_with_a_status():
 
 def test_a_flat_law_is_refused_by_its_rank():
     flat = Gaussian(torch.zeros(2), torch.diag(torch.tensor([1.0, 0.0])))
-    with pytest.raises(Refused, match=r"GaussianFlow: expected a covariance of full rank d=2, got rank 1"):
+    with pytest.raises(NormalizationError, match=r"GaussianFlow: expected a covariance of full rank d=2, got rank 1"):
         GaussianFlow(renormalize=True).init(flat)
     # a descent with γs = 1/λ sends everything along that axis to one point
     found = run(GaussianFlow(sign=-1, renormalize=True), Gaussian(torch.zeros(2), torch.eye(2)), 3)
@@ -152,21 +141,18 @@ def test_a_flat_law_is_refused_by_its_rank():
 
 
 @pytest.mark.parametrize(("scale", "sign"), [(1.0, 1), (0.6, 1), (1.0, -1), (-0.5, 1)])
-def test_covariance_and_mean_solve_their_equations(scale, sign):
+def test_the_covariance_solves_its_equation(scale, sign):
     law = gaussian()
     end = min(blow_up_time(law.covariance, scale=scale, sign=sign).item(), 2.0)
 
     def slope(_, y):
-        m, c = y[:3], y[3:].reshape(3, 3)
-        return np.r_[sign * (m + scale * c @ m), (2 * sign * scale * c @ c).ravel()]
+        c = y.reshape(3, 3)
+        return (2 * sign * scale * c @ c).ravel()
 
-    start = np.r_[law.loc.numpy(), law.covariance.numpy().ravel()]
+    start = law.covariance.numpy().ravel()
     for share in (0.3, 0.9):
         run_ = integrate.solve_ivp(slope, (0, share * end), start, rtol=1e-12, atol=1e-13, method="DOP853")
-        found = gaussian_flow(law, share * end, scale=scale, sign=sign)
-        assert_close(found.loc, torch.from_numpy(run_.y[:3, -1].copy()), rtol=1e-9, atol=1e-10)
-        expected = torch.from_numpy(run_.y[3:, -1].reshape(3, 3).copy())
-        assert_close(found.covariance, expected, rtol=1e-9, atol=1e-10)
+        expected = torch.from_numpy(run_.y[:, -1].reshape(3, 3).copy())
         assert_close(
             covariance_flow(law.covariance, share * end, scale=scale, sign=sign), expected, rtol=1e-9, atol=1e-10
         )
@@ -195,84 +181,6 @@ def test_small_steps_of_the_law_approach_the_flow():
         found = run(GaussianFlow(step_size=t / steps), law, steps).state
         errors.append((found.covariance - covariance_flow(law.covariance, t)).abs().max().item())
     assert errors[1] == pytest.approx(errors[0] / 2, rel=0.1)
-
-
-# ---------------------------------------------------------------------- mixtures
-
-
-def test_one_component_is_exact():
-    law = gaussian(2)
-    one = Mixture(torch.tensor([3.0], dtype=torch.float64), law.loc[None], law.covariance[None])
-    for renormalize in (False, True, gaussian(2, seed=6)):
-        arguments = {"step_size": 0.4, "scale": 0.7, "sign": -1, "metric": spd(2, seed=3), "renormalize": renormalize}
-        after, how = MixtureFlow(**arguments).step(one)
-        expected, exact = GaussianFlow(**arguments).step(law)
-        assert_close(after.loc[0], expected.loc, rtol=0, atol=1e-12)
-        assert_close(after.covariance[0], expected.covariance, rtol=0, atol=1e-12)
-        assert_close(how.log_volume, exact.log_volume, rtol=0, atol=1e-12)
-        assert how.bend.item() < 1e-14
-
-
-def test_a_step_of_a_mixture_by_its_formula():
-    before = mixture(0.5)
-    after, how = MixtureFlow(step_size=0.5, scale=0.8).step(before)
-    shares, loc, cov = before.shares.numpy(), before.loc.numpy(), before.covariance.numpy()
-
-    def mean(eta):
-        logits = np.log(shares) + loc @ eta + 0.5 * np.einsum("i,kij,j->k", eta, cov, eta)
-        w = np.exp(logits - logits.max())
-        return (w / w.sum()) @ (loc + cov @ eta)
-
-    for k in range(3):
-        step = 1e-5 * np.eye(2)
-        jacobian = np.stack([(mean(0.8 * (loc[k] + e)) - mean(0.8 * (loc[k] - e))) / 2e-5 for e in step], -1)
-        tangent = np.eye(2) + 0.5 * jacobian
-        assert_close(after.loc[k], torch.from_numpy(loc[k] + 0.5 * mean(0.8 * loc[k])), rtol=0, atol=1e-13)
-        assert_close(after.covariance[k], torch.from_numpy(tangent @ cov[k] @ tangent.T), rtol=0, atol=1e-8)
-    assert_close(after.shares, before.shares)
-    assert how.bend.item() > 0.05
-
-
-def test_narrow_components_are_closed_better():
-    error, bend = [], []
-    for width in (0.16, 0.04, 0.01):
-        before = mixture(width)
-        after, how = MixtureFlow(step_size=0.5).step(before)
-        zero = torch.zeros(2, dtype=torch.float64)
-        start = before.law.sample(zero, 200_000, generator=torch.Generator().manual_seed(0))
-        moved = Ascend(step=0.5, keys=before.law)(start)
-        error.append((moved.T.cov() - after.moments[1]).abs().max().item())
-        bend.append(how.bend.item())
-    assert error[0] > 2 * error[2]
-    assert error[2] < 0.02
-    assert bend[0] > bend[1] > bend[2]
-
-
-def test_a_renormalised_mixture_has_the_moments_of_the_target():
-    target = gaussian(2, seed=8)
-    dynamics = MixtureFlow(step_size=0.5, scale=0.5, renormalize=target)
-    state = dynamics.init(mixture())
-    for _ in range(3):
-        mean, covariance = state.moments
-        assert_close(mean, target.loc, rtol=0, atol=1e-10)
-        assert_close(covariance, target.covariance, rtol=0, atol=1e-10)
-        state, _ = dynamics.step(state)
-    found = run(MixtureFlow(step_size=0.5, scale=0.5, renormalize=True), mixture(), 20)
-    assert found.halt == Halt.FINISHED
-    assert set(found.info) == {"log_volume", "bend"}
-
-
-def test_an_absent_component_changes_nothing():
-    before = mixture()
-    w = torch.cat([before.log_weights, torch.tensor([-torch.inf], dtype=torch.float64)])
-    more = Mixture(
-        w, torch.cat([before.loc, 9 + before.loc[:1]]), torch.cat([before.covariance, before.covariance[:1]])
-    )
-    after, how = MixtureFlow().step(more)
-    expected, exact = MixtureFlow().step(before)
-    assert_close(after.loc[:3], expected.loc, rtol=0, atol=1e-13)
-    assert_close(how.log_volume, exact.log_volume, rtol=0, atol=1e-13)
-    assert_close(how.bend, exact.bend, rtol=0, atol=1e-13)
 
 
 # ---------------------------------------------------------------------- finitely many keys
@@ -327,7 +235,7 @@ def test_condensation():
     ("call", "error", "message"),
     [
         (lambda: GaussianFlow(step_size=-1.0), ValueError, r"GaussianFlow.step_size: expected a number ≥ 0, got -1.0"),
-        (lambda: MixtureFlow(scale=math.nan), ValueError, r"MixtureFlow.scale: expected a finite number"),
+        (lambda: GaussianFlow(scale=math.nan), ValueError, r"GaussianFlow.scale: expected a finite number"),
         (lambda: GaussianFlow(sign=0), ValueError, r"GaussianFlow.sign: expected \+1 or -1, got 0"),
         (
             lambda: GaussianFlow(renormalize="zca"),
@@ -342,23 +250,11 @@ def test_condensation():
         ),
         (lambda: GaussianFlow(key_map=eye(2)).step(gaussian()), ValueError, r"key_map: expected shape \(d=3, d=3\)"),
         (
-            lambda: MixtureFlow(metric=eye(3)).step(mixture()),
+            lambda: GaussianFlow(metric=eye(3)).step(gaussian(2)),
             ValueError,
-            r"MixtureFlow.metric: expected shape \(d=2, d=2\)",
+            r"GaussianFlow.metric: expected shape \(d=2, d=2\)",
         ),
         (lambda: GaussianFlow().init(torch.eye(2)), TypeError, r"GaussianFlow.init: expected a Gaussian, got Tensor"),
-        (lambda: MixtureFlow().step(gaussian()), TypeError, r"MixtureFlow.step: expected a Mixture, got Gaussian"),
-        (lambda: Mixture(torch.zeros(2), torch.zeros(3, 1), torch.ones(3, 1, 1)), ValueError, r"Mixture: expected"),
-        (
-            lambda: Mixture(torch.full((1,), -torch.inf), torch.zeros(1, 1), torch.ones(1, 1, 1)),
-            ValueError,
-            r"Mixture.log_weights: expected a finite positive mass",
-        ),
-        (
-            lambda: gaussian_flow(Gaussian(torch.zeros(1), torch.eye(1)), 0.5),
-            ValueError,
-            r"from 0 to before 0.5, got 0.5",
-        ),
         (lambda: covariance_flow(eye(2), math.inf), ValueError, r"covariance_flow.t: expected finite values"),
         (lambda: fluctuation(torch.ones(1), torch.eye(1), 0), ValueError, r"fluctuation.n: expected at least one key"),
         (lambda: condensation_scale(0), ValueError, r"condensation_scale.n: expected at least one key"),

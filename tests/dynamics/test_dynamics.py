@@ -21,11 +21,9 @@ from cumulant.dynamics import (
     SphereNorm,
     Whiten,
     clusters,
-    cumulants,
     effective_keys,
     effective_rank,
     gaussian_band,
-    interaction_energy,
     kurtosis,
     log_interaction_energy,
     mean_cosine,
@@ -34,6 +32,8 @@ from cumulant.dynamics import (
     skewness,
     w2_to_gaussian,
 )
+from cumulant.dynamics.readouts import READOUTS, cumulants
+from cumulant.dynamics.run import DEFAULT_READOUTS
 from cumulant.residual import self_attention_jacobian
 
 
@@ -423,10 +423,10 @@ def test_energies_and_effective_keys(n):
     x, w = normal(n, 3), normal(n, seed=1)
     logits = 0.6 * x.numpy() @ x.numpy().T
     close(log_interaction_energy(x, 0.6), np.logaddexp.reduce(logits.ravel()) - np.log(2), 1e-11)
-    close(interaction_energy(x, 0.6) / (np.exp(logits).sum() / 2), 1.0)
+    close(log_interaction_energy(x, 0.6).exp() / (np.exp(logits).sum() / 2), 1.0)
     weighted = logits + w.numpy()[:, None] + w.numpy()
     close(log_interaction_energy(x, 0.6, w), np.logaddexp.reduce(weighted.ravel()) - np.log(2), 1e-11)
-    assert interaction_energy(1e3 * x, 1.0) == torch.inf
+    assert log_interaction_energy(1e3 * x, 1.0).exp() == torch.inf
     assert log_interaction_energy(1e3 * x, 1.0).isfinite()
     close(effective_keys(x, 0.6), (1 / (attend(x, x, 0.6) ** 2).sum(1)).mean(), 1e-10)
 
@@ -445,7 +445,7 @@ def test_readouts_of_one_point_are_defined(d):
 
 def test_readouts_of_a_batch_are_those_of_its_clouds():
     x = normal(2, 3, 40, 3)
-    for readout in dynamics.READOUTS.values():
+    for readout in READOUTS.values():
         together = readout(x)
         for i in range(2):
             for j in range(3):
@@ -472,8 +472,8 @@ def test_the_band_of_gaussian_samples():
         (lambda: clusters(torch.zeros(3, 2), tol=0.0), ValueError, "clusters.tol"),
         (lambda: clusters(torch.zeros(3, 2), limit=0), ValueError, "clusters.limit"),
         (lambda: gaussian_band(10, 2, draws=1), ValueError, "gaussian_band.draws"),
-        (lambda: interaction_energy(torch.zeros(3, 2), float("nan")), ValueError, "finite number"),
-        (lambda: interaction_energy(torch.zeros(3, 2), 1.0, torch.zeros(2)), ValueError, "One weight per particle"),
+        (lambda: log_interaction_energy(torch.zeros(3, 2), float("nan")), ValueError, "finite number"),
+        (lambda: log_interaction_energy(torch.zeros(3, 2), 1.0, torch.zeros(2)), ValueError, "One weight per particle"),
     ],
 )
 def test_readouts_refuse_with_a_sentence(call, error, match):
@@ -508,13 +508,13 @@ def test_a_run_is_its_steps():
 
 def test_runs_of_any_readouts_and_none():
     layer, x = Layer(ascend=Ascend(), volume=True), normal(5, 2).requires_grad_()
-    found = run(layer, x, 2, readouts={"energy": lambda t: interaction_energy(t, 1.0)})
+    found = run(layer, x, 2, readouts={"energy": lambda t: log_interaction_energy(t, 1.0).exp()})
     assert not found.state.requires_grad
     assert found.readings["energy"].shape == (3,)
     assert found.info["log_volume"].shape == (2,)
     assert run(layer, x, 2, readouts=()).readings == {}
     assert run(layer, x, 2, readouts="kurtosis").readings.keys() == {"kurtosis"}
-    assert run(layer, x, 2).readings.keys() == set(dynamics.DEFAULT)
+    assert run(layer, x, 2).readings.keys() == set(DEFAULT_READOUTS)
     still = run(layer, x, 0)
     assert still.times.tolist() == [0]
     assert still.info == {}
@@ -594,7 +594,7 @@ def test_refusals_end_a_run_with_their_sentence():
         assert words in found.reason
         assert found.times.tolist() == [0]
         close(found.state, Whiten()(x))
-    with pytest.raises(dynamics.Refused, match="rank 1"):
+    with pytest.raises(dynamics.NormalizationError, match="rank 1"):
         run(layer, x @ flat, 5)
 
 

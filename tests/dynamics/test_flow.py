@@ -146,7 +146,7 @@ def test_fixed_keys_have_a_clock_for_each_particle(beta):
 
 @pytest.mark.parametrize("arguments", [{"causal": True}, {"causal": True, "sign": -1}])
 def test_auto_switches_where_explicit_steps_are_many(arguments, monkeypatch):
-    monkeypatch.setattr("cumulant.dynamics.integrate.PATIENCE", 30)
+    monkeypatch.setattr("cumulant.dynamics.integrate.EXPLICIT_STEPS", 30)
     found = flow(unit(4, 3), [0.0, 1e-4, 1e-4, 0.5, 1.0], beta=12.0, normalized=False, **arguments)
     assert found.reason == ""
     assert found.steps.item() > 30

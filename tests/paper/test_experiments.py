@@ -28,7 +28,7 @@ from cumulant.paper.experiments import (
     open_question,
     outcomes,
 )
-from cumulant.paper.experiments.cells import kept
+from cumulant.paper.experiments.cache import cached
 from cumulant.paper.experiments.experiment import Expectation, expect
 from cumulant.paper.experiments.tables import column
 
@@ -304,7 +304,7 @@ def test_grids_leave_out_what_cannot_move():
 
 @pytest.mark.long
 def test_the_open_question_has_its_answer(tmp_path):
-    result = find("open-question").run(Setting(cells=tmp_path))
+    result = find("open-question").run(Setting(cache_dir=tmp_path))
     assert [e for e in result.expectations if not e.holds] == []
     assert len(result.tables["phase"]) == len(open_question.phase_grid())
 
@@ -316,24 +316,24 @@ def test_a_part_is_computed_once(tmp_path):
         calls.append(1)
         return {"x": [len(calls), 0.1]}
 
-    assert kept(tmp_path / "cells", {"a": 1}, compute) == {"x": [1, 0.1]}
-    assert kept(tmp_path / "cells", {"a": 1}, compute) == {"x": [1, 0.1]}
-    assert kept(tmp_path / "cells", {"a": 2}, compute) == {"x": [2, 0.1]}
+    assert cached(tmp_path / "cells", {"a": 1}, compute) == {"x": [1, 0.1]}
+    assert cached(tmp_path / "cells", {"a": 1}, compute) == {"x": [1, 0.1]}
+    assert cached(tmp_path / "cells", {"a": 2}, compute) == {"x": [2, 0.1]}
     assert len(list((tmp_path / "cells").iterdir())) == 2
-    assert kept(None, {"a": 1}, compute) == {"x": [3, 0.1]}
+    assert cached(None, {"a": 1}, compute) == {"x": [3, 0.1]}
 
 
-@pytest.mark.parametrize("damage", ["", "{", '{"setting": {"a": 2}, "found": 9}', '{"found": 9}', "[]"])
+@pytest.mark.parametrize("damage", ["", "{", '{"setting": {"a": 2}, "result": 9}', '{"result": 9}', "[]"])
 def test_a_damaged_part_is_computed_anew(tmp_path, damage):
-    kept(tmp_path, {"a": 1}, lambda: 5)
+    cached(tmp_path, {"a": 1}, lambda: 5)
     (path,) = tmp_path.iterdir()
     path.write_text(damage)
-    assert kept(tmp_path, {"a": 1}, lambda: 6) == 6
-    assert kept(tmp_path, {"a": 1}, lambda: 7) == 6
+    assert cached(tmp_path, {"a": 1}, lambda: 6) == 6
+    assert cached(tmp_path, {"a": 1}, lambda: 7) == 6
 
 
 def toy_run(setting: Setting) -> Result:
-    values = [kept(setting.cells, {"part": i, "seed": setting.seed}, lambda i=i: part(i)) for i in range(3)]
+    values = [cached(setting.cache_dir, {"part": i, "seed": setting.seed}, lambda i=i: part(i)) for i in range(3)]
     setting.progress(3, 3, "parts")
     rows = [{"part": i, "value": v} for i, v in enumerate(values)]
 
@@ -402,7 +402,7 @@ def test_interrupted_run_goes_on(command, tmp_path, monkeypatch):
     found = command("toy", "--out", tmp_path / "run")
     assert found.exit_code == 130
     assert "Interrupted: the same command goes on from here." in found.output
-    assert {p.name for p in (tmp_path / "run").iterdir()} == {"begun.json", "cells"}
+    assert {p.name for p in (tmp_path / "run").iterdir()} == {"begun.json", "cache"}
     found = command("short", "--out", tmp_path / "run")
     assert found.exit_code == 2
     assert "which holds another" in found.output
@@ -410,14 +410,14 @@ def test_interrupted_run_goes_on(command, tmp_path, monkeypatch):
     found = command("toy", "--out", tmp_path / "run")
     assert found.exit_code == 0, found.output
     assert done == [0, 1, "again", 2]
-    assert not (tmp_path / "run" / "cells").exists()
+    assert not (tmp_path / "run" / "cache").exists()
 
 
 def test_command_tells_what_was_not_seen(command, tmp_path, monkeypatch):
     monkeypatch.setitem(globals(), "part", lambda i: 7)
     found = command("toy", "--out", tmp_path / "run")
     assert found.exit_code == 1
-    assert "not seen" in found.output
+    assert "not confirmed" in found.output
     assert (tmp_path / "run" / "experiment.json").exists()
 
 
@@ -444,12 +444,12 @@ def test_a_run_that_cannot_be_written_is_not_called_finished(command, tmp_path, 
     def refuse(drawn, path: Path):
         raise OSError("no space left")
 
-    monkeypatch.setattr("cumulant.paper.experiments.command.save", refuse)
+    monkeypatch.setattr("cumulant.paper.output.save", refuse)
     found = command("toy", "--out", tmp_path / "run")
     assert found.exit_code == 2
     assert "OSError: no space left" in found.output
     assert not (tmp_path / "run" / "experiment.json").exists()
-    monkeypatch.setattr("cumulant.paper.experiments.command.save", figures.save)
+    monkeypatch.setattr("cumulant.paper.output.save", figures.save)
     found = command("toy", "--out", tmp_path / "run")
     assert found.exit_code == 0, found.output
     assert not (tmp_path / "run" / "begun.json").exists()

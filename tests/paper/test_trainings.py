@@ -24,14 +24,14 @@ from cumulant.nn.trunk import Stack, Trunk, count_built, count_parameters, match
 from cumulant.paper.trainings import train as loop
 from cumulant.paper.trainings.checkpoints import checkpoint_steps, load_checkpoint
 from cumulant.paper.trainings.digits import Digits, DigitsConfig, DigitsTask, load_digits, view
-from cumulant.paper.trainings.language import END, Corpus, LanguageTask, corpus, train_tokenizer, windows_of
+from cumulant.paper.trainings.language import END, LanguageTask, TextSplits, corpus, train_tokenizer, windows_of
 from cumulant.paper.trainings.recall import RecallConfig, RecallTask, best_answer, draw_pairs
 from cumulant.paper.trainings.search import SEED, best_rate, search
-from cumulant.paper.trainings.study import claim, study
-from cumulant.paper.trainings.tables import cells, curve_rows, headings, remarks, run_rows, spread, summarise
+from cumulant.paper.trainings.study import prepare_directory, study
+from cumulant.paper.trainings.tables import cells, curve_rows, headings, mean_std, remarks, run_rows, summarise
 from cumulant.paper.trainings.task import PARTS, Recipe
 from cumulant.paper.trainings.tasks import TASKS, find_task
-from cumulant.paper.trainings.train import Run, rate_at, train
+from cumulant.paper.trainings.train import TrainingRun, rate_at, train
 
 KINDS_LIST = list(KINDS)
 TINY = {"dim": 8, "heads": 2, "layers": 1, "hidden": 16}
@@ -57,7 +57,7 @@ class TinyLanguage(LanguageTask):
     @cached_property
     def corpus(self):
         texts = corpus()
-        return Corpus(texts.train[:3], *([t[:400] for t in part[:2]] for part in (texts.validation, texts.test)))
+        return TextSplits(texts.train[:3], *([t[:400] for t in part[:2]] for part in (texts.validation, texts.test)))
 
 
 class TinyDigits(DigitsTask):
@@ -242,10 +242,10 @@ def test_rates_are_tried_on_validation_and_the_best_that_counts_is_found():
         r: train(TinyRecall(), "convex", seed=SEED, recipe=TinyRecall.recipe._replace(steps=4, rate=r)) for r in found
     }
     assert list(found) == [1e-3, 1e-2]
-    assert all(found[r].measures != expected[r].measures for r in found)  # those are of the test part
-    judged = {rate: found[1e-3]._replace(measures={"excess": nats}) for rate, nats in ((1, 0.5), (2, 0.2), (3, 0.3))}
+    assert all(found[r].metrics != expected[r].metrics for r in found)  # those are of the test part
+    judged = {rate: found[1e-3]._replace(metrics={"excess": nats}) for rate, nats in ((1, 0.5), (2, 0.2), (3, 0.3))}
     assert best_rate(TinyRecall(), judged) == 2
-    judged[2] = judged[2]._replace(curve=({"step": 4, "settled": 0.9},))
+    judged[2] = judged[2]._replace(curve=({"step": 4, "converged": 0.9},))
     assert best_rate(TinyRecall(), judged) == 3
     judged[3] = judged[3]._replace(diverged=2)
     assert best_rate(TinyRecall(), judged) == 1
@@ -311,7 +311,7 @@ def test_checkpoints_are_about_ten_from_the_first_to_the_last(steps):
 
 
 def test_a_seed_gives_the_same_training_and_another_seed_another():
-    first, again, other = (train(TinyRecall(), seed=seed).measures for seed in (0, 0, 1))
+    first, again, other = (train(TinyRecall(), seed=seed).metrics for seed in (0, 0, 1))
     assert first == again
     assert first != other
 
@@ -326,7 +326,7 @@ def test_training_leaves_the_callers_random_numbers_alone():
 
 def test_watcher_is_told_every_update():
     told = []
-    run = train(TinyRecall(), after=told.append)
+    run = train(TinyRecall(), on_step=told.append)
     assert [step.step for step in told] == list(range(1, 7))
     assert all(math.isfinite(step.loss) for step in told)
     assert [row["step"] for row in run.curve] == list(checkpoint_steps(6))
@@ -348,13 +348,13 @@ def stop_at(step):
 def test_resumed_training_is_the_same_to_the_bit(tmp_path, monkeypatch, block):
     monkeypatch.setattr(loop, "SAVED_EVERY", 2)
     task = TinyRecall()
-    whole = train(task, block, place=tmp_path / "whole")
+    whole = train(task, block, directory=tmp_path / "whole")
     with pytest.raises(Stop):
-        train(task, block, place=tmp_path / "broken", after=stop_at(5))
+        train(task, block, directory=tmp_path / "broken", on_step=stop_at(5))
     told = []
-    resumed = train(task, block, place=tmp_path / "broken", resume=True, after=told.append)
+    resumed = train(task, block, directory=tmp_path / "broken", resume=True, on_step=told.append)
     assert told[0].step == 5  # the state of step 4 was the last
-    assert resumed.measures == whole.measures
+    assert resumed.metrics == whole.metrics
     assert resumed.curve == whole.curve
     for step in checkpoint_steps(6):
         name = f"step-{step:06d}"
@@ -363,21 +363,21 @@ def test_resumed_training_is_the_same_to_the_bit(tmp_path, monkeypatch, block):
 
 
 def test_finished_training_is_read_not_repeated(tmp_path):
-    first = train(TinyRecall(), place=tmp_path)
+    first = train(TinyRecall(), directory=tmp_path)
     told = []
-    assert train(TinyRecall(), place=tmp_path, resume=True, after=told.append) == first
+    assert train(TinyRecall(), directory=tmp_path, resume=True, on_step=told.append) == first
     assert told == []
 
 
 def test_other_settings_are_refused_by_name(tmp_path):
     task = TinyRecall()
-    train(task, place=tmp_path)
+    train(task, directory=tmp_path)
     with pytest.raises(ValueError, match=r"--resume: expected steps 6, rate 0.01 as in .*, got steps 7, rate 0.5"):
-        train(task, place=tmp_path, resume=True, recipe=task.recipe._replace(steps=7, rate=0.5))
+        train(task, directory=tmp_path, resume=True, recipe=task.recipe._replace(steps=7, rate=0.5))
     with pytest.raises(ValueError, match=r"expected block standard, hidden 16 as in .*, got block convex, hidden"):
-        train(task, "convex", place=tmp_path, resume=True)
-    with pytest.raises(ValueError, match=r"train.place: expected a new directory, got .* Pass --resume to go on"):
-        train(task, place=tmp_path)
+        train(task, "convex", directory=tmp_path, resume=True)
+    with pytest.raises(ValueError, match=r"train.directory: expected a new directory, got .* Pass --resume to go on"):
+        train(task, directory=tmp_path)
     with pytest.raises(ValueError, match=r"train.steps: expected a positive number, got 0"):
         train(task, recipe=task.recipe._replace(steps=0))
 
@@ -385,19 +385,19 @@ def test_other_settings_are_refused_by_name(tmp_path):
 def test_damaged_files_are_refused_in_one_sentence(tmp_path, tiny):
     task = TinyRecall()
     with pytest.raises(Stop):
-        train(task, place=tmp_path, after=stop_at(3))
+        train(task, directory=tmp_path, on_step=stop_at(3))
     save_file({"a": torch.zeros(1)}, tmp_path / "state.safetensors")
     with pytest.raises(ValueError, match=r"--resume: expected a state of this model in"):
-        train(task, place=tmp_path, resume=True)
+        train(task, directory=tmp_path, resume=True)
     (tmp_path / "state.safetensors").write_bytes(b"nothing")
     with pytest.raises(ValueError, match=r"expected a whole safetensors file"):
-        train(task, place=tmp_path, resume=True)
+        train(task, directory=tmp_path, resume=True)
     (tmp_path / "result.json").write_text("{}")
     with pytest.raises(ValueError, match=r"--resume: expected a result in"):
-        train(task, place=tmp_path, resume=True)
+        train(task, directory=tmp_path, resume=True)
     (tmp_path / "settings.json").write_text("[")
     with pytest.raises(ValueError, match=r"--resume: expected the settings of a training in"):
-        train(task, place=tmp_path, resume=True)
+        train(task, directory=tmp_path, resume=True)
     (tmp_path / "step-000001" / "model.safetensors").unlink()
     save_file({"a": torch.zeros(1)}, tmp_path / "step-000001" / "model.safetensors")
     with pytest.raises(ValueError, match=r"load_checkpoint: expected .*, got weights that do not fit config.json"):
@@ -417,7 +417,7 @@ def test_damaged_files_are_refused_in_one_sentence(tmp_path, tiny):
 def test_nothing_temporary_is_left_and_a_failed_write_leaves_the_old(tmp_path, monkeypatch):
     task = TinyRecall()
     with pytest.raises(Stop):
-        train(task, place=tmp_path, after=stop_at(3))
+        train(task, directory=tmp_path, on_step=stop_at(3))
     state = (tmp_path / "state.safetensors").read_bytes()
 
     def full(*_args, **_kwargs):
@@ -425,7 +425,7 @@ def test_nothing_temporary_is_left_and_a_failed_write_leaves_the_old(tmp_path, m
 
     monkeypatch.setattr("safetensors.torch.save_file", full)
     with pytest.raises(OSError, match=r"disk full"):
-        train(task, place=tmp_path, resume=True)
+        train(task, directory=tmp_path, resume=True)
     assert (tmp_path / "state.safetensors").read_bytes() == state
     assert not [p for p in tmp_path.iterdir() if p.name.startswith(".")]
 
@@ -436,10 +436,10 @@ def test_loss_that_is_no_number_ends_a_training_and_is_told(tmp_path):
             value = super().loss(model, batch, generator)
             return value * math.nan if generator.initial_seed() == 4 else value
 
-    run = train(Broken(), place=tmp_path)
+    run = train(Broken(), directory=tmp_path)
     assert run.diverged == 4
-    assert run.measures == {}
-    assert train(Broken(), place=tmp_path, resume=True) == run
+    assert run.metrics == {}
+    assert train(Broken(), directory=tmp_path, resume=True) == run
     (row,) = summarise(TinyRecall(), [run])
     assert row.diverged == 1
     assert cells(TinyRecall(), row)[2:4] == ["–", "–"]
@@ -449,18 +449,18 @@ def test_loss_that_is_no_number_ends_a_training_and_is_told(tmp_path):
 @pytest.mark.parametrize("block", KINDS)
 def test_checkpoint_is_the_model_that_was_trained(tmp_path, tiny, task, block):
     found, models = task(), []
-    run = train(found, block, seed=2, place=tmp_path, after=lambda step: models.append(step.model))
+    run = train(found, block, seed=2, directory=tmp_path, on_step=lambda step: models.append(step.model))
     read = load_checkpoint(tmp_path / f"step-{found.recipe.steps:06d}")
     assert (read.task, read.config.block, read.step, read.seed) == (found.name, block, found.recipe.steps, 2)
     assert all(torch.equal(p, q) for p, q in zip(read.model.parameters(), models[-1].parameters(), strict=True))
-    assert found.evaluate(read.model) == run.measures
+    assert found.evaluate(read.model) == run.metrics
     assert (read.tokenizer is not None) == (found.name == "language")
 
 
 def test_tokenizer_beside_a_checkpoint_is_one_that_transformers_reads(tmp_path):
     transformers = pytest.importorskip("transformers")
     task = TinyLanguage()
-    train(task, place=tmp_path)
+    train(task, directory=tmp_path)
     read = transformers.AutoTokenizer.from_pretrained(tmp_path / "step-000003")
     text = "The with statement\n"
     assert read(text)["input_ids"] == task.tokenizer.encode(text).ids
@@ -471,15 +471,15 @@ def test_tokenizer_beside_a_checkpoint_is_one_that_transformers_reads(tmp_path):
 
 
 def made(block, seed, nats, diverged=None):
-    measures = {} if diverged is not None else {"nats": nats, "accuracy": 0.5}
+    metrics = {} if diverged is not None else {"nats": nats, "accuracy": 0.5}
     curve = ({"step": 0, "nats": nats + 1, "accuracy": 0.1}, {"step": 6, "nats": nats, "accuracy": 0.5})
-    return Run("contrastive", block, seed, 1000, 6, measures, curve, 2.0, diverged)
+    return TrainingRun("contrastive", block, seed, 1000, 6, metrics, curve, 2.0, diverged)
 
 
 def test_summary_has_means_spreads_and_distances_seed_by_seed():
     runs = [made("standard", 0, 1.0), made("standard", 1, 2.0), made("convex", 0, 1.5), made("convex", 1, 2.25)]
     standard, convex = summarise(TinyDigits(), runs)
-    assert standard.measures["nats"].deviation == pytest.approx(statistics.stdev([1.0, 2.0]), rel=1e-12)
+    assert standard.metrics["nats"].deviation == pytest.approx(statistics.stdev([1.0, 2.0]), rel=1e-12)
     assert standard.from_standard is None
     assert convex.from_standard.mean == pytest.approx(0.375, rel=1e-12)
     assert convex.from_standard.deviation == pytest.approx(statistics.stdev([0.5, 0.25]), rel=1e-12)
@@ -492,18 +492,18 @@ def test_summary_has_means_spreads_and_distances_seed_by_seed():
 
 def test_remarks_say_how_equal_sizes_are_and_what_was_found():
     runs = [made("standard", 0, 1.0), made("equilibrium", 0, 1.5), made("equilibrium", 1, 1.5)]
-    runs[1] = runs[1]._replace(parameters=1010, curve=({"step": 6, "settled": 0.9},))
-    runs[2] = runs[2]._replace(parameters=1010, curve=({"step": 6, "settled": 1.0},))
+    runs[1] = runs[1]._replace(parameters=1010, curve=({"step": 6, "converged": 0.9},))
+    runs[2] = runs[2]._replace(parameters=1010, curve=({"step": 6, "converged": 1.0},))
     assert remarks(summarise(TinyDigits(), runs)) == [
         "Sizes (numbers of parameters) are equal within 1.00%.",
-        "equilibrium: 95.0% of the fixed points were found when it was measured.",
+        "equilibrium: 95.0% of the fixed points converged when it was measured.",
     ]
     assert remarks(summarise(TinyDigits(), runs[:1])) == []
 
 
 def test_one_seed_has_no_spread_and_none_has_no_mean():
-    assert spread([2.0]) == (2.0, None, 1)
-    assert spread([]) is None
+    assert mean_std([2.0]) == (2.0, None, 1)
+    assert mean_std([]) is None
     (row,) = summarise(TinyDigits(), [made("energy", 0, 1.0)])
     assert row.from_standard is None
 
@@ -516,7 +516,7 @@ def test_study_trains_each_block_with_each_seed_and_notes_warnings(tmp_path, mon
             warnings.warn("no fixed point", RuntimeWarning, stacklevel=1)
             return super().evaluate(model, part)
 
-    claim(tmp_path / "out", "recall")
+    prepare_directory(tmp_path / "out", "recall")
     found = study(Warned(), tmp_path / "out", blocks=["standard", "standard", "convex"], seeds=range(2), steps=1)
     assert [(run.block, run.seed) for run in found.runs] == [
         *[("standard", 0), ("convex", 0)],
@@ -531,21 +531,21 @@ def test_study_trains_each_block_with_each_seed_and_notes_warnings(tmp_path, mon
 def test_places_that_are_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match=r"--out: expected a directory, got the file"):
-        claim(tmp_path / "file", "recall")
+        prepare_directory(tmp_path / "file", "recall")
     with pytest.raises(ValueError, match=r"--out: expected a new directory, got .* which holds other files"):
-        claim(tmp_path, "recall", force=True)
-    claim(tmp_path / "out", "recall")
+        prepare_directory(tmp_path, "recall", force=True)
+    prepare_directory(tmp_path / "out", "recall")
     with pytest.raises(ValueError, match=r"got .* which holds a training. Pass --resume to go on"):
-        claim(tmp_path / "out", "recall")
+        prepare_directory(tmp_path / "out", "recall")
     with pytest.raises(ValueError, match=r"--resume: expected a training of language in .*, got one of recall"):
-        claim(tmp_path / "out", "language", resume=True)
+        prepare_directory(tmp_path / "out", "language", resume=True)
 
 
 def test_force_deletes_what_was_trained_and_nothing_else(tmp_path):
-    claim(tmp_path, "recall")
+    prepare_directory(tmp_path, "recall")
     (tmp_path / "convex" / "seed-0").mkdir(parents=True)
     (tmp_path / "notes.txt").write_text("mine")
-    claim(tmp_path, "language", force=True)
+    prepare_directory(tmp_path, "language", force=True)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["notes.txt", "train.json"]
 
 
@@ -572,12 +572,12 @@ def test_command_trains_all_blocks_and_leaves_tables_and_a_figure(tmp_path, tiny
     assert found.exit_code == 0, found.output
     told = json.loads((place / "results.json").read_text())
     assert [row["block"] for row in told["summary"]] == list(KINDS)
-    assert all(row["measures"]["nats"]["seeds"] == 2 for row in told["summary"])
+    assert all(row["metrics"]["nats"]["seeds"] == 2 for row in told["summary"])
     assert polars.read_parquet(place / "results.parquet").height == 8
     assert polars.read_parquet(place / "curves.parquet").height == 24
     assert (place / "curves.svg").stat().st_size > 1000
     assert told["guarantees"]["convex"].startswith("behind a norm, given its context a token takes one ascent step")
-    assert all("settled" in row for row in told["runs"][KINDS_LIST.index("equilibrium")]["curve"])
+    assert all("converged" in row for row in told["runs"][KINDS_LIST.index("equilibrium")]["curve"])
     assert "±" in found.output
     assert sorted(p.name for p in (place / "energy" / "seed-1").glob("step-*")) == [f"step-00000{k}" for k in (0, 1, 2)]
     again = call("recall", "--out", place, "--steps", 2)
@@ -635,7 +635,7 @@ def test_missing_packages_are_named(monkeypatch, tmp_path, module, act):
     monkeypatch.setitem(__import__("sys").modules, module, None)
     if module == "safetensors":
         with pytest.raises(ModuleNotFoundError, match=r"install cumulant\[train\]"):
-            train(TinyRecall(), place=tmp_path)
+            train(TinyRecall(), directory=tmp_path)
     else:
         with pytest.raises(ModuleNotFoundError, match=r"install cumulant\[train\]"):
             act()

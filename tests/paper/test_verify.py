@@ -14,9 +14,9 @@ pytest.importorskip("rich")
 testing = pytest.importorskip("typer.testing")
 
 from cumulant import cli  # noqa: E402
-from cumulant.paper.checks import registry as check  # noqa: E402
+from cumulant.paper.checks import registry  # noqa: E402
 from cumulant.paper.checks.evidence import Evidence, agrees, differs, true  # noqa: E402
-from cumulant.paper.verify import CHECKS, CLAIMS, Claim, Outcome, Verdict, command, report, run, verify  # noqa: E402
+from cumulant.paper.verify import CHECKS, STATEMENTS, Outcome, Statement, Verdict, command, report, run, verify  # noqa: E402
 
 # the index of the theory: every statement of the paper, its drafts and its poster, and those added here
 INDEX = """
@@ -30,32 +30,32 @@ S3-I1 S3-I2 S3-I3 S3-I4 S3-I5 S3-I6
 S3-R1 S3-R2 S3-R3 S3-R4 S3-R5 S3-R6 S3-R7 S3-R8 S3-F1 S3-F2 S3-F3 S3-F4 S3-F5 S3-F6 S4
 X-1 X-2 X-3 X-4 X-5 X-6 X-7 X-8 X-9 X-10 X-11 X-12 X-13 X-14 X-15 X-16 X-17 X-18
 """.split()  # noqa: SIM905
-by_claim = pytest.mark.parametrize("claim", CLAIMS, ids=lambda c: c.id)
+by_statement = pytest.mark.parametrize("statement", STATEMENTS, ids=lambda c: c.id)
 
 
 def test_every_statement_of_the_index_is_there_once():
-    assert sorted(c.id for c in CLAIMS) == sorted(INDEX)
+    assert sorted(c.id for c in STATEMENTS) == sorted(INDEX)
 
 
-@by_claim
-def test_a_statement_says_all_it_must(claim: Claim):
-    assert claim.words.endswith(".")
-    assert claim.section in range(1, 15)
-    assert all(re.fullmatch(r"[A-M]\d+", name) for name in claim.checks)
-    if claim.verdict is Verdict.CONDITION:
-        assert claim.condition
-    if claim.verdict is Verdict.CORRECTED:
-        assert claim.literal
-    if not claim.verdict.checked:
-        assert claim.reason
-        assert not claim.checks
+@by_statement
+def test_a_statement_says_all_it_must(statement: Statement):
+    assert statement.words.endswith(".")
+    assert statement.section in range(1, 15)
+    assert all(re.fullmatch(r"[A-M]\d+", name) for name in statement.checks)
+    if statement.verdict is Verdict.CONDITION:
+        assert statement.condition
+    if statement.verdict is Verdict.CORRECTED:
+        assert statement.literal
+    if not statement.verdict.checked:
+        assert statement.reason
+        assert not statement.checks
     else:
-        assert claim.checks
-        assert set(claim.checks) <= CHECKS.keys()
+        assert statement.checks
+        assert set(statement.checks) <= CHECKS.keys()
 
 
 def test_every_check_serves_a_statement():
-    assert {name for c in CLAIMS for name in c.checks} == set(CHECKS)
+    assert {name for c in STATEMENTS for name in c.checks} == set(CHECKS)
 
 
 @pytest.mark.parametrize("name", CHECKS)
@@ -85,8 +85,8 @@ def test_inputs_depend_on_seed_and_name_only():
 
 
 def outcome(verdict: Verdict, *evidence: Evidence) -> Outcome:
-    claim = Claim("T-1", 1, "A test.", verdict=verdict, condition="always", literal="never", checks=("T1",))
-    return Outcome(claim, (run.CheckResult("T1", evidence, 0.0),))
+    statement = Statement("T-1", 1, "A test.", verdict=verdict, condition="always", literal="never", checks=("T1",))
+    return Outcome(statement, (run.CheckResult("T1", evidence, 0.0),))
 
 
 def test_evidence_judges():
@@ -114,20 +114,20 @@ def test_a_check_that_breaks_is_reported_and_hides_nothing(monkeypatch):
         yield agrees("fine", 1.0, 1.0, 0.0)
         raise RuntimeError("out of keys")
 
-    monkeypatch.setitem(CHECKS, "A4", check.Check("A4", "broken", broken))
-    found = verify([c for c in CLAIMS if c.id in ("S0-E6", "S0-E4")])
-    status = {o.claim.id: o.status for o in found}
+    monkeypatch.setitem(CHECKS, "A4", registry.NumericalCheck("A4", "broken", broken))
+    found = verify([c for c in STATEMENTS if c.id in ("S0-E6", "S0-E4")])
+    status = {o.statement.id: o.status for o in found}
     assert status == {"S0-E6": "disagrees", "S0-E4": "agrees"}
     assert "RuntimeError: out of keys" in json.dumps(report.as_json(found, 0))
 
 
 def test_a_check_that_cannot_run_here_is_skipped_by_name(monkeypatch):
     def absent(draw):
-        raise check.Skipped("install the model")
+        raise registry.Skipped("install the model")
         yield
 
-    monkeypatch.setitem(CHECKS, "A4", check.Check("A4", "absent", absent))
-    (found,) = verify([c for c in CLAIMS if c.id == "S0-E6"])
+    monkeypatch.setitem(CHECKS, "A4", registry.NumericalCheck("A4", "absent", absent))
+    (found,) = verify([c for c in STATEMENTS if c.id == "S0-E6"])
     assert (found.status, found.results[0].skipped) == ("skipped", "install the model")
 
 
@@ -149,7 +149,7 @@ def test_one_statement_in_full():
 
 def test_a_check_by_its_name_runs_the_statements_that_rest_on_it():
     found = json.loads(invoke("A7", "--json").output)
-    assert "S1-E4" in {c["id"] for c in found["claims"]}
+    assert "S1-E4" in {c["id"] for c in found["statements"]}
 
 
 @pytest.mark.long
@@ -166,22 +166,22 @@ def test_all_of_it_as_json_within_a_minute():
     seconds = sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2]) - before
     assert process.returncode == 0, process.stderr
     found = json.loads(process.stdout)
-    assert len(found["claims"]) == len(INDEX)
-    assert {c["status"] for c in found["claims"]} <= {"agrees", "not a claim", "skipped"}
+    assert len(found["statements"]) == len(INDEX)
+    assert {c["status"] for c in found["statements"]} <= {"agrees", "not a claim", "skipped"}
     assert seconds < 60
 
 
 @pytest.mark.long
 def test_a_section_of_the_theory():
     found = json.loads(invoke("--section", "6", "--json").output)
-    assert {c["section"] for c in found["claims"]} == {6}
+    assert {c["section"] for c in found["statements"]} == {6}
     found = json.loads(invoke("--section", "x", "--json").output)
-    assert {c["id"].split("-")[0] for c in found["claims"]} == {"X"}
+    assert {c["id"].split("-")[0] for c in found["statements"]} == {"X"}
 
 
 def test_disagreement_is_exit_code_one(monkeypatch):
-    wrong = [replace(c, verdict=Verdict.CORRECTED) if c.id == "S0-E6" else c for c in CLAIMS]
-    monkeypatch.setattr(command, "CLAIMS", tuple(wrong))
+    wrong = [replace(c, verdict=Verdict.CORRECTED) if c.id == "S0-E6" else c for c in STATEMENTS]
+    monkeypatch.setattr(command, "STATEMENTS", tuple(wrong))
     assert invoke("S0-E6").exit_code == 1
     assert invoke("S0-E4").exit_code == 0
 

@@ -1,6 +1,6 @@
-"""The checks, one file a topic; importing this package registers them all."""
+"""Numerical checks of the statements, one file a topic; importing this package registers them all."""
 
-from cumulant.paper.checks import (
+from cumulant.paper.checks import (  # noqa: F401
     contrast,
     duality,
     equilibrium,
@@ -18,22 +18,3 @@ from cumulant.paper.checks import (
     structure,
     switching,
 )
-
-__all__ = [
-    "contrast",
-    "duality",
-    "equilibrium",
-    "expansion",
-    "family",
-    "fixed_points",
-    "geometry",
-    "hopfield",
-    "identities",
-    "messages",
-    "observation",
-    "particles",
-    "propositions",
-    "stability",
-    "structure",
-    "switching",
-]

@@ -25,15 +25,15 @@ from cumulant.contrastive import (
 from cumulant.geometry import fenchel_young
 from cumulant.paper.checks.evidence import Evidence, agrees, array, differs, true
 from cumulant.paper.checks.oracle import differences, kl, logsumexp, softmax
-from cumulant.paper.checks.random_inputs import Draw, tensor
+from cumulant.paper.checks.random_inputs import RandomInputs, tensor
 from cumulant.paper.checks.registry import check
 
 STATES = np.array(list(product((0.0, 1.0), repeat=3)))  # of three binary units
 
 
 @check("I1", "InfoNCE has the gradient (mean − positive)/τ: the loss descends G, attention ascends it")
-def info_nce_gradient(draw: Draw) -> Iterator[Evidence]:
-    queries, keys, tau = draw.normal(8, 4), draw.normal(8, 4), 0.5
+def info_nce_gradient(inputs: RandomInputs) -> Iterator[Evidence]:
+    queries, keys, tau = inputs.normal(8, 4), inputs.normal(8, 4), 0.5
     query, key = tensor(queries).requires_grad_(), tensor(keys)
 
     def loss(q: np.ndarray) -> float:
@@ -60,15 +60,15 @@ def info_nce_gradient(draw: Draw) -> Iterator[Evidence]:
     "I2",
     "InfoNCE is KL(δ ‖ p), a Fenchel–Young gap, a bound on information; over the whole sphere it is von Mises–Fisher",
 )
-def info_nce_divergence(draw: Draw) -> Iterator[Evidence]:
-    q, keys, tau = draw.normal(1, 4), draw.normal(8, 4), 0.5
+def info_nce_divergence(inputs: RandomInputs) -> Iterator[Evidence]:
+    q, keys, tau = inputs.normal(1, 4), inputs.normal(8, 4), 0.5
     keys /= np.linalg.norm(keys, axis=1, keepdims=True)  # every point of a sphere is a vertex of their hull
     divergence = kl(np.eye(8)[0], softmax(keys @ q[0] / tau))
     yield agrees("KL(δ_{k⁺} ‖ p)", info_nce(tensor(q), tensor(keys), temperature=tau), divergence, 1e-12)
     gap = fenchel_young(Empirical(tensor(keys)), tensor(q[0] / tau), tensor(keys[0]))
     yield agrees("G + G*(k⁺) − ⟨η,k⁺⟩", gap, divergence, 1e-7)
 
-    joint = draw.law(9).reshape(3, 3)
+    joint = inputs.probabilities(9).reshape(3, 3)
     information = kl(joint, np.outer(joint.sum(1), joint.sum(0)))
     loss = expected_info_nce(np.log(joint / joint.sum(0)), joint)
     bound = array(mutual_information_bound(loss, 2))
@@ -94,8 +94,8 @@ def expected_info_nce(score: np.ndarray, joint: np.ndarray) -> torch.Tensor:
 
 
 @check("I3", "word2vec ends at PMI − log k, noise-contrastive estimation at the log-density; both are binary")
-def binary_losses(draw: Draw) -> Iterator[Evidence]:
-    joint, k = draw.law(20).reshape(4, 5), 3
+def binary_losses(inputs: RandomInputs) -> Iterator[Evidence]:
+    joint, k = inputs.probabilities(20).reshape(4, 5), 3
     words, contexts = joint.sum(1), joint.sum(0)
     lowest = [[binary_minimum(joint[a, b], k * words[a] * contexts[b]) for b in range(5)] for a in range(4)]
     optimum = sgns_optimum(tensor(joint), k)
@@ -109,7 +109,7 @@ def binary_losses(draw: Draw) -> Iterator[Evidence]:
     yield agrees("slope of the word2vec loss there", torch.autograd.grad(expected, score)[0], np.zeros((4, 5)), 1e-12)
     yield differs("read as log p(context|word)", optimum, np.log(joint / words[:, None]), 0.5)
 
-    data, noise = draw.law(5), draw.law(5)
+    data, noise = inputs.probabilities(5), inputs.probabilities(5)
     lowest = [binary_minimum(p, k * n) + np.log(k * n) for p, n in zip(data, noise, strict=True)]
     yield agrees("slope of the NCE loss at its minimum", nce_slope(lowest, data, noise, k), np.zeros(5), 1e-6)
     yield agrees("slope at the log-density", nce_slope(np.log(data), data, noise, k), np.zeros(5), 1e-12)
@@ -134,24 +134,24 @@ def binary_minimum(yes: float, no: float) -> float:
 
 
 @check("I4", "contrastive divergence tends to the likelihood gradient of a Boltzmann machine as its chains grow long")
-def long_chains(draw: Draw) -> Iterator[Evidence]:
-    machine, exact, rows = boltzmann(draw)
+def long_chains(inputs: RandomInputs) -> Iterator[Evidence]:
+    machine, exact, rows = boltzmann(inputs)
     ours = machine.likelihood_gradient(tensor(rows))
     yield agrees("likelihood gradient against the table of all states", ours.weight, exact, 1e-12)
     yield agrees("chains of 10,000 steps, expected", expected_divergence(machine, rows, 10_000), exact, 1e-10)
     many = np.tile(rows, (1000, 1))
-    drawn = contrastive_divergence(machine, tensor(many), 50, generator=draw.generator)
+    drawn = contrastive_divergence(machine, tensor(many), 50, generator=inputs.generator)
     error = 0.5 / np.sqrt(len(many))  # at most, for a mean of numbers in [0, 1]; the side of the data is exact
     off = (array(drawn.weight) - expected_divergence(machine, rows, 50)) / error
     yield agrees("simulated chains of 50 steps, in standard errors", off, np.zeros((3, 3)), 4.5)
 
 
 @check("I5", "contrastive divergence is neither the likelihood gradient nor that of InfoNCE")
-def short_chains(draw: Draw) -> Iterator[Evidence]:
-    machine, exact, rows = boltzmann(draw)
+def short_chains(inputs: RandomInputs) -> Iterator[Evidence]:
+    machine, exact, rows = boltzmann(inputs)
     one_step = expected_divergence(machine, rows, 1)
     many = np.tile(rows, (5000, 1))
-    drawn = contrastive_divergence(machine, tensor(many), 1, generator=draw.generator)
+    drawn = contrastive_divergence(machine, tensor(many), 1, generator=inputs.generator)
     error = 0.5 / np.sqrt(len(many))
     off = (array(drawn.weight) - one_step) / error
     yield agrees("simulated chains of one step, in standard errors", off, np.zeros((3, 3)), 4.5)
@@ -169,17 +169,17 @@ def short_chains(draw: Draw) -> Iterator[Evidence]:
     yield differs("InfoNCE as the likelihood gradient", -slope, exact, 0.02)
 
 
-def boltzmann(draw: Draw) -> tuple[RestrictedBoltzmann, np.ndarray, np.ndarray]:
+def boltzmann(inputs: RandomInputs) -> tuple[RestrictedBoltzmann, np.ndarray, np.ndarray]:
     """A machine of 3 + 3 units, its likelihood gradient from the table of its 64 states, and 16 rows of data.
 
     Its units hold on to each other, and half of the data is in one state: a short chain stays near there.
     """
-    weight = 4 * np.eye(3) + 0.5 * draw.normal(3, 3)
-    visible, hidden = 0.5 * draw.normal(2, 3) - 2
-    rows = np.vstack([np.ones((8, 3)), STATES[draw.rng.choice(8, 8, p=draw.law(8))]])
+    weight = 4 * np.eye(3) + 0.5 * inputs.normal(3, 3)
+    visible, hidden = 0.5 * inputs.normal(2, 3) - 2
+    rows = np.vstack([np.ones((8, 3)), STATES[inputs.rng.choice(8, 8, p=inputs.probabilities(8))]])
     joint = softmax(STATES @ weight @ STATES.T + (STATES @ visible)[:, None] + STATES @ hidden)
-    given = joint / joint.sum(1, keepdims=True)
-    data = np.einsum("v,vh,va,hb->ab", shares(rows), given, STATES, STATES)
+    conditional = joint / joint.sum(1, keepdims=True)
+    data = np.einsum("v,vh,va,hb->ab", shares(rows), conditional, STATES, STATES)
     exact = data - np.einsum("vh,va,hb->ab", joint, STATES, STATES)
     return RestrictedBoltzmann(tensor(weight), tensor(visible), tensor(hidden)), exact, rows
 

@@ -13,7 +13,7 @@ from cumulant.duality import boosting, elbo, elbo_gap, free_energy, generalized_
 from cumulant.geometry import kkt_residual, maximum_entropy
 from cumulant.paper.checks.evidence import Evidence, agrees, array, differs, true
 from cumulant.paper.checks.oracle import attention_mean, covariance, kl, log_normalizer, softmax
-from cumulant.paper.checks.random_inputs import Draw, tensor
+from cumulant.paper.checks.random_inputs import RandomInputs, tensor
 from cumulant.paper.checks.registry import check
 from cumulant.residual import ascend
 
@@ -23,16 +23,16 @@ SHARES = np.array([0.1, 0.2, 0.3, 0.4])
 
 
 @check("G1", "the least log-sum-exp is the largest entropy; attention's step moves away from both")
-def strong_duality(draw: Draw) -> Iterator[Evidence]:
-    rows, offsets = centred(draw, 6, 3), draw.normal(6)
-    found = maximum_entropy(tensor(rows), tensor(offsets))
+def strong_duality(inputs: RandomInputs) -> Iterator[Evidence]:
+    rows, offsets = centred(inputs, 6, 3), inputs.normal(6)
+    ours = maximum_entropy(tensor(rows), tensor(offsets))
     least = minimiser(rows, offsets)
-    yield agrees("primal against BFGS and Newton", found.primal, log_normalizer(least, rows, offsets), 1e-12)
+    yield agrees("primal against BFGS and Newton", ours.primal, log_normalizer(least, rows, offsets), 1e-12)
     largest = entropy_maximiser(rows, offsets)
-    yield agrees("dual against SLSQP", found.dual, offsets @ largest - xlogy(largest, largest).sum(), 1e-9)
-    yield agrees("primal − dual", found.primal - found.dual, 0.0, 1e-12)
+    yield agrees("dual against SLSQP", ours.dual, offsets @ largest - xlogy(largest, largest).sum(), 1e-9)
+    yield agrees("primal − dual", ours.primal - ours.dual, 0.0, 1e-12)
 
-    h, eta = Empirical(tensor(rows), tensor(offsets)), least + draw.normal(20, 3)
+    h, eta = Empirical(tensor(rows), tensor(offsets)), least + inputs.normal(20, 3)
     moved = array(ascend(h, tensor(eta)).eta)
     gain = array(h.log_normalizer(tensor(moved)) - h.log_normalizer(tensor(eta)))
     slope = np.array([attention_mean(e, rows, offsets) for e in eta])
@@ -42,21 +42,21 @@ def strong_duality(draw: Draw) -> Iterator[Evidence]:
 
 
 @check("G2", "the maximiser of the entropy is the softmax at the minimiser of the log-sum-exp")
-def optimality(draw: Draw) -> Iterator[Evidence]:
-    rows, offsets = centred(draw, 6, 3), draw.normal(6)
-    found = maximum_entropy(tensor(rows), tensor(offsets))
+def optimality(inputs: RandomInputs) -> Iterator[Evidence]:
+    rows, offsets = centred(inputs, 6, 3), inputs.normal(6)
+    ours = maximum_entropy(tensor(rows), tensor(offsets))
     least = minimiser(rows, offsets)
-    yield agrees("ν = softmax(Ax + b)", found.weights, softmax(rows @ least + offsets), 1e-9)
-    yield agrees("ν against SLSQP on the dual alone", found.weights, entropy_maximiser(rows, offsets), 1e-6)
-    yield agrees("Aᵀν", rows.T @ array(found.weights), 0.0, 1e-11)
-    yield agrees("KKT residual", found.kkt_residual, 0.0, 1e-12)
+    yield agrees("ν = softmax(Ax + b)", ours.weights, softmax(rows @ least + offsets), 1e-9)
+    yield agrees("ν against SLSQP on the dual alone", ours.weights, entropy_maximiser(rows, offsets), 1e-6)
+    yield agrees("Aᵀν", rows.T @ array(ours.weights), 0.0, 1e-11)
+    yield agrees("KKT residual", ours.kkt_residual, 0.0, 1e-12)
     theirs = kkt_residual(tensor(rows), tensor(offsets), tensor(least), tensor(softmax(rows @ least + offsets)))
     yield agrees("KKT residual of the oracle's solution", theirs, 0.0, 1e-9)
 
 
 @check("G3", "G*(μ) is the least KL to h among laws of mean μ")
-def conjugate(draw: Draw) -> Iterator[Evidence]:
-    x, share, eta = draw.normal(7, 3), draw.law(7), draw.normal(3)
+def conjugate(inputs: RandomInputs) -> Iterator[Evidence]:
+    x, share, eta = inputs.normal(7, 3), inputs.probabilities(7), inputs.normal(3)
     h, p = Empirical(tensor(x), tensor(np.log(share))), softmax(x @ eta + np.log(share))
     ours = h.conjugate(tensor(p @ x))
     yield agrees("⟨μ,η⟩ − G(η)", ours, p @ x @ eta - log_normalizer(eta, x, np.log(share)), 1e-12)
@@ -66,21 +66,21 @@ def conjugate(draw: Draw) -> Iterator[Evidence]:
 
 
 @check("G4", "the link ∇G* inverts the mean map, up to directions the keys do not span")
-def link(draw: Draw) -> Iterator[Evidence]:
-    x, w, eta = draw.normal(7, 3), np.log(draw.law(7)), draw.normal(3)
-    found = Empirical(tensor(x), tensor(w)).natural(tensor(attention_mean(eta, x, w)))
-    yield true("converged", found.converged)
-    yield agrees("η", found.value, eta, 1e-8)
+def link(inputs: RandomInputs) -> Iterator[Evidence]:
+    x, w, eta = inputs.normal(7, 3), np.log(inputs.probabilities(7)), inputs.normal(3)
+    ours = Empirical(tensor(x), tensor(w)).natural(tensor(attention_mean(eta, x, w)))
+    yield true("converged", ours.converged)
+    yield agrees("η", ours.value, eta, 1e-8)
 
-    turn = np.linalg.qr(draw.normal(4, 4))[0][:3]
+    turn = np.linalg.qr(inputs.normal(4, 4))[0][:3]
     flat = x @ turn  # the same keys in a hyperplane of R⁴
-    found = Empirical(tensor(flat), tensor(w)).natural(tensor(attention_mean(eta, x, w) @ turn))
-    yield true("keys in a hyperplane: converged", found.converged)
-    yield agrees("keys in a hyperplane: the η of least norm", found.value, eta @ turn, 1e-8)
+    ours = Empirical(tensor(flat), tensor(w)).natural(tensor(attention_mean(eta, x, w) @ turn))
+    yield true("keys in a hyperplane: converged", ours.converged)
+    yield agrees("keys in a hyperplane: the η of least norm", ours.value, eta @ turn, 1e-8)
 
 
 @check("G5", "on the boundary of the hull G* is finite and η at infinity: at a corner −log h_n")
-def boundary(draw: Draw) -> Iterator[Evidence]:
+def boundary(inputs: RandomInputs) -> Iterator[Evidence]:
     h = Empirical(tensor(SQUARE), tensor(np.log(SHARES)))
     corner = tensor([1.0, 1.0])
     yield agrees("at the corner (1,1)", h.conjugate(corner), -np.log(0.4), 1e-8)
@@ -94,7 +94,7 @@ def boundary(draw: Draw) -> Iterator[Evidence]:
 
 
 @check("G6", "outside the hull G* is +∞")
-def outside(draw: Draw) -> Iterator[Evidence]:
+def outside(inputs: RandomInputs) -> Iterator[Evidence]:
     h, beyond = Empirical(tensor(SQUARE), tensor(np.log(SHARES))), np.array([1.2, 1.2])
     yield agrees("G*", h.conjugate(tensor(beyond)), np.inf, 0.0)
     yield true("no η at all", h.natural(tensor(beyond)).status == Status.OUTSIDE)
@@ -106,9 +106,9 @@ def outside(draw: Draw) -> Iterator[Evidence]:
 
 
 @check("G7", "G is the largest evidence bound; a law q falls short of it by KL(q‖p)")
-def evidence_bound(draw: Draw) -> Iterator[Evidence]:
-    x, share, eta = draw.normal(7, 3), draw.law(7), draw.normal(3)
-    w, q = np.log(share), draw.law(7)
+def evidence_bound(inputs: RandomInputs) -> Iterator[Evidence]:
+    x, share, eta = inputs.normal(7, 3), inputs.probabilities(7), inputs.normal(3)
+    w, q = np.log(share), inputs.probabilities(7)
     evidence, p = log_normalizer(eta, x, w), softmax(x @ eta + w)
     bound = elbo(tensor(q), tensor(x @ eta), tensor(w))
     yield agrees("ELBO(q) = E_q⟨η,x⟩ − KL(q‖h)", bound, q @ x @ eta - kl(q, share), 1e-12)
@@ -124,17 +124,17 @@ def evidence_bound(draw: Draw) -> Iterator[Evidence]:
 
 
 @check("G8", "F = −T log Z = ⟨E⟩ − T·S, with weights e^{−E/T}/Z")
-def helmholtz(draw: Draw) -> Iterator[Evidence]:
-    energies, temperature = draw.rng.uniform(0.5, 3.0, 7), 0.37
+def helmholtz(inputs: RandomInputs) -> Iterator[Evidence]:
+    energies, temperature = inputs.rng.uniform(0.5, 3.0, 7), 0.37
     p = softmax(-energies / temperature)
-    found = free_energy(tensor(energies), temperature=temperature)
-    yield agrees("−T log Z", found.value, -temperature * np.log(np.exp(-energies / temperature).sum()), 1e-12)
-    yield agrees("⟨E⟩", found.mean_energy, p @ energies, 1e-12)
-    yield agrees("S", found.entropy, -xlogy(p, p).sum(), 1e-12)
+    result = free_energy(tensor(energies), temperature=temperature)
+    yield agrees("−T log Z", result.value, -temperature * np.log(np.exp(-energies / temperature).sum()), 1e-12)
+    yield agrees("⟨E⟩", result.mean_energy, p @ energies, 1e-12)
+    yield agrees("S", result.entropy, -xlogy(p, p).sum(), 1e-12)
     split = p @ energies + temperature * xlogy(p, p).sum()
-    yield agrees("F = ⟨E⟩ − T·S", found.value, split, 1e-12)
+    yield agrees("F = ⟨E⟩ − T·S", result.value, split, 1e-12)
 
-    x, q, beta = draw.normal(7, 3), draw.normal(3), 1.7
+    x, q, beta = inputs.normal(7, 3), inputs.normal(3), 1.7
     ours = free_energy(tensor(-x @ q), temperature=1 / beta).value
     yield agrees("with E = −⟨q,k⟩, T = 1/β: −G(βq)/β", ours, -log_normalizer(beta * q, x) / beta, 1e-12)
 
@@ -145,15 +145,15 @@ def helmholtz(draw: Draw) -> Iterator[Evidence]:
 
 
 @check("G9", "boosting: Σq₀ less the least exponential loss is the least generalised KL under Mᵀp = 0")
-def adaboost(draw: Draw) -> Iterator[Evidence]:
-    margins, start = centred(draw, 9, 2), draw.rng.uniform(0.2, 1.0, 9)
-    found = boosting(tensor(margins), tensor(start))
+def adaboost(inputs: RandomInputs) -> Iterator[Evidence]:
+    margins, start = centred(inputs, 9, 2), inputs.rng.uniform(0.2, 1.0, 9)
+    ours = boosting(tensor(margins), tensor(start))
     least = minimiser(-margins, np.log(start))
     masses = start * np.exp(-margins @ least)
-    yield agrees("least loss against BFGS and Newton", found.loss, masses.sum(), 1e-12)
-    yield agrees("coefficients", found.coefficients, least, 1e-9)
-    yield agrees("p = q₀e^{−Mλ}", found.weights, masses, 1e-9)
-    yield agrees("Mᵀp", margins.T @ array(found.weights), 0.0, 1e-11)
+    yield agrees("least loss against BFGS and Newton", ours.loss, masses.sum(), 1e-12)
+    yield agrees("coefficients", ours.coefficients, least, 1e-9)
+    yield agrees("p = q₀e^{−Mλ}", ours.weights, masses, 1e-9)
+    yield agrees("Mᵀp", margins.T @ array(ours.weights), 0.0, 1e-11)
 
     def divergence(p: np.ndarray) -> float:
         return float((xlogy(p, p / start) - p + start).sum())
@@ -167,8 +167,8 @@ def adaboost(draw: Draw) -> Iterator[Evidence]:
         method="SLSQP",
         options={"ftol": 1e-15, "maxiter": 500},
     )
-    yield agrees("Σq₀ − loss against SLSQP on the dual", start.sum() - array(found.loss), dual.fun, 1e-9)
-    yield agrees("Σq₀ − loss = D(p‖q₀)", start.sum() - array(found.loss), divergence(masses), 1e-11)
+    yield agrees("Σq₀ − loss against SLSQP on the dual", start.sum() - array(ours.loss), dual.fun, 1e-9)
+    yield agrees("Σq₀ − loss = D(p‖q₀)", start.sum() - array(ours.loss), divergence(masses), 1e-11)
     yield agrees("D of any masses", generalized_kl(tensor(2 * masses), tensor(start)), divergence(2 * masses), 1e-12)
 
     apart = boosting(tensor(np.abs(margins)), tensor(start))
@@ -177,9 +177,9 @@ def adaboost(draw: Draw) -> Iterator[Evidence]:
     yield agrees("separable data: D(0‖q₀) = Σq₀", apart.divergence, start.sum(), 1e-12)
 
 
-def centred(draw: Draw, n: int, d: int) -> np.ndarray:
+def centred(inputs: RandomInputs, n: int, d: int) -> np.ndarray:
     """Rows with 0 inside their hull, so that the minimum is attained."""
-    rows = draw.normal(n, d)
+    rows = inputs.normal(n, d)
     return rows - rows.mean(0)
 
 
@@ -198,7 +198,7 @@ def minimiser(rows: np.ndarray, offsets: np.ndarray) -> np.ndarray:
 def entropy_maximiser(rows: np.ndarray, offsets: np.ndarray) -> np.ndarray:
     """argmax bᵀν − Σ ν log ν subject to 1ᵀν = 1, Aᵀν = 0, ν ≥ 0: the dual on its own."""
     n = len(rows)
-    found = optimize.minimize(
+    ours = optimize.minimize(
         lambda v: xlogy(v, v).sum() - offsets @ v,
         np.full(n, 1 / n),
         jac=lambda v: np.log(np.maximum(v, 1e-300)) + 1 - offsets,
@@ -207,7 +207,7 @@ def entropy_maximiser(rows: np.ndarray, offsets: np.ndarray) -> np.ndarray:
         method="SLSQP",
         options={"ftol": 1e-15, "maxiter": 500},
     )
-    return found.x
+    return ours.x
 
 
 def least_kl_on_square(gap: float) -> float:

@@ -10,9 +10,9 @@ from numpy.polynomial.hermite_e import hermegauss
 from cumulant import Gaussian, Measure
 from cumulant.attention import attend
 from cumulant.measures.transform import Image
-from cumulant.paper.checks.evidence import Evidence, agrees, array, seen, true
+from cumulant.paper.checks.evidence import Evidence, agrees, array, measured, true
 from cumulant.paper.checks.oracle import attention_mean, differences, log_normalizer, root, softmax
-from cumulant.paper.checks.random_inputs import Draw, tensor
+from cumulant.paper.checks.random_inputs import RandomInputs, tensor
 from cumulant.paper.checks.registry import check
 from cumulant.residual import ascend
 
@@ -20,8 +20,8 @@ from cumulant.residual import ascend
 @check(
     "F1", "the residual step over N(μ,Σ) is affine; it sends N(Σ⁻¹μ, Σ⁻¹) to mean Σ⁻¹μ + 2μ, covariance Σ⁻¹ + 2I + Σ"
 )
-def step_of_the_equilibrium(draw: Draw) -> Iterator[Evidence]:
-    mu, sigma, eta = draw.normal(3), draw.covariance(3), draw.normal(20, 3)
+def step_of_the_equilibrium(inputs: RandomInputs) -> Iterator[Evidence]:
+    mu, sigma, eta = inputs.normal(3), inputs.covariance(3), inputs.normal(20, 3)
     eye, inverse = np.eye(3), np.linalg.inv(sigma)
     step = ascend(Gaussian(tensor(mu), tensor(sigma)), tensor(eta))
     yield agrees("T(η) = (I + Σ)η + μ", step.eta, eta @ (eye + sigma) + mu, 1e-13)
@@ -33,8 +33,8 @@ def step_of_the_equilibrium(draw: Draw) -> Iterator[Evidence]:
 
 
 @check("F2", "a symmetric (ZCA) renormalisation undoes the step for every particle; another square root only in law")
-def pointwise_inverse(draw: Draw) -> Iterator[Evidence]:
-    mu, sigma, eta = draw.normal(3), draw.covariance(3), draw.normal(20, 3)
+def pointwise_inverse(inputs: RandomInputs) -> Iterator[Evidence]:
+    mu, sigma, eta = inputs.normal(3), inputs.covariance(3), inputs.normal(20, 3)
     inverse = np.linalg.inv(sigma)
     before = equilibrium(mu, sigma)
     after = image(before, np.eye(3) + sigma, mu)
@@ -53,9 +53,9 @@ def pointwise_inverse(draw: Draw) -> Iterator[Evidence]:
 
 
 @check("F3", "any Gaussian, any linear keys and values: attention is affine, and renormalisation restores the law")
-def any_gaussian(draw: Draw) -> Iterator[Evidence]:
-    mean, covariance, eta = draw.normal(3), draw.covariance(3), draw.normal(10, 3)
-    key_map, value_map = draw.normal(3, 3), draw.normal(3, 3)
+def any_gaussian(inputs: RandomInputs) -> Iterator[Evidence]:
+    mean, covariance, eta = inputs.normal(3), inputs.covariance(3), inputs.normal(10, 3)
+    key_map, value_map = inputs.normal(3, 3), inputs.normal(3, 3)
     # short values: a step that nearly loses a direction would lose digits in RN, whatever the theorem says
     value_map /= 2 * np.linalg.norm(value_map, 2) * np.linalg.norm(key_map @ covariance @ key_map.T, 2)
     law = Gaussian(tensor(mean), tensor(covariance))
@@ -76,14 +76,14 @@ def any_gaussian(draw: Draw) -> Iterator[Evidence]:
 
 
 @check("F4", "keys Aη are the dual coordinates of their queries, up to a constant, iff A = C⁻¹")
-def self_dual_keys(draw: Draw) -> Iterator[Evidence]:
-    mean, covariance, eta = draw.normal(3), draw.covariance(3), draw.normal(10, 3)
+def self_dual_keys(inputs: RandomInputs) -> Iterator[Evidence]:
+    mean, covariance, eta = inputs.normal(3), inputs.covariance(3), inputs.normal(10, 3)
     precision, zero = np.linalg.inv(covariance), tensor(np.zeros(3))
     law = Gaussian(tensor(mean), tensor(covariance))
     keys = image(law, precision)
     yield agrees("ACAᵀ = A", keys.fisher(zero), precision, 1e-11)
     yield agrees("∇G(η) − ∇G(0) = Aη", keys.mean(tensor(eta)) - keys.mean(zero), eta @ precision, 1e-11)
-    others = {"A = 2C⁻¹": 2 * precision, "A = I + C⁻¹": np.eye(3) + precision, "a random A": draw.normal(3, 3)}
+    others = {"A = 2C⁻¹": 2 * precision, "A = I + C⁻¹": np.eye(3) + precision, "a random A": inputs.normal(3, 3)}
     for label, other in others.items():
         keys = image(law, other)
         gap = array(keys.mean(tensor(eta)) - keys.mean(zero)) - eta @ other.T
@@ -91,59 +91,59 @@ def self_dual_keys(draw: Draw) -> Iterator[Evidence]:
 
 
 @check("F5", "h = law of Ση is N(μ,Σ): attention over particles is μ + Σq, also where Σ is singular")
-def law_of_the_keys(draw: Draw) -> Iterator[Evidence]:
-    mu, sigma, count = draw.normal(3), draw.covariance(3), 200_000
+def law_of_the_keys(inputs: RandomInputs) -> Iterator[Evidence]:
+    mu, sigma, count = inputs.normal(3), inputs.covariance(3), 200_000
     query = np.array([0.3, -0.2, 0.25])
     law = equilibrium(mu, sigma)
     cumulant = mu @ query + query @ sigma @ query / 2
     yield agrees("G of the law of Ση", image(law, sigma).log_normalizer(tensor(query)), cumulant, 1e-12)
-    particles = law.sample(tensor(np.zeros(3)), count, generator=draw.generator)
-    found = attend(tensor(query), particles @ tensor(sigma), scale=1.0).output
+    particles = law.sample(tensor(np.zeros(3)), count, generator=inputs.generator)
+    ours = attend(tensor(query), particles @ tensor(sigma), scale=1.0).output
     error = np.sqrt(np.diag(fluctuation(query, sigma)) / count)
-    z = (array(found) - mu - sigma @ query) / error
+    z = (array(ours) - mu - sigma @ query) / error
     yield agrees("attention over 200,000 particles, in standard errors", z, 0.0, 4.5)
 
-    factor = draw.normal(3, 2)
+    factor = inputs.normal(3, 2)
     flat = Gaussian(tensor(mu), tensor(factor @ factor.T))
     slope = differences(lambda e: mu @ e + hermite(factor.T @ e), query)
     yield agrees("a plane in R³, by quadrature over it", flat.mean(tensor(query)), slope, 1e-8)
 
 
 @check("F6", "finitely many keys: the covariance of attention is e^{qᵀΣq}(Σ + ΣqqᵀΣ)/N")
-def finite_sample(draw: Draw) -> Iterator[Evidence]:
+def finite_sample(inputs: RandomInputs) -> Iterator[Evidence]:
     repeats, count, query = 600, 2000, np.array([0.8, 0.5, -0.3])
-    keys = draw.normal(repeats, count, 3)
-    found = array(attend(tensor(query).expand(repeats, 1, 3), tensor(keys), scale=1.0).output)[:, 0]
-    yield agrees("one set of keys", found[0], attention_mean(query, keys[0]), 1e-12)
+    keys = inputs.normal(repeats, count, 3)
+    ours = array(attend(tensor(query).expand(repeats, 1, 3), tensor(keys), scale=1.0).output)[:, 0]
+    yield agrees("one set of keys", ours[0], attention_mean(query, keys[0]), 1e-12)
     predicted = fluctuation(query, np.eye(3)) / count
-    relative = (np.cov(found.T) - predicted) / np.abs(predicted).max()
+    relative = (np.cov(ours.T) - predicted) / np.abs(predicted).max()
     yield agrees("covariance over 600 sets of 2000 keys, relative", relative, 0.0, 0.25)
 
 
 @check("F7", "softmax condenses: the population formula holds while |q|² < 2 log N, beyond it the largest key rules")
-def condensation(draw: Draw) -> Iterator[Evidence]:
+def condensation(inputs: RandomInputs) -> Iterator[Evidence]:
     repeats, lengths = 16, np.array([0.25, 0.5, 1.0, 2.0, 4.0])  # in units of √(2 log N)
     population = Gaussian(tensor([0.0]), tensor([[1.0]]))
     for count in (100, 1000, 10_000):
         queries = (lengths * np.sqrt(2 * np.log(count)))[:, None]
-        keys = draw.normal(repeats, count, 1)
-        found = attend(tensor(queries).expand(repeats, 5, 1), tensor(keys), scale=1.0).output
-        ratio = array((found / population.mean(tensor(queries))).mean(0))[:, 0]
+        keys = inputs.normal(repeats, count, 1)
+        ours = attend(tensor(queries).expand(repeats, 5, 1), tensor(keys), scale=1.0).output
+        ratio = array((ours / population.mean(tensor(queries))).mean(0))[:, 0]
         for r, value in zip(lengths, ratio, strict=True):
-            yield seen(f"attention/population, N = {count}, |q| = {r:g} √(2 log N)", value)
+            yield measured(f"attention/population, N = {count}, |q| = {r:g} √(2 log N)", value)
         oracle = [attention_mean(q, keys[0]) for q in queries]
-        yield agrees(f"one set of {count} keys", found[0], oracle, 1e-12)
-        yield true(f"no output beyond the largest of {count} keys", found <= tensor(keys).amax(1, keepdim=True))
+        yield agrees(f"one set of {count} keys", ours[0], oracle, 1e-12)
+        yield true(f"no output beyond the largest of {count} keys", ours <= tensor(keys).amax(1, keepdim=True))
     yield agrees("N = 10000: the population's up to r = ½", ratio[:2], 1.0, 0.25, note=f"mean of {repeats} sets")
     yield true("N = 10000: below .7 at r = 2", ratio[3] < 0.7, note=f"{ratio[3]:.2f}")
     yield true("N = 10000: below .4 at r = 4", ratio[4] < 0.4, note=f"{ratio[4]:.2f}")
 
 
 @check("F14", "in whitened coordinates Theorem 1 has logits ⟨z_i,z_j⟩ and values Σz, for every Σ")
-def whitened_coordinates(draw: Draw) -> Iterator[Evidence]:
+def whitened_coordinates(inputs: RandomInputs) -> Iterator[Evidence]:
     for low, high in ((0.02, 0.1), (0.3, 2.0), (3.0, 20.0)):
-        mu, sigma = draw.normal(3), draw.covariance(3, low, high)
-        centre, z = np.linalg.solve(sigma, mu), draw.normal(6, 3)
+        mu, sigma = inputs.normal(3), inputs.covariance(3, low, high)
+        centre, z = np.linalg.solve(sigma, mu), inputs.normal(6, 3)
         eta = centre + z @ np.linalg.inv(root(sigma))
         keys = eta @ sigma
         weights = attend(tensor(eta), tensor(keys), tensor(np.eye(6)), scale=1.0).output

@@ -1,4 +1,4 @@
-"""What a check brings back: numbers beside the bound they must keep."""
+"""The results of checks: numbers with the bounds they must satisfy."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ class Evidence(NamedTuple):
 
     label    what was compared, in words
     kind     "agrees": value ≤ bound.   "true": a condition, value 0 if it holds.
-             "differs": the statement as the source has it misses the truth by value > bound.   "seen": a measurement
+             "differs": the statement as the source has it misses the truth by value > bound.   "measured": not judged
     value    the largest error, or the discrepancy
-    bound    tolerance, or the least discrepancy; nan where nothing is judged
-    note     a figure worth showing beside it
+    bound    tolerance, or the least discrepancy; nan if not judged
+    note     a further number for the reader
     """
 
     label: str
@@ -28,7 +28,7 @@ class Evidence(NamedTuple):
 
     @property
     def passed(self) -> bool:
-        if self.kind == "seen":
+        if self.kind == "measured":
             return True
         return self.value > self.bound if self.kind == "differs" else self.value <= self.bound
 
@@ -49,9 +49,9 @@ def differs(label: str, literal: ArrayLike | torch.Tensor, truth: ArrayLike, flo
     return Evidence(label, "differs", _gap(literal, truth), float(floor), note)
 
 
-def seen(label: str, value: float, note: str = "") -> Evidence:
-    """A measurement that is shown and not judged."""
-    return Evidence(label, "seen", float(value), float("nan"), note)
+def measured(label: str, value: float, note: str = "") -> Evidence:
+    """A measurement that is reported and not judged."""
+    return Evidence(label, "measured", float(value), float("nan"), note)
 
 
 def array(value: ArrayLike | torch.Tensor) -> np.ndarray:

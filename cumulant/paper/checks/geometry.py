@@ -11,13 +11,13 @@ from cumulant import Empirical, Gaussian, geometry
 from cumulant.attention import attend
 from cumulant.paper.checks.evidence import Evidence, agrees, array, differs, true
 from cumulant.paper.checks.oracle import attention_mean, covariance, differences, kl, log_normalizer, softmax
-from cumulant.paper.checks.random_inputs import Draw, tensor
+from cumulant.paper.checks.random_inputs import RandomInputs, tensor
 from cumulant.paper.checks.registry import check
 
 
 @check("H1", "the Bregman divergence of G is KL with its arguments exchanged")
-def bregman(draw: Draw) -> Iterator[Evidence]:
-    two = pair(draw)
+def bregman(inputs: RandomInputs) -> Iterator[Evidence]:
+    two = pair(inputs)
     ours = geometry.bregman(two.measure, tensor(two.a), tensor(two.b))
     yield agrees("B_G(a,b) = KL(p_b‖p_a)", ours, kl(two.p_b, two.p_a), 1e-12)
     slope = differences(lambda e: log_normalizer(e, two.x, two.w), two.b)
@@ -26,16 +26,16 @@ def bregman(draw: Draw) -> Iterator[Evidence]:
 
 
 @check("H2", "B_G(a,b) is not KL(p_a‖p_b)")
-def bregman_as_written(draw: Draw) -> Iterator[Evidence]:
-    two = uneven_pair(draw)
+def bregman_as_written(inputs: RandomInputs) -> Iterator[Evidence]:
+    two = uneven_pair(inputs)
     ours = geometry.bregman(two.measure, tensor(two.a), tensor(two.b))
     yield agrees("B_G(a,b) = KL(p_b‖p_a)", ours, kl(two.p_b, two.p_a), 1e-12)
     yield differs("B_G(a,b) = KL(p_a‖p_b)", kl(two.p_a, two.p_b), array(ours), 1e-2)
 
 
 @check("H3", "the Bregman divergence of G* is KL with its arguments in order")
-def dual_bregman(draw: Draw) -> Iterator[Evidence]:
-    two = pair(draw)
+def dual_bregman(inputs: RandomInputs) -> Iterator[Evidence]:
+    two = pair(inputs)
     mean_a, mean_b = tensor(two.p_a @ two.x), tensor(two.p_b @ two.x)
     # a solver finds η from the mean: the round trip has 1e-8, not the 1e-12 of an identity
     ours = geometry.dual_bregman(two.measure, mean_a, mean_b)
@@ -47,16 +47,16 @@ def dual_bregman(draw: Draw) -> Iterator[Evidence]:
 
 
 @check("H4", "B_G*(μ_a,μ_b) is not KL(p_b‖p_a)")
-def dual_bregman_as_written(draw: Draw) -> Iterator[Evidence]:
-    two = uneven_pair(draw)
+def dual_bregman_as_written(inputs: RandomInputs) -> Iterator[Evidence]:
+    two = uneven_pair(inputs)
     ours = geometry.dual_bregman(two.measure, tensor(two.p_a @ two.x), tensor(two.p_b @ two.x))
     yield agrees("B_G*(μ_a,μ_b) = KL(p_a‖p_b)", ours, kl(two.p_a, two.p_b), 1e-8)
     yield differs("B_G*(μ_a,μ_b) = KL(p_b‖p_a)", kl(two.p_b, two.p_a), array(ours), 1e-2)
 
 
 @check("H5", "KL is half the squared Fisher length of a small step, and dμ = C dη")
-def metric(draw: Draw) -> Iterator[Evidence]:
-    two, step = pair(draw), 1e-3 * draw.normal(3)
+def metric(inputs: RandomInputs) -> Iterator[Evidence]:
+    two, step = pair(inputs), 1e-3 * inputs.normal(3)
     here, there = tensor(two.a), tensor(two.a + step)
     curve = covariance(two.a, two.x, two.w)
     length = geometry.inner(two.measure, here, tensor(step), tensor(step))
@@ -70,8 +70,8 @@ def metric(draw: Draw) -> Iterator[Evidence]:
 
 
 @check("H6", "the natural gradient in η is the plain gradient in μ; attention's step is not one")
-def natural_gradient(draw: Draw) -> Iterator[Evidence]:
-    two, target = pair(draw), draw.normal(3)
+def natural_gradient(inputs: RandomInputs) -> Iterator[Evidence]:
+    two, target = pair(inputs), inputs.normal(3)
     mean = attention_mean(two.a, two.x, two.w)
     gradient = differences(lambda e: ((attention_mean(e, two.x, two.w) - target) ** 2).sum() / 2, two.a)
     ours = geometry.natural_gradient(two.measure, tensor(two.a), tensor(gradient))
@@ -84,8 +84,8 @@ def natural_gradient(draw: Draw) -> Iterator[Evidence]:
 
 
 @check("H7", "a Gaussian h: keys k = Σq are the dual coordinates of the queries, up to a row constant")
-def dual_keys(draw: Draw) -> Iterator[Evidence]:
-    mu, sigma, queries = draw.normal(3), draw.covariance(3), draw.normal(6, 3)
+def dual_keys(inputs: RandomInputs) -> Iterator[Evidence]:
+    mu, sigma, queries = inputs.normal(3), inputs.covariance(3), inputs.normal(6, 3)
     keys = queries @ sigma
     duals = Gaussian(tensor(mu), tensor(sigma)).mean(tensor(queries))
     yield agrees("∇G(q_j) = k_j + μ", duals, keys + mu, 1e-13)
@@ -95,8 +95,8 @@ def dual_keys(draw: Draw) -> Iterator[Evidence]:
 
 
 @check("H8", "finitely many keys are not their own dual coordinates unless all of them coincide")
-def no_dual_keys(draw: Draw) -> Iterator[Evidence]:
-    keys, queries = draw.normal(6, 3), draw.normal(6, 3)
+def no_dual_keys(inputs: RandomInputs) -> Iterator[Evidence]:
+    keys, queries = inputs.normal(6, 3), inputs.normal(6, 3)
     duals = array(Empirical(tensor(keys)).mean(tensor(queries)))
     yield agrees("∇G(q_j)", duals, [attention_mean(q, keys) for q in queries], 1e-14)
     yield differs("k_j = ∇G(q_j)", keys, duals, 1e-2)
@@ -124,15 +124,15 @@ class Pair(NamedTuple):
     p_b: np.ndarray
 
 
-def pair(draw: Draw) -> Pair:
-    return laws(draw.normal(7, 3), np.log(draw.law(7)), draw.normal(3), draw.normal(3))
+def pair(inputs: RandomInputs) -> Pair:
+    return laws(inputs.normal(7, 3), np.log(inputs.probabilities(7)), inputs.normal(3), inputs.normal(3))
 
 
-def uneven_pair(draw: Draw) -> Pair:
+def uneven_pair(inputs: RandomInputs) -> Pair:
     """A law close to the uniform one and one close to a single atom: the two orders of KL are far apart."""
-    x, far = draw.normal(7, 3), draw.normal(3)
+    x, far = inputs.normal(7, 3), inputs.normal(3)
     unit = x / np.linalg.norm(x, axis=1, keepdims=True)
-    return laws(unit, np.zeros(7), 0.3 * draw.normal(3), 6 * far / np.linalg.norm(far))
+    return laws(unit, np.zeros(7), 0.3 * inputs.normal(3), 6 * far / np.linalg.norm(far))
 
 
 def laws(x: np.ndarray, w: np.ndarray, a: np.ndarray, b: np.ndarray) -> Pair:

@@ -11,7 +11,7 @@ from cumulant import attend
 from cumulant.hopfield import energy, retrieve
 from cumulant.paper.checks.evidence import Evidence, agrees, array, differs, true
 from cumulant.paper.checks.oracle import differences, log_normalizer, softmax
-from cumulant.paper.checks.random_inputs import Draw, tensor
+from cumulant.paper.checks.random_inputs import RandomInputs, tensor
 from cumulant.paper.checks.registry import check
 
 BETA = 0.8
@@ -28,8 +28,8 @@ def update_by_hand(state: np.ndarray, patterns: np.ndarray) -> np.ndarray:
 
 
 @check("J1", "retrieval is a unit step of descent on E, and attention without the residual, weights and all")
-def unit_step(draw: Draw) -> Iterator[Evidence]:
-    patterns, state = draw.normal(7, 3), draw.normal(3)
+def unit_step(inputs: RandomInputs) -> Iterator[Evidence]:
+    patterns, state = inputs.normal(7, 3), inputs.normal(3)
     downhill = state - differences(lambda s: energy_by_hand(s, patterns), state)
     yield agrees("E", energy(tensor(state), tensor(patterns), beta=BETA), energy_by_hand(state, patterns), 1e-13)
     retrieved = retrieve(tensor(state), tensor(patterns), beta=BETA, steps=1).state
@@ -37,8 +37,8 @@ def unit_step(draw: Draw) -> Iterator[Evidence]:
     attended = attend(tensor(state)[None], tensor(patterns), scale=BETA).output[0]
     yield agrees("ξ − ∇E by differences = attention", attended, downhill, 1e-8)
 
-    tokens, memory = draw.normal(5, 4), draw.normal(7, 4)
-    query_weight, key_weight, value_weight = draw.normal(4, 3), draw.normal(4, 3), draw.normal(3, 4)
+    tokens, memory = inputs.normal(5, 4), inputs.normal(7, 4)
+    query_weight, key_weight, value_weight = inputs.normal(4, 3), inputs.normal(4, 3), inputs.normal(3, 4)
     query, key = tokens @ query_weight, memory @ key_weight
     whole = softmax(BETA * query @ key.T, axis=1) @ key @ value_weight
     ours = retrieve(tensor(query), tensor(key), beta=BETA, steps=1).state @ tensor(value_weight)
@@ -50,23 +50,23 @@ def unit_step(draw: Draw) -> Iterator[Evidence]:
 
 
 @check("J2", "E never rises along retrieval, and 0 ≤ E ≤ 2M² on the hull of the patterns")
-def descent(draw: Draw) -> Iterator[Evidence]:
-    patterns, state = draw.normal(7, 3), draw.normal(3)
+def descent(inputs: RandomInputs) -> Iterator[Evidence]:
+    patterns, state = inputs.normal(7, 3), inputs.normal(3)
     path = [state]
     for _ in range(60):
         path.append(update_by_hand(path[-1], patterns))
-    found = retrieve(tensor(state), tensor(patterns), beta=BETA, steps=60)
-    yield agrees("state after 60 steps", found.state, path[-1], 1e-12)
-    yield agrees("E along the path", found.energy, [energy_by_hand(s, patterns) for s in path], 1e-12)
-    yield true("E does not rise", np.diff(array(found.energy)) < 1e-12)
-    inside = draw.rng.dirichlet(np.full(7, 0.3), 200) @ patterns
+    ours = retrieve(tensor(state), tensor(patterns), beta=BETA, steps=60)
+    yield agrees("state after 60 steps", ours.state, path[-1], 1e-12)
+    yield agrees("E along the path", ours.energy, [energy_by_hand(s, patterns) for s in path], 1e-12)
+    yield true("E does not rise", np.diff(array(ours.energy)) < 1e-12)
+    inside = inputs.rng.dirichlet(np.full(7, 0.3), 200) @ patterns
     level, limit = energy(tensor(inside), tensor(patterns), beta=BETA), 2 * (patterns**2).sum(1).max()
     yield true("0 ≤ E ≤ 2M² at 200 points of the hull", (level >= -1e-12) & (level <= limit))
 
 
 @check("J3", "on a sphere −E and the log-sum-exp have one tangential gradient")
-def on_the_sphere(draw: Draw) -> Iterator[Evidence]:
-    patterns, state = draw.normal(7, 3), draw.normal(3)
+def on_the_sphere(inputs: RandomInputs) -> Iterator[Evidence]:
+    patterns, state = inputs.normal(7, 3), inputs.normal(3)
     state /= np.linalg.norm(state)
     tangent = np.eye(3) - np.outer(state, state)
     slope = differences(lambda s: log_normalizer(BETA * s, patterns) / BETA, state)
@@ -82,12 +82,12 @@ def on_the_sphere(draw: Draw) -> Iterator[Evidence]:
 
 
 @check("J4", "the gated step (1 − g)ξ + g·attention lowers E for every g between 0 and 2")
-def gates(draw: Draw) -> Iterator[Evidence]:
-    patterns, state = draw.normal(7, 3), 3 * draw.normal(3)
+def gates(inputs: RandomInputs) -> Iterator[Evidence]:
+    patterns, state = inputs.normal(7, 3), 3 * inputs.normal(3)
     for gate in (0.1, 0.5, 1.0, 1.9):
         end = state
         for _ in range(50):
             end = (1 - gate) * end + gate * update_by_hand(end, patterns)
-        found = retrieve(tensor(state), tensor(patterns), beta=BETA, steps=50, gate=gate)
-        yield agrees(f"state after 50 steps, g = {gate}", found.state, end, 1e-11)
-        yield agrees(f"largest rise of E, g = {gate}", max(0.0, np.diff(array(found.energy)).max()), 0.0, 1e-12)
+        ours = retrieve(tensor(state), tensor(patterns), beta=BETA, steps=50, gate=gate)
+        yield agrees(f"state after 50 steps, g = {gate}", ours.state, end, 1e-11)
+        yield agrees(f"largest rise of E, g = {gate}", max(0.0, np.diff(array(ours.energy)).max()), 0.0, 1e-12)

@@ -15,18 +15,18 @@ from torch.distributions import Bernoulli
 
 from cumulant import Empirical, Gaussian, attend, convolve, from_distribution
 from cumulant.link import canonical_link, link_fit
-from cumulant.paper.checks.evidence import Evidence, agrees, array, differs, seen, true
+from cumulant.paper.checks.evidence import Evidence, agrees, array, differs, measured, true
 from cumulant.paper.checks.oracle import attention_mean, covariance, log_normalizer, softmax
-from cumulant.paper.checks.random_inputs import Draw, tensor
+from cumulant.paper.checks.random_inputs import RandomInputs, tensor
 from cumulant.paper.checks.registry import check
 
 QUERY_SCALES = {0.2: 0.998, 0.5: 0.989, 1.0: 0.963, 2.0: 0.907, 4.0: 0.829, 8.0: 0.756}  # and R² on 200 Gaussian keys
 
 
-def head(draw: Draw, modes: int = 5) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def head(inputs: RandomInputs, modes: int = 5) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Hidden states, with their queries and keys."""
-    hidden = draw.normal(modes, 4)
-    return hidden, hidden @ draw.normal(4, 4), hidden @ draw.normal(4, 4)
+    hidden = inputs.normal(modes, 4)
+    return hidden, hidden @ inputs.normal(4, 4), hidden @ inputs.normal(4, 4)
 
 
 def weights_of(query: np.ndarray, key: np.ndarray, log_prior: np.ndarray | None = None) -> np.ndarray:
@@ -44,20 +44,20 @@ def received(query: torch.Tensor, key: torch.Tensor, weights: torch.Tensor | boo
 
 
 @check("K5", "the weights are softmax over keys of ⟨H_jW_q, H_iW_k⟩/√d; with the matrices exchanged they are others")
-def weights(draw: Draw) -> Iterator[Evidence]:
-    hidden, query, key = head(draw)
+def weights(inputs: RandomInputs) -> Iterator[Evidence]:
+    hidden, query, key = head(inputs)
     truth = softmax(query @ key.T / 2, axis=1)
     yield agrees("weights", weights_of(query, key), truth, 1e-13)
     yield differs("⟨H_jW_k, H_iW_q⟩", weights_of(key, query), truth, 0.05)
-    symmetric = hidden @ draw.covariance(4)
+    symmetric = hidden @ inputs.covariance(4)
     ours = weights_of(hidden, symmetric)
     yield agrees("no matter which, if W_qW_kᵀ is symmetric", ours, softmax(symmetric @ hidden.T / 2, axis=1), 1e-13)
 
 
 @check("K6", "the prior of the modes stands inside the softmax; a uniform one cancels and must not multiply")
-def prior(draw: Draw) -> Iterator[Evidence]:
-    _, query, key = head(draw)
-    sigma = draw.law(5)
+def prior(inputs: RandomInputs) -> Iterator[Evidence]:
+    _, query, key = head(inputs)
+    sigma = inputs.probabilities(5)
     joint = np.exp(query @ key.T / 2) * sigma
     yield agrees("Bayes' rule", weights_of(query, key, np.log(sigma)), joint / joint.sum(1, keepdims=True), 1e-13)
     uniform = weights_of(query, key, np.full(5, -np.log(5)))
@@ -66,34 +66,34 @@ def prior(draw: Draw) -> Iterator[Evidence]:
 
 
 @check("K7", "the weights are the backward kernel: they sum to one over old modes, not over new ones")
-def backward(draw: Draw) -> Iterator[Evidence]:
-    _, query, key = head(draw)
-    found, new = weights_of(query, key), draw.law(5)
-    yield agrees("sum over old modes", found.sum(1), np.ones(5), 1e-14)
-    yield differs("as P(j|i): sum over new modes", found.sum(0), np.ones(5), 0.1)
-    forward = found * new[:, None] / received(tensor(query), tensor(key), tensor(new))
+def backward(inputs: RandomInputs) -> Iterator[Evidence]:
+    _, query, key = head(inputs)
+    ours, new = weights_of(query, key), inputs.probabilities(5)
+    yield agrees("sum over old modes", ours.sum(1), np.ones(5), 1e-14)
+    yield differs("as P(j|i): sum over new modes", ours.sum(0), np.ones(5), 0.1)
+    forward = ours * new[:, None] / received(tensor(query), tensor(key), tensor(new))
     yield agrees(
         "P(j|i) by Bayes' rule from the implied marginal: sum over new modes", forward.sum(0), np.ones(5), 1e-12
     )
 
 
 @check("K8", "uniform weights of the modes survive a layer only if the attention matrix is doubly stochastic")
-def source_marginal(draw: Draw) -> Iterator[Evidence]:
-    _, query, key = head(draw)
+def source_marginal(inputs: RandomInputs) -> Iterator[Evidence]:
+    _, query, key = head(inputs)
     implied = softmax(query @ key.T / 2, axis=1).mean(0)
     ours = received(tensor(query), tensor(key))
     yield agrees("attention received by each key", ours, implied, 1e-13)
     yield agrees("it sums to one", ours.sum(), 1.0, 1e-13)
     yield differs("σ = 1/M", np.full(5, 0.2), implied, 0.03)
-    angles = 2 * np.pi * np.arange(5) / 5 + draw.normal(1)
-    ring = tensor(np.c_[np.cos(angles), np.sin(angles)])  # every token sees the same: a doubly stochastic matrix
+    angles = 2 * np.pi * np.arange(5) / 5 + inputs.normal(1)
+    ring = tensor(np.c_[np.cos(angles), np.sin(angles)])  # all rows are permutations of one: a doubly stochastic matrix
     yield agrees("tokens on a ring", received(ring, ring), np.full(5, 0.2), 1e-14)
 
 
 @check("K10", "the mean of the new state given the new mode is Σ_i A_ij H_iW_v")
-def mixture_mean(draw: Draw) -> Iterator[Evidence]:
-    hidden, query, key = head(draw)
-    value = hidden @ draw.normal(4, 3)
+def mixture_mean(inputs: RandomInputs) -> Iterator[Evidence]:
+    hidden, query, key = head(inputs)
+    value = hidden @ inputs.normal(4, 3)
     by_hand = np.zeros((5, 3))
     for j in range(5):
         scores = np.array([np.exp(query[j] @ key[i] / 2) for i in range(5)])
@@ -102,7 +102,7 @@ def mixture_mean(draw: Draw) -> Iterator[Evidence]:
 
 
 @check("K11", "a component of that mean integrates x′ against one density, not against its square")
-def component_mean(draw: Draw) -> Iterator[Evidence]:
+def component_mean(inputs: RandomInputs) -> Iterator[Evidence]:
     loc, spread, w = 0.7, 0.5, 1.3
 
     def first_moment(power: int) -> float:
@@ -114,34 +114,34 @@ def component_mean(draw: Draw) -> Iterator[Evidence]:
 
 
 @check("K12", "a linear map of h evaluates G at the transposed parameter, invertible or not")
-def pushforward(draw: Draw) -> Iterator[Evidence]:
-    x, w, matrix, eta = draw.normal(7, 3), np.log(draw.law(7)), draw.normal(2, 3), draw.normal(2)
+def pushforward(inputs: RandomInputs) -> Iterator[Evidence]:
+    x, w, matrix, eta = inputs.normal(7, 3), np.log(inputs.probabilities(7)), inputs.normal(2, 3), inputs.normal(2)
     h = Empirical(tensor(x), tensor(w))
     mapped = log_normalizer(eta, x @ matrix.T, w)
     yield agrees("G of W#h, W (2, 3)", (tensor(matrix) @ h).log_normalizer(tensor(eta)), mapped, 1e-13)
     yield agrees("G of h at Wᵀη", h.log_normalizer(tensor(matrix.T @ eta)), mapped, 1e-13)
-    square, here = draw.covariance(3), draw.normal(3)
+    square, here = inputs.covariance(3), inputs.normal(3)
     there = (tensor(square) @ h).mean(tensor(np.linalg.solve(square.T, here)))
     yield agrees("W invertible: W⁻ᵀη is the same member", there, square @ attention_mean(here, x, w), 1e-12)
 
 
 @check("K13", "the mean is mapped linearly, noise or not: one W_v for all modes is one value matrix")
-def mapped_mean(draw: Draw) -> Iterator[Evidence]:
-    x, w, matrix, eta = draw.normal(7, 3), np.log(draw.law(7)), draw.normal(2, 3), draw.normal(2)
+def mapped_mean(inputs: RandomInputs) -> Iterator[Evidence]:
+    x, w, matrix, eta = inputs.normal(7, 3), np.log(inputs.probabilities(7)), inputs.normal(2, 3), inputs.normal(2)
     image = tensor(matrix) @ Empirical(tensor(x), tensor(w))
     mapped = matrix @ attention_mean(matrix.T @ eta, x, w)
     yield agrees("mean of W#h", image.mean(tensor(eta)), mapped, 1e-13)
-    noisy = convolve(image, Gaussian(tensor([0, 0]), tensor(draw.covariance(2))))
+    noisy = convolve(image, Gaussian(tensor([0, 0]), tensor(inputs.covariance(2))))
     plain = matrix @ (np.exp(w) @ x)
     yield agrees("with zero-mean noise", noisy.mean(tensor([0, 0])), plain, 1e-13)
-    query = draw.normal(4, 3)
+    query = inputs.normal(4, 3)
     ours = attend(tensor(query), tensor(x), tensor(x @ matrix.T), scale=1.0).output
     yield agrees("attention with values W_v x", ours, softmax(query @ x.T, axis=1) @ x @ matrix.T, 1e-13)
 
 
 @check("K14", "under a conjugate prior the expected mean is χ/ν, and (χ + x)/(ν + 1) after an observation")
-def conjugate_prior(draw: Draw) -> Iterator[Evidence]:
-    chi, nu = draw.rng.uniform(2.0, 4.0), 6.0
+def conjugate_prior(inputs: RandomInputs) -> Iterator[Evidence]:
+    chi, nu = inputs.rng.uniform(2.0, 4.0), 6.0
     bernoulli = from_distribution(Bernoulli(tensor(0.5)))
     grid = np.linspace(-60, 60, 12001)  # equal steps: exponentially accurate for what decays at both ends
     mean, g = (array(f(tensor(grid[:, None]))) for f in (bernoulli.mean, bernoulli.log_normalizer))
@@ -157,10 +157,10 @@ def conjugate_prior(draw: Draw) -> Iterator[Evidence]:
 
 
 @check("K15", "attention at the exact link is the identity on means; what grows is the residual")
-def exact_link(draw: Draw) -> Iterator[Evidence]:
-    keys = draw.normal(200, 2)
+def exact_link(inputs: RandomInputs) -> Iterator[Evidence]:
+    keys = inputs.normal(200, 2)
     keys -= keys.mean(0)
-    queries = 0.7 * draw.normal(40, 2)
+    queries = 0.7 * inputs.normal(40, 2)
     key, mean = tensor(keys), softmax(queries @ keys.T, axis=1) @ keys
     link = canonical_link(key, tensor(mean))
     yield true("the link exists inside the hull", link.converged)
@@ -190,32 +190,30 @@ def linear_link(keys: np.ndarray, queries: np.ndarray) -> float:
 
 
 @check("K16", "how linear the link is: R² of queries on attention outputs, by length of the queries")
-def link_linearity(draw: Draw) -> Iterator[Evidence]:
-    keys, found = draw.normal(200, 2), []
+def link_linearity(inputs: RandomInputs) -> Iterator[Evidence]:
+    keys, ours = inputs.normal(200, 2), []
     for scale, reference in QUERY_SCALES.items():
-        queries = scale * draw.normal(300, 2)
+        queries = scale * inputs.normal(300, 2)
         fit = link_fit(tensor(queries), tensor(keys), scale=1.0)
-        found.append(float(fit.r_squared))
+        ours.append(float(fit.r_squared))
         yield agrees(f"R², query scale {scale:g}", fit.r_squared, linear_link(keys, queries), 1e-10)
         atoms = f"expected near {reference}; {float(fit.effective_atoms):.0f} effective keys of 200"
-        yield seen(f"R² at {scale:g}", found[-1], atoms)
-        yield agrees(
-            f"R² at {scale:g} near the expected value", found[-1], reference, 0.1
-        )  # keys and queries are drawn
-    yield true("longer queries, less linear", np.diff(found) < 0)
+        yield measured(f"R² at {scale:g}", ours[-1], atoms)
+        yield agrees(f"R² at {scale:g} near the expected value", ours[-1], reference, 0.1)  # keys and queries are drawn
+    yield true("longer queries, less linear", np.diff(ours) < 0)
 
 
 @check("K17", "a linear link is right for short queries on Gaussian keys, exact for a Gaussian, poor once saturated")
-def linear_link_limits(draw: Draw) -> Iterator[Evidence]:
-    keys = draw.normal(200, 2)
-    short, long = (link_fit(tensor(s * draw.normal(300, 2)), tensor(keys), scale=1.0) for s in (0.2, 8.0))
+def linear_link_limits(inputs: RandomInputs) -> Iterator[Evidence]:
+    keys = inputs.normal(200, 2)
+    short, long = (link_fit(tensor(s * inputs.normal(300, 2)), tensor(keys), scale=1.0) for s in (0.2, 8.0))
     inverse = np.linalg.inv(np.cov(keys.T, bias=True))
     yield agrees("Gaussian slope is Cov(K)⁻¹", short.gaussian_slope, inverse, 1e-12)
     yield true("R² above 0.99 for short queries", short.r_squared > 0.99)
     yield agrees("their slope, relative to Cov(K)⁻¹", short.slope_error, 0.0, 0.1)
     yield differs("the linear link as exact for long queries: R² = 1", long.r_squared, 1.0, 0.1)
-    loc, sigma = draw.normal(2), draw.covariance(2)
-    mean = draw.normal(5, 2)
+    loc, sigma = inputs.normal(2), inputs.covariance(2)
+    mean = inputs.normal(5, 2)
     exact = np.linalg.solve(sigma, (mean - loc).T).T
     yield agrees(
         "Gaussian h: Σ⁻¹(μ − m)", Gaussian(tensor(loc), tensor(sigma)).natural(tensor(mean)).value, exact, 1e-11
@@ -223,8 +221,8 @@ def linear_link_limits(draw: Draw) -> Iterator[Evidence]:
 
 
 @check("K18", "fixed weights without a residual average to a consensus, a single row")
-def consensus(draw: Draw) -> Iterator[Evidence]:
-    hidden = draw.normal(5, 4)
+def consensus(inputs: RandomInputs) -> Iterator[Evidence]:
+    hidden = inputs.normal(5, 4)
     values, tokens = tensor(hidden), tensor(hidden)
     for _ in range(100):
         values = attend(tokens, tokens, values, scale=0.1).output
@@ -234,22 +232,24 @@ def consensus(draw: Draw) -> Iterator[Evidence]:
 
 
 @check("K19", "attention over Gaussian keys is importance sampling of the tilted Gaussian")
-def importance_sampling(draw: Draw) -> Iterator[Evidence]:
+def importance_sampling(inputs: RandomInputs) -> Iterator[Evidence]:
     count, q = 20_000, 1.5
-    keys = draw.normal(count, 1)
+    keys = inputs.normal(count, 1)
     share = softmax(q * keys[:, 0])
-    found = attend(tensor([[q]]), tensor(keys), scale=1.0)
-    yield agrees("effective keys are 1/Σp²", found.effective_atoms, 1 / (share**2).sum(), 1e-9)
-    yield seen("effective keys", float(found.effective_atoms), f"of {count}; N e^(−q²) = {count * np.exp(-(q**2)):.0f}")
-    ratio = float(found.effective_atoms) / (count * np.exp(-(q**2)))
+    ours = attend(tensor([[q]]), tensor(keys), scale=1.0)
+    yield agrees("effective keys are 1/Σp²", ours.effective_atoms, 1 / (share**2).sum(), 1e-9)
+    yield measured(
+        "effective keys", float(ours.effective_atoms), f"of {count}; N e^(−q²) = {count * np.exp(-(q**2)):.0f}"
+    )
+    ratio = float(ours.effective_atoms) / (count * np.exp(-(q**2)))
     yield true("within a factor 2 of N e^(−q²)", 0.5 < ratio < 2, f"{ratio:.2f}")
     error = np.sqrt(np.exp(q**2) * (1 + q**2) / count)
-    yield agrees("output against the tilted mean q, in standard errors", (float(found.output) - q) / error, 0.0, 4.5)
+    yield agrees("output against the tilted mean q, in standard errors", (float(ours.output) - q) / error, 0.0, 4.5)
 
 
 @check("K20", "near a query a head is a local Gaussian model, and its error is the third cumulant")
-def local_model(draw: Draw) -> Iterator[Evidence]:
-    x, eta, step = draw.normal(7, 3), draw.normal(3), draw.normal(3)
+def local_model(inputs: RandomInputs) -> Iterator[Evidence]:
+    x, eta, step = inputs.normal(7, 3), inputs.normal(3), inputs.normal(3)
     step *= 1e-3 / np.linalg.norm(step)
     h, here, there = Empirical(tensor(x)), tensor(eta), tensor(eta + step)
     error = h.mean(there) - h.mean(here) - h.fisher_mv(here, tensor(step))
@@ -260,11 +260,11 @@ def local_model(draw: Draw) -> Iterator[Evidence]:
 
 
 @check("K25", "a key drawn by its weight has attention as mean and Fisher information as covariance")
-def stochastic_attention(draw: Draw) -> Iterator[Evidence]:
-    x, eta, count = draw.normal(7, 3), draw.normal(2, 3), 100_000
+def stochastic_attention(inputs: RandomInputs) -> Iterator[Evidence]:
+    x, eta, count = inputs.normal(7, 3), inputs.normal(2, 3), 100_000
     p, mean = softmax(eta @ x.T, axis=1), softmax(eta @ x.T, axis=1) @ x
     h = Empirical(tensor(x))
-    drawn = array(h.sample(tensor(eta), count, generator=draw.generator))  # (query, draw, dim)
+    drawn = array(h.sample(tensor(eta), count, generator=inputs.generator))  # (query, inputs, dim)
     hits = (drawn[:, :, None] == x).all(-1).sum(1)
     yield agrees("counts, in standard errors", (hits - count * p) / np.sqrt(count * p * (1 - p)), np.zeros((2, 7)), 4.5)
 

@@ -11,9 +11,9 @@ import torch
 
 from cumulant.link import link_fit
 from cumulant.measures import Empirical
-from cumulant.paper.checks.evidence import Evidence, agrees, array, seen, true
+from cumulant.paper.checks.evidence import Evidence, agrees, array, measured, true
 from cumulant.paper.checks.oracle import softmax
-from cumulant.paper.checks.random_inputs import Draw, tensor
+from cumulant.paper.checks.random_inputs import RandomInputs, tensor
 from cumulant.paper.checks.registry import Skipped, check
 
 TOKENS, LENGTH = 1024, 128
@@ -43,12 +43,12 @@ def _observed() -> dict[str, Any]:
 
 
 @check("M1", "the law of hidden states over the layers of a trained model")
-def hidden_states(draw: Draw) -> Iterator[Evidence]:
+def hidden_states(inputs: RandomInputs) -> Iterator[Evidence]:
     from cumulant.observatory.report.layer_table import layer_rows, layer_spectra
     from cumulant.observatory.statistics.gaussianity import effective_rank
 
-    found = _observed()
-    record, states = found["record"], found["states"]
+    result = _observed()
+    record, states = result["record"], result["states"]
     rows = [r for r in layer_rows(record.hidden, record.meta["places"]) if r["stage"] == "out"]
     spectra = layer_spectra(record.hidden, record.meta["places"])
     for index in (0, len(rows) - 1):
@@ -61,20 +61,20 @@ def hidden_states(draw: Draw) -> Iterator[Evidence]:
         ours = effective_rank(torch.tensor(spectra[f"{rows[index]['block']}/out"]))
         yield agrees(f"block {index}: effective rank", ours / rank, 1.0, 1e-2)
     ratio = [float(row["sliced_w2"]) / float(row["sliced_w2_null"]) for row in rows]
-    yield seen("distance to a Gaussian after the first block, in units of a Gaussian sample's", ratio[0])
-    yield seen("the same after the last block", ratio[-1])
+    yield measured("distance to a Gaussian after the first block, in units of a Gaussian sample's", ratio[0])
+    yield measured("the same after the last block", ratio[-1])
     beyond = all(float(row["sliced_w2"]) > float(row["sliced_w2_null_high"]) for row in rows)
     yield true("no block lies within the band of Gaussian samples: the states are not Gaussian", beyond)
 
 
 @check("M2", "heads of a trained model as local Gaussian approximations")
-def local_gaussian(draw: Draw) -> Iterator[Evidence]:
-    found = _observed()
-    call = found["calls"][2]
+def local_gaussian(inputs: RandomInputs) -> Iterator[Evidence]:
+    ours = _observed()
+    call = ours["calls"][2]
     key, eta = array(call.key[0, 3]), array(call.eta[0, 3, 5])
     visible = array(call.support["mask"][0, 0, 5].bool()) if call.support.get("mask") is not None else slice(None)
     key = key[visible]
-    step = 1e-2 * draw.normal(len(eta)) / np.sqrt(len(eta))
+    step = 1e-2 * inputs.normal(len(eta)) / np.sqrt(len(eta))
     p = softmax(key @ eta)
     centred = key - p @ key
     third = np.einsum("n,na,n,n->a", p, centred, centred @ step, centred @ step) / 2
@@ -84,15 +84,15 @@ def local_gaussian(draw: Draw) -> Iterator[Evidence]:
     exact = array(head.mean(query + delta))[0]
     off = np.linalg.norm(exact - first - third) / np.linalg.norm(third)
     yield agrees("what the linear head misses is the third cumulant", off, 0.0, 5e-2)
-    fits = _fits(found["record"], "gaussian_r2")
-    yield seen("median R² of one Gaussian in the place of the keys", float(np.median(fits)))
-    yield seen("share of heads with R² above one half", float((fits > 0.5).mean()))
+    fits = _fits(ours["record"], "gaussian_r2")
+    yield measured("median R² of one Gaussian in the place of the keys", float(np.median(fits)))
+    yield measured("share of heads with R² above one half", float((fits > 0.5).mean()))
 
 
 @check("M3", "the linear link on the heads of a trained model")
-def linear_link(draw: Draw) -> Iterator[Evidence]:
-    found = _observed()
-    call = found["calls"][1]
+def linear_link(inputs: RandomInputs) -> Iterator[Evidence]:
+    result = _observed()
+    call = result["calls"][1]
     head = 4
     key, eta = call.key[0, head].double(), call.eta[0, head].double()
     ours = link_fit(eta, key, scale=1.0)
@@ -104,9 +104,9 @@ def linear_link(draw: Draw) -> Iterator[Evidence]:
     predicted = np.linalg.pinv(np.cov(array(key).T, bias=True), rcond=1e-12)
     size = np.abs(predicted).max()
     yield agrees("Cov(K)⁻¹, relative", array(ours.gaussian_slope) / size, predicted / size, 1e-6)
-    every = [link_fit(c.eta[0].double(), c.key[0].double(), scale=1.0) for c in found["calls"]]
-    yield seen("median R² of the linear link", float(torch.cat([f.r_squared for f in every]).median()))
-    yield seen("median relative error of its slope", float(torch.cat([f.slope_error for f in every]).median()))
+    every = [link_fit(c.eta[0].double(), c.key[0].double(), scale=1.0) for c in result["calls"]]
+    yield measured("median R² of the linear link", float(torch.cat([f.r_squared for f in every]).median()))
+    yield measured("median relative error of its slope", float(torch.cat([f.slope_error for f in every]).median()))
 
 
 def _fits(record: Any, name: str) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""The theory in a few lines of NumPy and SciPy: the side of every check that shares no code with the library."""
+"""Reference implementations in NumPy and SciPy, which share no code with the library."""
 
 from __future__ import annotations
 

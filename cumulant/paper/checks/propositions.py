@@ -13,7 +13,7 @@ from torch.distributions import Gamma
 from cumulant import Empirical, Gaussian, Measure, Sphere, convolve, from_distribution
 from cumulant.paper.checks.evidence import Evidence, agrees, differs, true
 from cumulant.paper.checks.oracle import differences, log_normalizer, softmax
-from cumulant.paper.checks.random_inputs import Draw, tensor
+from cumulant.paper.checks.random_inputs import RandomInputs, tensor
 from cumulant.paper.checks.registry import check
 
 # three components: masses that need not sum to 1, centres, and covariances far from each other
@@ -24,8 +24,8 @@ QUERY = np.array([1.3, -0.9])
 
 
 @check("E1", "a Gamma law as h: attention over it shifts its natural parameter")
-def shifted_member(draw: Draw) -> Iterator[Evidence]:
-    shape, rate, eta = 3.0, 2.0, draw.rng.uniform(-1.0, 1.0)
+def shifted_member(inputs: RandomInputs) -> Iterator[Evidence]:
+    shape, rate, eta = 3.0, 2.0, inputs.rng.uniform(-1.0, 1.0)
 
     def moment(power: int) -> float:
         def tilted(x: float) -> float:
@@ -43,8 +43,8 @@ def shifted_member(draw: Draw) -> Iterator[Evidence]:
 
 
 @check("E2", "a mixture of one covariance: attention over the centroids plus Ση")
-def common_covariance(draw: Draw) -> Iterator[Evidence]:
-    sigma, eta = draw.covariance(2), 0.8 * draw.normal(2)
+def common_covariance(inputs: RandomInputs) -> Iterator[Evidence]:
+    sigma, eta = inputs.covariance(2), 0.8 * inputs.normal(2)
     centroids, noise = Empirical(tensor(CENTRES), tensor(np.log(MASSES))), Gaussian(tensor(np.zeros(2)), tensor(sigma))
     h, query = convolve(centroids, noise), tensor(eta)
     covariances = np.array([sigma] * 3)
@@ -58,9 +58,9 @@ def common_covariance(draw: Draw) -> Iterator[Evidence]:
 
 
 @check("E3", "a mixture of several covariances: the weights gain ½ηᵀΣ_nη, each component is affine")
-def several_covariances(draw: Draw) -> Iterator[Evidence]:
-    covariances = np.array([draw.covariance(2) for _ in range(3)])
-    eta = 0.8 * draw.normal(2)
+def several_covariances(inputs: RandomInputs) -> Iterator[Evidence]:
+    covariances = np.array([inputs.covariance(2) for _ in range(3)])
+    eta = 0.8 * inputs.normal(2)
     h, query = mixture(covariances), tensor(eta)
     yield agrees("G", h.log_normalizer(query), quadrature(eta, covariances), 1e-10)
     yield agrees("∇G by differences", h.mean(query), differences(lambda e: quadrature(e, covariances), eta), 1e-7)
@@ -74,7 +74,7 @@ def several_covariances(draw: Draw) -> Iterator[Evidence]:
 
 
 @check("E4", "the weights of one covariance are wrong where covariances differ")
-def missing_quadratic_term(draw: Draw) -> Iterator[Evidence]:
+def missing_quadratic_term(inputs: RandomInputs) -> Iterator[Evidence]:
     slope = differences(lambda e: quadrature(e, SPREADS), QUERY)
     ours = mixture(SPREADS).mean(tensor(QUERY))
     yield agrees("weights with ½ηᵀΣ_nη", ours, slope, 1e-7)
@@ -83,9 +83,9 @@ def missing_quadratic_term(draw: Draw) -> Iterator[Evidence]:
 
 
 @check("E5", "the uniform law on a sphere: G of von Mises–Fisher against quadrature")
-def von_mises_fisher(draw: Draw) -> Iterator[Evidence]:
-    dim, kappa = 5, draw.rng.uniform(0.5, 4.0)
-    query = tensor(kappa * direction(draw, dim))
+def von_mises_fisher(inputs: RandomInputs) -> Iterator[Evidence]:
+    dim, kappa = 5, inputs.rng.uniform(0.5, 4.0)
+    query = tensor(kappa * direction(inputs, dim))
     yield agrees("G by quadrature over the height", Sphere(dim).log_normalizer(query), sphere(kappa, dim), 1e-10)
     bessel = gammaln(dim / 2) + (dim / 2 - 1) * np.log(2 / kappa) + np.log(iv(dim / 2 - 1, kappa))
     yield agrees("G by Bessel functions", Sphere(dim).log_normalizer(query), bessel, 1e-12)
@@ -93,9 +93,9 @@ def von_mises_fisher(draw: Draw) -> Iterator[Evidence]:
 
 
 @check("E6", "the mean resultant of von Mises–Fisher is a quotient of Bessel functions")
-def mean_resultant(draw: Draw) -> Iterator[Evidence]:
-    dim, kappa = 5, draw.rng.uniform(0.5, 4.0)
-    north = direction(draw, dim)
+def mean_resultant(inputs: RandomInputs) -> Iterator[Evidence]:
+    dim, kappa = 5, inputs.rng.uniform(0.5, 4.0)
+    north = direction(inputs, dim)
     ours = Sphere(dim).mean(tensor(kappa * north))
     slope = differences(lambda k: sphere(k[0], dim), np.array([kappa]))[0]
     yield agrees("∇G by differences", ours, slope * north, 1e-8)
@@ -127,7 +127,7 @@ def sphere(kappa: float, dim: int) -> float:
     return np.log(integral(kappa) / integral(0.0))
 
 
-def direction(draw: Draw, dim: int) -> np.ndarray:
+def direction(inputs: RandomInputs, dim: int) -> np.ndarray:
     """A unit vector."""
-    vector = draw.normal(dim)
+    vector = inputs.normal(dim)
     return vector / np.linalg.norm(vector)

@@ -1,4 +1,4 @@
-"""Random inputs of a check: the same for the same seed and name, whatever ran before."""
+"""Random inputs of a check, determined by the seed and the name of the check."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 
-class Draw:
-    """NumPy draws for the oracle's side; `tensor` carries them over to the library's."""
+class RandomInputs:
+    """Random NumPy arrays for the oracle; `tensor` converts them for the library."""
 
     def __init__(self, name: str, seed: int = 0):
         self.rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
@@ -18,7 +18,7 @@ class Draw:
     def normal(self, *shape: int) -> np.ndarray:
         return self.rng.standard_normal(shape)
 
-    def law(self, n: int) -> np.ndarray:
+    def probabilities(self, n: int) -> np.ndarray:
         """A probability vector."""
         return self.rng.dirichlet(np.ones(n))
 
@@ -29,5 +29,5 @@ class Draw:
 
 
 def tensor(value) -> torch.Tensor:
-    """Float64 for the library."""
+    """A float64 tensor for the library."""
     return torch.as_tensor(np.asarray(value, dtype=np.float64))

@@ -1,4 +1,4 @@
-"""The registry of checks: a name, a line, and a function from random inputs to evidence."""
+"""The registry of numerical checks."""
 
 from __future__ import annotations
 
@@ -8,35 +8,35 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cumulant.paper.checks.evidence import Evidence
-from cumulant.paper.checks.random_inputs import Draw
+from cumulant.paper.checks.random_inputs import RandomInputs
 
 
 class Skipped(Exception):
-    """Raised by a check that cannot run here; its text says what would let it."""
+    """Raised by a check that cannot run here; the message says what it needs."""
 
 
-Function = Callable[[Draw], Iterator[Evidence]]
+Function = Callable[[RandomInputs], Iterator[Evidence]]
 
 
-class Check(NamedTuple):
-    """A check, and where its code is."""
+class NumericalCheck(NamedTuple):
+    """A check: its name, its description, and a function from random inputs to evidence."""
 
     name: str
     words: str
     function: Function
 
     def run(self, seed: int = 0) -> list[Evidence]:
-        return list(self.function(Draw(self.name, seed)))
+        return list(self.function(RandomInputs(self.name, seed)))
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """``cumulant/paper/checks/family.py:42``"""
         path = Path(inspect.getfile(self.function)).resolve()
         package = Path(__file__).resolve().parents[2]
         return f"{path.relative_to(package.parent)}:{inspect.getsourcelines(self.function)[1]}"
 
 
-CHECKS: dict[str, Check] = {}
+CHECKS: dict[str, NumericalCheck] = {}
 
 
 def check(name: str, words: str) -> Callable[[Function], Function]:
@@ -45,7 +45,7 @@ def check(name: str, words: str) -> Callable[[Function], Function]:
     def register(function: Function) -> Function:
         if name in CHECKS:
             raise ValueError(f"two checks are called {name!r}")
-        CHECKS[name] = Check(name, words, function)
+        CHECKS[name] = NumericalCheck(name, words, function)
         return function
 
     return register

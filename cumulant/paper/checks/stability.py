@@ -19,14 +19,14 @@ from cumulant.dynamics.stability import (
     sphere_rate,
 )
 from cumulant.paper.checks.evidence import Evidence, agrees, array, true
-from cumulant.paper.checks.random_inputs import Draw, tensor
+from cumulant.paper.checks.random_inputs import RandomInputs, tensor
 from cumulant.paper.checks.registry import check
 
 PAIRS = ((1, 0.5), (1, 1.0), (0.3, 1.0), (-0.3, 1.0), (-0.4, 0.8), (1, -0.5), (0.5, 0.25))
 
 
 @check("F8", "a diagonal norm multiplies a small correlation by 1 + 2a/(1+a), a = vs: rank is lost")
-def correlations_grow(draw: Draw) -> Iterator[Evidence]:
+def correlations_grow(inputs: RandomInputs) -> Iterator[Evidence]:
     rho = 1e-5
     law = Gaussian(tensor(np.zeros(2)), tensor([[1, rho], [rho, 1]]))
     for a in (0.6, 0.2, -0.3):
@@ -38,15 +38,15 @@ def correlations_grow(draw: Draw) -> Iterator[Evidence]:
 
 
 @check("F9", "cumulants of order n grow by 1 + n v sⁿ⁻¹/(1 + vs) under the layer, whatever the temperature")
-def cumulants_grow(draw: Draw) -> Iterator[Evidence]:
+def cumulants_grow(inputs: RandomInputs) -> Iterator[Evidence]:
     grid = np.linspace(-20, 20, 2001)
     density = np.exp(-grid * grid / 2)
     density /= density.sum()
     inner = np.abs(grid) < 8.5
     for v, s in PAIRS:
-        found = [_response(n, v, s, grid, density, inner) for n in (3, 4, 5)]
+        ours = [_response(n, v, s, grid, density, inner) for n in (3, 4, 5)]
         expected = [cumulant_multiplier(n, v, s) for n in (3, 4, 5)]
-        yield agrees(f"v = {v:g}, s = {s:g}", expected, found, 1e-6, f"λ₃ = {found[0]:.3f}")
+        yield agrees(f"v = {v:g}, s = {s:g}", expected, ours, 1e-6, f"λ₃ = {ours[0]:.3f}")
     yield true("ascent: above 1 in every order", all(cumulant_multiplier(n, 0.5, 0.5) > 1 for n in range(3, 30)))
 
 
@@ -65,12 +65,12 @@ def _response(n: int, v: float, s: float, grid: np.ndarray, density: np.ndarray,
 def _tilted(law: Empirical, eta: np.ndarray, *functions: np.ndarray) -> list[np.ndarray]:
     """Means under the tilted law of functions of the atoms, given by their values at them."""
     values = tensor(np.stack(functions, -1))
-    found = moments(tensor(eta), law.atoms, values, log_weights=law.log_weights, statistics=("mean",)).mean
-    return list(array(found).T)  # pyright: ignore[reportArgumentType]
+    ours = moments(tensor(eta), law.atoms, values, log_weights=law.log_weights, statistics=("mean",)).mean
+    return list(array(ours).T)  # pyright: ignore[reportArgumentType]
 
 
 @check("F10", "the same for the whole nonlinear map, on particles with weights")
-def skewness_grows(draw: Draw) -> Iterator[Evidence]:
+def skewness_grows(inputs: RandomInputs) -> Iterator[Evidence]:
     grid = np.linspace(-11, 11, 2201)
     weight = np.exp(-(grid**2) / 2) * (1 + 1e-5 * eval_hermitenorm(3, grid) / 6)
     weight /= weight.sum()
@@ -88,7 +88,7 @@ def _skewness(x: np.ndarray, weight: np.ndarray) -> float:
 
 
 @check("F11", "on the circle every harmonic of the uniform law grows, at n² I_n(β)/(β I_0(β))")
-def harmonics_grow(draw: Draw) -> Iterator[Evidence]:
+def harmonics_grow(inputs: RandomInputs) -> Iterator[Evidence]:
     beta, n = 4.0, 1000
     angle = 2 * np.pi * np.arange(n) / n
     for degree in (1, 2, 3, 4, 5):
@@ -103,8 +103,8 @@ def harmonics_grow(draw: Draw) -> Iterator[Evidence]:
 
 
 @check("F12", "without a norm the Gaussian closure Ċ = 2C² is infinite at t = 1/(2λ_max)")
-def closure_blows_up(draw: Draw) -> Iterator[Evidence]:
-    covariance = draw.covariance(3)
+def closure_blows_up(inputs: RandomInputs) -> Iterator[Evidence]:
+    covariance = inputs.covariance(3)
     end = float(blow_up_time(tensor(covariance)))
     yield agrees("1/(2λ_max)", end, 1 / (2 * np.linalg.eigvalsh(covariance)[-1]), 1e-12)
     c, steps = covariance.copy(), 4000
@@ -118,8 +118,8 @@ def closure_blows_up(draw: Draw) -> Iterator[Evidence]:
 
 
 @check("F13", "finitely many particles never blow up: |x| ≤ eᵗ times what it was")
-def particles_do_not(draw: Draw) -> Iterator[Evidence]:
-    start = draw.normal(300, 2)
+def particles_do_not(inputs: RandomInputs) -> Iterator[Evidence]:
+    start = inputs.normal(300, 2)
     largest, cloud, step = np.linalg.norm(start, axis=1).max(), tensor(start), Ascend(step=0.01)
     for _ in range(300):
         cloud = step(cloud)
@@ -129,7 +129,7 @@ def particles_do_not(draw: Draw) -> Iterator[Evidence]:
 
 
 @check("F15", "unequal values: the cumulant of coordinates 1, 1, 2 grows by 1 + s²(2v₁/(1+v₁s) + v₂/(1+v₂s))")
-def mixed_cumulants(draw: Draw) -> Iterator[Evidence]:
+def mixed_cumulants(inputs: RandomInputs) -> Iterator[Evidence]:
     nodes, weights = hermegauss(44)
     points = np.stack(np.meshgrid(nodes, nodes, indexing="ij"), -1).reshape(-1, 2)
     weights = np.outer(weights, weights).ravel() / weights.sum() ** 2

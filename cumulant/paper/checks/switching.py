@@ -15,7 +15,7 @@ from cumulant.filters import SwitchingLinearGaussian, gpb, imm
 from cumulant.filters.heads import sinkhorn_attention
 from cumulant.filters.projection import m_projection
 from cumulant.paper.checks.evidence import Evidence, agrees, array, differs
-from cumulant.paper.checks.random_inputs import Draw, tensor
+from cumulant.paper.checks.random_inputs import RandomInputs, tensor
 from cumulant.paper.checks.registry import check
 from cumulant.samplers import gibbs
 
@@ -50,38 +50,38 @@ class Switch(NamedTuple):
         return mean, self.maps[NEW] @ within @ self.maps[NEW].T + self.noise[NEW] + between
 
 
-def _switch(draw: Draw) -> Switch:
+def _switch(inputs: RandomInputs) -> Switch:
     return Switch(
-        draw.law(MODES),
-        draw.rng.dirichlet(np.full(MODES, 0.5), MODES),
-        2 * draw.normal(MODES, 2),
-        np.stack([draw.covariance(2, 0.2, 0.8) for _ in range(MODES)]),
-        draw.normal(MODES, 2, 2),
-        np.stack([draw.covariance(2, 0.1, 0.4) for _ in range(MODES)]),
+        inputs.probabilities(MODES),
+        inputs.rng.dirichlet(np.full(MODES, 0.5), MODES),
+        2 * inputs.normal(MODES, 2),
+        np.stack([inputs.covariance(2, 0.2, 0.8) for _ in range(MODES)]),
+        inputs.normal(MODES, 2, 2),
+        np.stack([inputs.covariance(2, 0.1, 0.4) for _ in range(MODES)]),
     )
 
 
 def _unseen(switch: Switch, method=gpb) -> tuple[np.ndarray, np.ndarray]:
     """The engine's belief in the new mode after one step without an observation."""
-    found = method(switch.model(), torch.full((1, 2), torch.nan, dtype=torch.float64))
-    return array(found.mode_means[0, NEW]), array(found.mode_covariances[0, NEW])
+    ours = method(switch.model(), torch.full((1, 2), torch.nan, dtype=torch.float64))
+    return array(ours.mode_means[0, NEW]), array(ours.mode_covariances[0, NEW])
 
 
 @check("K1", "the new mode inherits the old ones with weights P(i given j) ∝ P(j given i) π_i")
-def inherited_mean(draw: Draw) -> Iterator[Evidence]:
-    switch = _switch(draw)
+def inherited_mean(inputs: RandomInputs) -> Iterator[Evidence]:
+    switch = _switch(inputs)
     weights = switch.prior * switch.transition[:, NEW]
     mean, _ = switch.inherited(weights / weights.sum())
     yield agrees("mean in the new mode", _unseen(switch)[0], mean, 1e-12)
-    runs = switch.model().simulate(1, batch_shape=(200_000,), generator=draw.generator)
+    runs = switch.model().simulate(1, batch_shape=(200_000,), generator=inputs.generator)
     here = runs.states[:, 0][runs.modes[:, 0] == NEW]
     error = here.std(0) / len(here) ** 0.5
     yield agrees("by simulation, in standard errors", (here.mean(0) - tensor(mean)) / error, 0.0, 4.5)
 
 
 @check("K2", "weights π_i alone, without the transition, belong to another law")
-def prior_weights(draw: Draw) -> Iterator[Evidence]:
-    base = _switch(draw)
+def prior_weights(inputs: RandomInputs) -> Iterator[Evidence]:
+    base = _switch(inputs)
     # two modes apart, of which one hardly ever leads to the new mode: the error is visible for every seed
     switch = base._replace(
         prior=np.array([0.45, 0.1, 0.45]),
@@ -90,29 +90,29 @@ def prior_weights(draw: Draw) -> Iterator[Evidence]:
         maps=np.stack([np.eye(2)] * MODES),
     )
     mean, _ = switch.inherited(switch.prior)
-    found, _ = _unseen(switch)
-    yield differs("mean with prior weights", mean, found, 1.0)
+    ours, _ = _unseen(switch)
+    yield differs("mean with prior weights", mean, ours, 1.0)
     weights = switch.prior * switch.transition[:, NEW]
-    yield agrees("with the transition in them", found, switch.inherited(weights / weights.sum())[0], 1e-12)
+    yield agrees("with the transition in them", ours, switch.inherited(weights / weights.sum())[0], 1e-12)
 
 
 @check("K3", "the covariance of the projection is that within the modes plus that between their means")
-def within_and_between(draw: Draw) -> Iterator[Evidence]:
-    switch = _switch(draw)
+def within_and_between(inputs: RandomInputs) -> Iterator[Evidence]:
+    switch = _switch(inputs)
     weights = switch.prior * switch.transition[:, NEW]
     weights /= weights.sum()
     mean, covariance = switch.inherited(weights)
     yield agrees("covariance in the new mode", _unseen(switch)[1], covariance, 1e-12)
     moved = switch.means @ switch.maps[NEW].T
     spread = switch.maps[NEW] @ switch.covariances @ switch.maps[NEW].T + switch.noise[NEW]
-    found = m_projection(tensor(weights), tensor(moved), tensor(spread))
-    yield agrees("m_projection: mean", found.mean, mean, 1e-12)
-    yield agrees("m_projection: covariance", found.covariance, covariance, 1e-12)
+    ours = m_projection(tensor(weights), tensor(moved), tensor(spread))
+    yield agrees("m_projection: mean", ours.mean, mean, 1e-12)
+    yield agrees("m_projection: covariance", ours.covariance, covariance, 1e-12)
 
 
 @check("K4", "of all normal laws the projection has the least divergence from the mixture")
-def least_divergence(draw: Draw) -> Iterator[Evidence]:
-    weights, means, scales = np.array([0.3, 0.7]), draw.rng.uniform(-2, 2, 2), draw.rng.uniform(0.4, 1.0, 2)
+def least_divergence(inputs: RandomInputs) -> Iterator[Evidence]:
+    weights, means, scales = np.array([0.3, 0.7]), inputs.rng.uniform(-2, 2, 2), inputs.rng.uniform(0.4, 1.0, 2)
 
     def cross_entropy(theta: np.ndarray) -> float:
         def term(x: float) -> float:
@@ -122,28 +122,28 @@ def least_divergence(draw: Draw) -> Iterator[Evidence]:
         return -integrate.quad(term, -12, 12, points=sorted(means))[0]
 
     best = optimize.minimize(cross_entropy, [0.0, 0.0], tol=1e-12).x
-    found = m_projection(tensor(weights), tensor(means[:, None]), tensor((scales**2)[:, None, None]))
-    yield agrees("mean", found.mean[0], best[0], 1e-4)
-    yield agrees("variance", found.covariance[0, 0], np.exp(2 * best[1]), 1e-4)
+    ours = m_projection(tensor(weights), tensor(means[:, None]), tensor((scales**2)[:, None, None]))
+    yield agrees("mean", ours.mean[0], best[0], 1e-4)
+    yield agrees("variance", ours.covariance[0, 0], np.exp(2 * best[1]), 1e-4)
 
 
 @check("K9", "Sinkhorn attention has uniform marginals on both sides: uniform weights of the modes are consistent")
-def doubly_stochastic(draw: Draw) -> Iterator[Evidence]:
-    query, key, value = (tensor(draw.normal(6, 4)) for _ in range(3))
-    found = sinkhorn_attention(query, key, value)
-    yield agrees("each query gives one", found.weights.sum(-1), 1.0, 1e-10)
-    yield agrees("each key receives one", found.weights.sum(-2), 1.0, 1e-10)
+def doubly_stochastic(inputs: RandomInputs) -> Iterator[Evidence]:
+    query, key, value = (tensor(inputs.normal(6, 4)) for _ in range(3))
+    ours = sinkhorn_attention(query, key, value)
+    yield agrees("each query gives one", ours.weights.sum(-1), 1.0, 1e-10)
+    yield agrees("each key receives one", ours.weights.sum(-2), 1.0, 1e-10)
     scores = array(query) @ array(key).T / 2
     balanced = np.exp(scores - scores.max())
     for _ in range(2000):
         balanced /= balanced.sum(0)
         balanced /= balanced.sum(1, keepdims=True)
-    yield agrees("the weights, by alternating normalisation", found.weights, balanced, 1e-9)
+    yield agrees("the weights, by alternating normalisation", ours.weights, balanced, 1e-9)
 
 
 @check("K21", "without an observation GPB2 and IMM are one filter: mixing and prediction commute")
-def slots_meet(draw: Draw) -> Iterator[Evidence]:
-    switch = _switch(draw)
+def slots_meet(inputs: RandomInputs) -> Iterator[Evidence]:
+    switch = _switch(inputs)
     gap = torch.full((5, 2), torch.nan, dtype=torch.float64)
     one, other = gpb(switch.model(), gap), imm(switch.model(), gap)
     yield agrees("means in each mode", one.mode_means, array(other.mode_means), 1e-12)
@@ -175,37 +175,39 @@ def _line() -> tuple[SwitchingLinearGaussian, dict[str, np.ndarray]]:
     return model, known
 
 
-def _evidence(known: dict[str, np.ndarray], seen: float) -> np.ndarray:
+def _evidence(known: dict[str, np.ndarray], observation: float) -> np.ndarray:
     """π_i P(j given i) p(o given i, j) by quadrature over the new state, (i, j)."""
     grid = np.linspace(-12, 12, 12001)
     mean = known["map"][None] * known["mean"][:, None]
     spread = np.sqrt(known["map"][None] ** 2 * known["variance"][:, None] + known["noise"][None])
-    seen_from = stats.norm.pdf(seen, grid, np.sqrt(0.4))
+    likelihood = stats.norm.pdf(observation, grid, np.sqrt(0.4))
     density = stats.norm.pdf(grid, mean[..., None], spread[..., None])  # (i, j, grid)
-    return known["prior"][:, None] * known["transition"] * np.trapezoid(density * seen_from, grid)
+    return known["prior"][:, None] * known["transition"] * np.trapezoid(density * likelihood, grid)
 
 
 @check("K22", "with an observation the modes follow σ(j) ∝ Σ_i P(j given i) σ_i L_ij")
-def observed_modes(draw: Draw) -> Iterator[Evidence]:
+def observed_modes(inputs: RandomInputs) -> Iterator[Evidence]:
     model, known = _line()
-    for seen in (1.7, draw.rng.uniform(-2, 3)):
-        joint = _evidence(known, seen)
-        found = gpb(model, tensor([[seen]]))
-        yield agrees(f"modes after seeing {seen:.1f}", found.mode_probabilities[0], joint.sum(0) / joint.sum(), 1e-9)
-        yield agrees("and the likelihood", found.log_likelihood[0], np.log(joint.sum()), 1e-9)
+    for observation in (1.7, inputs.rng.uniform(-2, 3)):
+        joint = _evidence(known, observation)
+        ours = gpb(model, tensor([[observation]]))
+        yield agrees(
+            f"modes after observing {observation:.1f}", ours.mode_probabilities[0], joint.sum(0) / joint.sum(), 1e-9
+        )
+        yield agrees("and the likelihood", ours.log_likelihood[0], np.log(joint.sum()), 1e-9)
 
 
 @check("K23", "a message of the modes that ignores the observation misses it")
-def ignored_observation(draw: Draw) -> Iterator[Evidence]:
+def ignored_observation(inputs: RandomInputs) -> Iterator[Evidence]:
     model, known = _line()
-    found = array(gpb(model, tensor([[1.7]])).mode_probabilities[0])
-    yield differs("Σ_i P(j given i) σ_i", known["prior"] @ known["transition"], found, 1e-2)
+    ours = array(gpb(model, tensor([[1.7]])).mode_probabilities[0])
+    yield differs("Σ_i P(j given i) σ_i", known["prior"] @ known["transition"], ours, 1e-2)
     joint = _evidence(known, 1.7)
-    yield agrees("with L_ij in it", found, joint.sum(0) / joint.sum(), 1e-9)
+    yield agrees("with L_ij in it", ours, joint.sum(0) / joint.sum(), 1e-9)
 
 
 @check("K24", "with an observation GPB2 and IMM differ: one collapses after it, the other before")
-def slots_part(draw: Draw) -> Iterator[Evidence]:
+def slots_part(inputs: RandomInputs) -> Iterator[Evidence]:
     model, _ = _line()
     one, other = gpb(model, tensor([[1.7]])), imm(model, tensor([[1.7]]))
     yield differs("means in each mode", one.mode_means, array(other.mode_means), 1e-2)
@@ -214,14 +216,14 @@ def slots_part(draw: Draw) -> Iterator[Evidence]:
 
 
 @check("K26", "a conjugate Gibbs sampler and the iteration of means have the same stationary mean χ/ν")
-def stationary_mean(draw: Draw) -> Iterator[Evidence]:
+def stationary_mean(inputs: RandomInputs) -> Iterator[Evidence]:
     coin = from_distribution(Bernoulli(tensor(0.5)))
     prior = gibbs.ConjugatePrior(coin, tensor([2.0]), 5.0)
     yield agrees("mean iteration", gibbs.mean_iteration(prior, tensor([0.9]), 60)[-1], 0.4, 1e-12)
     heads = tensor(np.ones((20_000, 1)))
     state, total = gibbs.GibbsState(heads, torch.zeros_like(heads)), []  # far from stationarity
     for turn in range(60):
-        state, _ = gibbs.step(state, prior, generator=draw.generator)
+        state, _ = gibbs.step(state, prior, generator=inputs.generator)
         if turn >= 20:
             total.append(float(state.x.mean()))
     yield agrees("mean of the draws", np.mean(total), 0.4, 5e-3)

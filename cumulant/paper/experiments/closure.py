@@ -1,33 +1,26 @@
-"""Laws in the place of keys: how well a few Gaussians stand for thousands of keys, and where one breaks (§4, §2).
+"""Gaussian summaries of keys: the error of a few Gaussians, and when the closure by one breaks down (§4, §5).
 
     one Gaussian    ∇G = μ + Ση                                                                               (S1-C1)
     centroids       softmax over (log count, mean) of each cluster
-    mixture         Σ_n w_n (μ_n + Σ_nη),   w_n = softmax_n(log N_n + ⟨μ_n,η⟩ + ½ηᵀΣ_nη)                      (S1-P2′)
+    mixture         Σ_n w_n (μ_n + Σ_nη),   w_n = softmax_n(log N_n + ⟨μ_n,η⟩ + ½ηᵀΣ_nη)                      (S1-P2')
 
 Without a norm the covariance of one Gaussian obeys Ċ = 2C² and is infinite at t = 1/(2λ_max) (S3-R5).
 """
 
 from __future__ import annotations
 
-from math import exp, inf, log, sqrt
+from functools import reduce
+from math import exp, inf, sqrt
+from operator import add
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from cumulant.dynamics import (
-    Ascend,
-    GaussianFlow,
-    Layer,
-    Mixture,
-    Whiten,
-    blow_up_time,
-    condensed,
-    covariance_flow,
-    effective_keys,
-    run,
-)
+from cumulant.dynamics import Ascend, GaussianFlow, Layer, Whiten, effective_keys, run
+from cumulant.dynamics.closure import blow_up_time, covariance_flow
+from cumulant.dynamics.finite_sample import condensed
 from cumulant.figures import BLUE, COLOURS, FAINT, INK, ORANGE, RED, figure
 from cumulant.measures import Empirical, Gaussian, Measure
 from cumulant.paper.experiments.experiment import Result, Row, Setting, expect, experiment
@@ -46,7 +39,7 @@ APART = 0.1  # relative difference of variances from which the closure counts as
 @experiment(
     "closure",
     "Can a few Gaussians stand for the keys, and for how long can one stand for the whole cloud?",
-    rests_on="S1-C1, S1-P2, S1-P2′, S3-R5",
+    rests_on="S1-C1, S1-P2, S1-P2', S3-R5",
     takes="ten seconds",
 )
 def closure(setting: Setting) -> Result:
@@ -66,16 +59,17 @@ def closure(setting: Setting) -> Result:
         tables={"errors": errors, "blow_up": path},
         figures={"closure": lambda: draw(errors, path, broken)},
         verdict=(
-            f"A few can, until a cluster condenses; one cannot for long. For {KEYS:,} keys in {CLUSTERS} clusters "
-            f"(d = {DIM}) a Gaussian for each cluster, {numbers} numbers in the place of {KEYS * DIM:,}, gives "
-            f"attention to a relative squared error of {_said(mixture)} at query scale ½, 1, 2 and 4; centroids alone "
-            f"{_said(centroids)}, one Gaussian for all {_said(one)}. It fails where ηᵀΣ_nη > 2 log N_n: at scale "
-            f"{SCALES[-1]:g} that is so for {100 * column(errors, 'condensed')[-1]:.0f} % of queries and clusters, and "
-            f"the error is {mixture[-1]:.2f}. Over time without a norm the covariance of the Gaussian closure is "
-            f"infinite at t = 1/(2λ_max). {PARTICLES:,} particles follow it to {100 * half:.1f} % until half of that "
-            f"time, are {100 * APART:.0f} % apart at {broken:.2f} of it, and pass the blow-up with variance {end:.1f}: "
-            f"none grows faster than e^t (the longest has {growth[-1]:.2f} of that in the end). Limits: true cluster "
-            f"labels; one start; Euler steps of 1/{STEPS} of the blow-up time, for particles and closure alike."
+            f"A few can, until a cluster condenses; one cannot for long. For {KEYS:,} keys in {CLUSTERS} clusters (d = "
+            f"{DIM}) a Gaussian for each cluster, {numbers} numbers in the place of {KEYS * DIM:,}, gives attention to "
+            f"a relative squared error of {_errors_text(mixture)} at query scale ½, 1, 2 and 4; centroids alone "
+            f"{_errors_text(centroids)}, one Gaussian for all {_errors_text(one)}. It fails where ηᵀΣ_nη > 2 log N_n: "
+            f"at scale {SCALES[-1]:g} that is so for {100 * column(errors, 'condensed')[-1]:.0f} % of queries and "
+            f"clusters, and the error is {mixture[-1]:.2f}. Over time without a norm the covariance of the Gaussian "
+            f"closure is infinite at t = 1/(2λ_max). {PARTICLES:,} particles follow it to {100 * half:.1f} % until "
+            f"half of that time, are {100 * APART:.0f} % apart at {broken:.2f} of it, and pass the blow-up with "
+            f"variance {end:.1f}: none grows faster than e^t (the longest has {growth[-1]:.2f} of that in the end). "
+            f"Limits: true cluster labels; one start; Euler steps of 1/{STEPS} of the blow-up time, for particles and "
+            "closure alike."
         ),
         expectations=(
             expect("a Gaussian each beats centroids at every scale", wins == len(SCALES), f"{wins} of {len(SCALES)}"),
@@ -88,8 +82,8 @@ def closure(setting: Setting) -> Result:
     )
 
 
-def _said(values: list[float]) -> str:
-    """Those at query scale ½, 1, 2 and 4."""
+def _errors_text(values: list[float]) -> str:
+    """The errors at query scale ½, 1, 2 and 4."""
     return ", ".join(f"{values[SCALES.index(s)]:.1g}" for s in (0.5, 1.0, 2.0, 4.0))
 
 
@@ -101,15 +95,11 @@ def _compression(rng: np.random.Generator) -> list[Row]:
     keys = centre[label] + width * torch.from_numpy(rng.standard_normal((KEYS, DIM)))
     parts = [keys[label == c] for c in range(CLUSTERS)]
     count = [len(p) for p in parts]
-    mixture = Mixture(
-        torch.tensor([log(n) for n in count], dtype=keys.dtype),
-        torch.stack([p.mean(0) for p in parts]),
-        torch.stack([torch.cov(p.mT) for p in parts]),
-    )
+    gaussians = [Gaussian(p.mean(0), torch.cov(p.mT)) for p in parts]
     summaries: dict[str, Measure] = {
         "gaussian": Gaussian(keys.mean(0), torch.cov(keys.mT)),
-        "centroids": Empirical(mixture.loc, mixture.log_weights),
-        "mixture": mixture.law,
+        "centroids": Empirical(torch.stack([g.loc for g in gaussians]), torch.tensor(count, dtype=keys.dtype).log()),
+        "mixture": reduce(add, (n * g for n, g in zip(count, gaussians, strict=True))),
     }
     rows: list[Row] = []
     for scale in SCALES:
@@ -118,7 +108,7 @@ def _compression(rng: np.random.Generator) -> list[Row]:
         whole = (exact - keys.mean(0)).square().sum()
         row: Row = {"scale": scale}
         row |= {name: float((h.mean(eta) - exact).square().sum() / whole) for name, h in summaries.items()}
-        hit = torch.stack([condensed(eta, c, n) for c, n in zip(mixture.covariance, count, strict=True)])
+        hit = torch.stack([condensed(eta, g.covariance, n) for g, n in zip(gaussians, count, strict=True)])
         rows.append(row | {"condensed": float(hit.double().mean())})
     return rows
 
@@ -129,27 +119,27 @@ def _blow_up(rng: np.random.Generator) -> list[Row]:
     cloud = Whiten(covariance=start)(torch.from_numpy(rng.standard_normal((PARTICLES, 2))))
     end = float(blow_up_time(start))
     step, steps = end / STEPS, round(BEYOND * STEPS)
-    looks = {
+    readouts = {
         "particles": lambda x: _largest(x.mT @ x / len(x) - torch.outer(x.mean(0), x.mean(0))),
         "longest": lambda x: torch.linalg.vector_norm(x, dim=-1).max(),
         "effective_keys": effective_keys,
     }
-    path = run(Layer(ascend=Ascend(step=step)), cloud, steps, readouts=looks)
+    path = run(Layer(ascend=Ascend(step=step)), cloud, steps, readouts=readouts)
     law = Gaussian(torch.zeros(2, dtype=start.dtype), start)
     closed = run(GaussianFlow(step_size=step), law, steps, readouts={"closure": lambda g: _largest(g.covariance)})
     closure = closed.readings["closure"].tolist()
     longest = path.readings["longest"]
     rows: list[Row] = []
     for t in path.times.tolist():
-        seen, predicted = float(path.readings["particles"][t]), closure[t] if t < len(closure) else inf
+        measured, predicted = float(path.readings["particles"][t]), closure[t] if t < len(closure) else inf
         exact = float(_largest(covariance_flow(start, t * step))) if t < STEPS else inf
         rows.append(
             {
                 "t": t / STEPS,
-                "particles": seen,
+                "particles": measured,
                 "closure": predicted,
                 "closed_form": exact,
-                "off": abs(predicted - seen) / seen,
+                "off": abs(predicted - measured) / measured,
                 "longest_over_bound": float(longest[t] / longest[0]) / exp(t * step),
                 "effective_keys": float(path.readings["effective_keys"][t]),
             }

@@ -1,4 +1,4 @@
-"""When finitely many Gaussian keys stop looking like their law (X-8, X-9).
+"""Up to which query length attention over N Gaussian keys is that of the Gaussian (X-8, X-9).
 
     ∇G(η) = Ση over the law;     over N keys only while |η|_Σ < √(2 log N)
 
@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from cumulant.dynamics import condensation_scale, effective_sample_size, saturation
+from cumulant.dynamics.finite_sample import condensation_scale, effective_sample_size, saturation
 from cumulant.figures import COLOURS, FAINT, INK, figure
 from cumulant.kernels import moments
 from cumulant.paper.experiments.experiment import Result, Row, Setting, expect, experiment
-from cumulant.paper.experiments.tables import chosen, column, span
+from cumulant.paper.experiments.tables import column, range_text, select
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -47,22 +47,23 @@ def condensation(setting: Setting) -> Result:
         figures={"condensation": lambda: draw(rows)},
         verdict=(
             f"Up to about √(2 log N). Over {KEYS[0]:,} to {KEYS[-1]:,} keys in {DIM} dimensions ({DRAWS} draws, "
-            f"{DIRECTIONS} directions each) attention is {span(at[0.5])} of its population value at half that length, "
-            f"{span(at[1.0])} at it, {span(at[2.0])} at twice and {span(at[4.0])} at four times: it saturates at the "
-            f"largest key. The output stops following the query, by growing half as fast, at |η| = {span(lengths)}, "
-            f"{span(relative)} of √(2 log N), and nearer to it the more keys there are. At twice the length softmax "
-            f"sits on {span(few, '.1f')} keys (effective number), however many there are. The formula N e^(−|η|²) for "
-            f"that number ends earlier: {span(near)} times as many are seen below 0.3, {span(off, '.1f')} times at ½, "
-            "because it rests on G(2η), twice as far out. Limits: isotropic Gaussian keys; leading order in log N, so "
-            "that the corner is round at any N that can be run."
+            f"{DIRECTIONS} directions each) attention is {range_text(at[0.5])} of its population value at half that "
+            f"length, {range_text(at[1.0])} at it, {range_text(at[2.0])} at twice and {range_text(at[4.0])} at four "
+            "times: it saturates at the largest key. The output stops following the query, by growing half as fast, "
+            f"at |η| = {range_text(lengths)}, {range_text(relative)} of √(2 log N), and nearer to it the more keys "
+            f"there are. At twice the length softmax sits on {range_text(few, '.1f')} keys (effective number), however "
+            f"many there are. The formula N e^(−|η|²) for that number ends earlier: {range_text(near)} times as many "
+            f"are seen below 0.3, {range_text(off, '.1f')} times at ½, because it rests on G(2η), twice as far out. "
+            "Limits: isotropic Gaussian keys; leading order in log N, so that the corner is round at any N that can "
+            "be run."
         ),
         expectations=(
-            expect("the population formula holds at half the length", min(at[0.5]) > 0.9, span(at[0.5])),
-            expect("it is rounded at √(2 log N): 0.6 to 1", _within(at[1.0], 0.6, 1.0), span(at[1.0])),
-            expect("it falls like 1/r: 0.36 to 0.52 at r = 2", _within(at[2.0], 0.36, 0.52), span(at[2.0])),
-            expect("and 0.19 to 0.26 at r = 4", _within(at[4.0], 0.19, 0.26), span(at[4.0])),
-            expect("the break is near √(2 log N) for every N", _within(relative, 0.7, 1.3), span(relative)),
-            expect("N e^(−|η|²) keys are averaged below 0.3", _within(near, 0.9, 1.2), span(near)),
+            expect("the population formula holds at half the length", min(at[0.5]) > 0.9, range_text(at[0.5])),
+            expect("it is rounded at √(2 log N): 0.6 to 1", _within(at[1.0], 0.6, 1.0), range_text(at[1.0])),
+            expect("it falls like 1/r: 0.36 to 0.52 at r = 2", _within(at[2.0], 0.36, 0.52), range_text(at[2.0])),
+            expect("and 0.19 to 0.26 at r = 4", _within(at[4.0], 0.19, 0.26), range_text(at[4.0])),
+            expect("the break is near √(2 log N) for every N", _within(relative, 0.7, 1.3), range_text(relative)),
+            expect("N e^(−|η|²) keys are averaged below 0.3", _within(near, 0.9, 1.2), range_text(near)),
         ),
     )
 
@@ -73,9 +74,9 @@ def _within(values: list[float], least: float, most: float) -> bool:
 
 def _against_formula(rows: list[Row], least: float, most: float) -> list[float]:
     """Effective number of keys over the formula for it, where the scaled length is within these bounds."""
-    mine = [r for r in rows if least <= float(r["reach"] or 0) <= most]
-    pairs = zip(column(mine, "effective_keys"), column(mine, "effective_formula"), strict=True)
-    return [seen / formula for seen, formula in pairs]
+    selected = [r for r in rows if least <= float(r["reach"] or 0) <= most]
+    pairs = zip(column(selected, "effective_keys"), column(selected, "effective_formula"), strict=True)
+    return [count / formula for count, formula in pairs]
 
 
 def _sweep(n: int, seed: int) -> list[Row]:
@@ -86,9 +87,9 @@ def _sweep(n: int, seed: int) -> list[Row]:
     along = along / torch.linalg.vector_norm(along, dim=-1, keepdim=True)
     length = condensation_scale(n) * torch.tensor(REACH, dtype=keys.dtype)
     eta = length[:, None, None] * along  # (draw, length, direction, d)
-    found = moments(eta.flatten(1, 2), keys, statistics=("mean", "effective_atoms"))
-    ratio = (found.mean.reshape(eta.shape) * along).sum(-1) / length[:, None]
-    count = found.effective_atoms.reshape(ratio.shape).mean((0, 2))
+    result = moments(eta.flatten(1, 2), keys, statistics=("mean", "effective_atoms"))
+    ratio = (result.mean.reshape(eta.shape) * along).sum(-1) / length[:, None]
+    count = result.effective_atoms.reshape(ratio.shape).mean((0, 2))
     formula = effective_sample_size(length[:, None], torch.eye(1, dtype=keys.dtype), n)
     return [
         {
@@ -121,14 +122,14 @@ def draw(rows: list[Row]) -> Figure:
     drawn = figure(11, 3.9)
     output, ratio, count = drawn.subplots(1, 3)
     for n, colour in zip(KEYS, COLOURS, strict=False):
-        mine = chosen(rows, keys=n)
-        length, reach, share, spread = (column(mine, k) for k in ("length", "reach", "ratio", "ratio_deviation"))
+        selected = select(rows, keys=n)
+        length, reach, share, spread = (column(selected, k) for k in ("length", "reach", "ratio", "ratio_deviation"))
         output.plot(length, np.multiply(length, share), color=colour, label=f"{n:,} keys")
         output.plot(condensation_scale(n), condensation_scale(n), "o", ms=6, color=colour)
         ratio.plot(reach, share, color=colour)
         ratio.fill_between(reach, np.subtract(share, spread), np.add(share, spread), color=colour, alpha=0.12, lw=0)
-        count.plot(reach, column(mine, "effective_keys"), color=colour)
-        count.plot(reach, column(mine, "effective_formula"), ":", color=colour, lw=1)
+        count.plot(reach, column(selected, "effective_keys"), color=colour)
+        count.plot(reach, column(selected, "effective_formula"), ":", color=colour, lw=1)
     top = 8.0
     output.plot([0, top], [0, top], color=INK, lw=1, label="population: |Ση|")
     output.plot([], [], "o", ms=6, color=INK, label="√(2 log N)")

@@ -1,8 +1,8 @@
-"""What one step up the log-normalizer does to distances and volumes, where it leads, and how it is undone (§2).
+"""The residual attention step: expansion of distances and volumes, divergence, and inversion (§2).
 
     T(η) = η + M ∇G(η),      |T(a) − T(b)| ≥ |a − b| in the norm of M⁻¹,      log|det JT| = Σ log(1 + λ) ≥ 0     (X-1)
 
-λ are the eigenvalues of M^½ ∇²G M^½; the keys stand still, and all queries share them.
+λ are the eigenvalues of M^½ ∇²G M^½; the keys are fixed, and all queries share them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from cumulant.dynamics import Ascend, Layer, Trajectory, run
 from cumulant.measures import Empirical
 from cumulant.paper.experiments.expansion_figures import draw_causal, draw_divergence, draw_expansion, draw_inversion
 from cumulant.paper.experiments.experiment import Result, Row, Setting, expect, experiment
-from cumulant.paper.experiments.tables import about, column, listed, span
+from cumulant.paper.experiments.tables import column, join_words, magnitude, range_text
 from cumulant.residual import prox, self_attention_jacobian
 from cumulant.solve import fixed_point
 
@@ -23,7 +23,7 @@ QUERIES, KEYS, DIMS = 100, 64, (2, 4, 8)
 ASCENTS, DIFFERENCE = 12, 1e-5
 DRAWS, TOKENS = 400, ((5, 2), (16, 2), (16, 8))
 LONG, STARTS, ATOMS = 400, 200, 9
-TIE = 0.1  # keys that are told apart by less, ⟨x*,x*−x⟩, are not within LONG steps
+TIE = 0.1  # keys with a smaller margin ⟨x*,x*−x⟩ are not separated within LONG steps
 DEPTHS, SIZES = (1, 2, 4, 8), (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 
 
@@ -49,13 +49,13 @@ def expand(setting: Setting) -> Result:
         tables={"expansion": rows},
         figures={"expand": lambda: draw_expansion(rows, DIMS)},
         verdict=(
-            f"Yes. Over {ASCENTS} steps of {QUERIES} queries past {KEYS} random keys in {listed(DIMS)} dimensions no "
-            f"distance shrank by more than rounding (smallest ratio 1 − {max(0.0, 1 - ratio):.0e}; in the norm of M⁻¹ "
-            "where the step has a metric M). The log-volume from the eigenvalues of the covariance is never negative "
-            f"(smallest {about(volume)}) and agrees with central differences to {about(error)}. Expansion spends "
-            f"itself: the first step adds {span(first)} to the log-volume, step {ASCENTS} at most {max(last):.0e}, "
-            "because by then attention looks at one key and moves neighbours alike. Limits: one set of keys that all "
-            "queries share and that stands still; `expand-causal` shows what a mask does."
+            f"Yes. Over {ASCENTS} steps of {QUERIES} queries past {KEYS} random keys in {join_words(DIMS)} dimensions "
+            f"no distance shrank by more than rounding (smallest ratio 1 − {max(0.0, 1 - ratio):.0e}; in the norm of "
+            "M⁻¹ where the step has a metric M). The log-volume from the eigenvalues of the covariance is never "
+            f"negative (smallest {magnitude(volume)}) and agrees with central differences to {magnitude(error)}. "
+            f"Expansion spends itself: the first step adds {range_text(first)} to the log-volume, step {ASCENTS} at "
+            f"most {max(last):.0e}, because by then attention is on one key and moves neighbours alike. Limits: one "
+            "set of fixed keys that all queries share; `expand-causal` shows what a mask does."
         ),
         expectations=(
             expect("no distance shrinks (ratio ≥ 1)", ratio >= 1 - 1e-12, f"smallest ratio 1 − {1 - ratio:.1e}"),
@@ -108,7 +108,7 @@ def _differenced(ascend: Ascend, x: Tensor) -> Tensor:
 
 @experiment(
     "expand-causal",
-    "Do distances between tokens still expand when each token sees only those before it?",
+    "Do distances between tokens still expand under a causal mask?",
     rests_on="X-3, S1-A3",
     takes="ten seconds",
 )
@@ -135,8 +135,8 @@ def expand_causal(setting: Setting) -> Result:
             f"ratio {shared:.4f}): all tokens read one G. With a causal mask each has its own, and two tokens can come "
             f"as near as {least:.2f} of their distance: {100 * shrink:.1f} % of the pairs of {TOKENS[0][0]} tokens in "
             f"the plane shrink, and {100 * wide:.1f} % in eight dimensions. Expansion stays true of every token with "
-            f"its own context held fixed (least log-volume {about(volume)}), and was never true of the layer as a map "
-            f"of all tokens at once: there the least singular value is {singular:.2f} even without a mask. Limits: "
+            f"its own context held fixed (least log-volume {magnitude(volume)}), and was never true of the layer as a "
+            f"map of all tokens at once: there the least singular value is {singular:.2f} even without a mask. Limits: "
             "Q = K = V = I, one step."
         ),
         expectations=(
@@ -167,7 +167,7 @@ def _causal_row(x: Tensor, causal: bool) -> tuple[Row, Tensor]:
 
 @experiment(
     "diverge",
-    "Where does attention lead if nothing holds it back?",
+    "Where does attention lead without a norm?",
     rests_on="S0-C5, X-1, §2",
     takes="a second",
 )
@@ -175,8 +175,8 @@ def diverge(setting: Setting) -> Result:
     rng = np.random.default_rng(setting.seed)
     keys, x = (torch.from_numpy(rng.standard_normal((n, 2))) for n in (ATOMS, STARTS))
     fixed = Ascend(keys=keys)
-    looks = {"mean": fixed.mean, "g": fixed.log_normalizer, "norm": lambda y: torch.linalg.vector_norm(y, dim=-1)}
-    path = run(Layer(ascend=fixed), x, LONG, readouts=looks, keep=range(9))
+    readouts = {"mean": fixed.mean, "g": fixed.log_normalizer, "norm": lambda y: torch.linalg.vector_norm(y, dim=-1)}
+    path = run(Layer(ascend=fixed), x, LONG, readouts=readouts, keep=range(9))
     setting.progress(1, 2, "fixed keys")
     free = run(Layer(ascend=Ascend()), x, LONG, readouts=("mean_norm",))
     setting.progress(2, 2, "moving keys")
@@ -192,21 +192,21 @@ def diverge(setting: Setting) -> Result:
         figures={"diverge": lambda: draw_divergence(path, keys, atoms, curves)},
         verdict=(
             f"To infinity, straight towards one key. Of {STARTS} starts past {ATOMS} fixed keys in the plane each ends "
-            f"by adding one and the same key in every step, to {about(far)} for the {len(apart)} whose key is told "
-            f"apart (⟨x*,x*⟩ exceeds every other ⟨x*,x⟩ by {TIE:g}); {len(set(atoms.tolist()))} keys are reached. The "
-            f"mean never gets shorter (least change {rise:.0e}), G grows by at least |∇G(η₀)|² a step (least margin "
-            f"{growth:.0e}), and over the last half of {LONG} steps the speed is {span(slope, '.4f')} of the length of "
-            "that key: growth is linear. With moving keys it is exponential: the cloud would pass 10¹² at step "
-            f"{int(free.times[-1]) + 1}. The exception is a point of zero mean, 0 among keys ±x: a step moves it by "
-            f"{stays:.0e}, but it repels, and a query that starts 10⁻⁹ away is at {leaves:.0f} in the end. Limits: "
-            "finitely many keys, W = I."
+            f"by adding one and the same key in every step, to {magnitude(far)} for the {len(apart)} whose key is "
+            f"separated (⟨x*,x*⟩ exceeds every other ⟨x*,x⟩ by {TIE:g}); {len(set(atoms.tolist()))} keys are reached. "
+            f"The mean never gets shorter (least change {rise:.0e}), G grows by at least |∇G(η₀)|² a step (least "
+            f"margin {growth:.0e}), and over the last half of {LONG} steps the speed is {range_text(slope, '.4f')} of "
+            "the length of that key: growth is linear. With moving keys it is exponential: the cloud would pass 10¹² "
+            f"at step {int(free.times[-1]) + 1}. The exception is a point of zero mean, 0 among keys ±x: a step moves "
+            f"it by {stays:.0e}, but it repels, and a query that starts 10⁻⁹ away is at {leaves:.0f} in the end. "
+            "Limits: finitely many keys, W = I."
         ),
         expectations=(
             expect("|∇G| never decreases", rise >= -1e-12, f"least change {rise:.1e}"),
             expect("G grows by at least |∇G(η₀)|² a step", growth >= -1e-9, f"least margin {growth:.1e}"),
-            expect("the increment becomes one key, to 1e-8", far <= 1e-8, f"{about(far)} over {len(apart)} starts"),
+            expect("the increment becomes one key, to 1e-8", far <= 1e-8, f"{magnitude(far)} over {len(apart)} starts"),
             expect("that key has ⟨x*,x*⟩ ≥ ⟨x*,x⟩", min(column(rows, "gap")) >= 0, f"all of {len(rows)} starts"),
-            expect("with fixed keys growth is linear", max(abs(s - 1) for s in slope) < 1e-2, span(slope, ".4f")),
+            expect("with fixed keys growth is linear", max(abs(s - 1) for s in slope) < 1e-2, range_text(slope, ".4f")),
             expect("a zero-mean point is fixed and repels", stays < 1e-12 and leaves > 1, f"{stays:.0e}, {leaves:.0f}"),
         ),
     )
@@ -281,13 +281,12 @@ def invert(setting: Setting) -> Result:
         tables={"inversion": rows},
         figures={"invert": lambda: draw_inversion(rows, SIZES)},
         verdict=(
-            f"Yes. The proximal map of G undoes stacks of {listed(DEPTHS)} layers past {KEYS} random keys in eight "
-            f"dimensions to {error:.0e}, whatever the size of the keys ({span(SIZES, 'g')}), in at most {most:.0f} "
-            f"Newton steps a layer, and it never stretches a distance (largest ratio {reach:.4f}). The usual way, "
-            f"iterating x ← y − ∇G(x), undoes {100 * soft:.0f} % of the queries when keys are small, and "
-            f"{span([100 * s for s in sharp], '.0f')} % from size 1 on: it needs the "
-            "covariance below 1 everywhere, which attention does not have. Limits: keys that stand still; this says "
-            "nothing of keys that move."
+            f"Yes. The proximal map of G undoes stacks of {join_words(DEPTHS)} layers past {KEYS} random keys in eight "
+            f"dimensions to {error:.0e}, whatever the size of the keys ({range_text(SIZES, 'g')}), in at most "
+            f"{most:.0f} Newton steps a layer, and it never stretches a distance (largest ratio {reach:.4f}). The "
+            f"usual way, iterating x ← y − ∇G(x), undoes {100 * soft:.0f} % of the queries when keys are small, and "
+            f"{range_text([100 * s for s in sharp], '.0f')} % from size 1 on: it needs the covariance below 1 "
+            "everywhere, which attention does not have. Limits: fixed keys only."
         ),
         expectations=(
             expect("the inverse is exact to 1e-6", error < 1e-6, f"largest error {error:.1e}"),
@@ -308,8 +307,8 @@ def _inversion_rows(h: Empirical, start: Tensor, size: float) -> list[Row]:
     for depth in DEPTHS:
         x, steps, done = states[depth], 0, torch.ones(len(start), dtype=torch.bool)
         for _ in range(depth):
-            found = prox(h, x)
-            x, steps, done = found.value, max(steps, int(found.steps.max())), done & found.converged
+            inverse = prox(h, x)
+            x, steps, done = inverse.value, max(steps, int(inverse.steps.max())), done & inverse.converged
         top = states[depth]
         plain = fixed_point(lambda z, top=top: top - h.mean(z), top, max_steps=100)
         rows.append(

@@ -12,13 +12,13 @@ from torch import Tensor
 from cumulant.dynamics import Ascend, Trajectory
 from cumulant.figures import BLUE, COLOURS, FAINT, INK, ORANGE, RED, figure
 from cumulant.paper.experiments.experiment import Row
-from cumulant.paper.experiments.tables import chosen, column
+from cumulant.paper.experiments.tables import column, select
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-SEEN = 0.5  # distance from which two tokens can be told apart in a figure
+VISIBLE = 0.5  # distance from which two tokens are distinct in a figure
 
 
 def draw_expansion(rows: list[Row], dims: Sequence[int]) -> Figure:
@@ -26,12 +26,12 @@ def draw_expansion(rows: list[Row], dims: Sequence[int]) -> Figure:
     drawn = figure(9, 3.8)
     left, right = drawn.subplots(1, 2)
     for d, colour in zip(dims, COLOURS, strict=False):
-        mine = chosen(rows, d=d, metric="identity")
-        t = column(mine, "step")
-        left.plot(t, column(mine, "log_volume"), color=colour, label=f"d = {d}")
-        left.plot(t, column(mine, "difference_log_volume"), "o", ms=4, mfc="none", color=colour)
-        right.plot(t, column(mine, "median_ratio"), color=colour, label=f"d = {d}, median pair")
-        right.plot(t, column(mine, "least_ratio"), ":", color=colour)
+        selected = select(rows, d=d, metric="identity")
+        t = column(selected, "step")
+        left.plot(t, column(selected, "log_volume"), color=colour, label=f"d = {d}")
+        left.plot(t, column(selected, "difference_log_volume"), "o", ms=4, mfc="none", color=colour)
+        right.plot(t, column(selected, "median_ratio"), color=colour, label=f"d = {d}, median pair")
+        right.plot(t, column(selected, "least_ratio"), ":", color=colour)
     left.plot([], [], "o", ms=4, mfc="none", color=INK, label="central differences")
     left.set(yscale="log", title="Log-volume that a step adds, mean over queries", xlabel="step", ylabel="log|det JT|")
     right.plot([], [], ":", color=INK, label="the pair that grew least")
@@ -58,12 +58,12 @@ def draw_causal(ratios: dict[bool, Tensor], x: Tensor, apart: Tensor) -> Figure:
     left.set_ylabel("distance after the layer / before")
     left.set_title(f"All pairs of {len(x)} clouds of {x.shape[1]} tokens in the plane")
     left.legend(loc="lower right")
-    _draw_pair(right, torch.where(apart > SEEN, ratios[True], torch.inf), x)
+    _draw_pair(right, torch.where(apart > VISIBLE, ratios[True], torch.inf), x)
     return drawn
 
 
 def _draw_pair(ax: Axes, ratio: Tensor, x: Tensor) -> None:
-    """The pair that shrank most among those far enough apart to be seen."""
+    """The pair that shrank most among those that are VISIBLE."""
     cloud, pair = divmod(int(ratio.argmin()), ratio.shape[1])
     ends = torch.triu_indices(x.shape[1], x.shape[1], 1)[:, pair].tolist()
     before = x[cloud]
@@ -93,9 +93,9 @@ def draw_divergence(path: Trajectory, keys: Tensor, atoms: Tensor, curves: list[
     plane.set_aspect("equal", adjustable="datalim")
     plane.set_title(f"{len(ways) - 1} steps, coloured by the key they end at")
     plane.legend()
-    t, shown = column(curves, "step"), 60
-    near.plot(t[:shown], column(curves, "largest_distance")[:shown], color=FAINT, label="the last to arrive")
-    near.plot(t[:shown], column(curves, "median_distance")[:shown], color=BLUE, label="median")
+    t, end = column(curves, "step"), 60
+    near.plot(t[:end], column(curves, "largest_distance")[:end], color=FAINT, label="the last to arrive")
+    near.plot(t[:end], column(curves, "median_distance")[:end], color=BLUE, label="median")
     near.set(yscale="log", xlabel="step", ylabel="|∇G(η_t) − x*|", title="The increment becomes one key")
     near.set_ylim(1e-16, 10)
     near.legend()
@@ -114,15 +114,15 @@ def draw_inversion(rows: list[Row], sizes: Sequence[float]) -> Figure:
     left, right = drawn.subplots(1, 2)
     shade = np.linspace(0.25, 1, len(sizes))
     for size, alpha in zip(sizes, shade, strict=True):
-        mine = chosen(rows, size=size)
-        depth = column(mine, "depth")
-        left.plot(depth, column(mine, "error"), "o-", color=BLUE, alpha=alpha, label=f"{size:g}")
+        selected = select(rows, size=size)
+        depth = column(selected, "depth")
+        left.plot(depth, column(selected, "error"), "o-", color=BLUE, alpha=alpha, label=f"{size:g}")
     left.axhline(1e-6, color=RED, lw=1)
-    left.annotate("asked for: 1e-6", (1, 1e-6), xytext=(0, -11), textcoords="offset points", color=RED)
+    left.annotate("tolerance: 1e-6", (1, 1e-6), xytext=(0, -11), textcoords="offset points", color=RED)
     left.set(yscale="log", ylim=(1e-16, 1e-5), xlabel="layers undone", ylabel="largest error of a query")
     left.set_title("Undoing a stack with the proximal map")
     left.legend(title="size of keys", ncols=3, loc="center")
-    one = chosen(rows, depth=1)
+    one = select(rows, depth=1)
     ways = (("newton_share", BLUE, "proximal map (Newton)"), ("iteration_share", ORANGE, "x ← y − ∇G(x)"))
     for name, colour, label in ways:
         right.plot(column(one, "size"), [100 * s for s in column(one, name)], "o-", color=colour, label=label)

@@ -1,7 +1,7 @@
-"""What an experiment is: a question, a run, and an answer that carries its tables, its figures and its expectations.
+"""The types of an experiment and their registry.
 
-An experiment is a function of a `Setting` that returns a `Result`; ``@experiment`` puts it into `EXPERIMENTS` under the
-name that the command line knows. Figures are functions, so that a run needs no drawing library.
+An experiment is a function of a `Setting` that returns a `Result`; ``@experiment`` adds it to `EXPERIMENTS` under its
+name on the command line. Figures are functions, so that a run needs no drawing library.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Row = dict[str, float | int | str | bool | None]
 
 
 class Expectation(NamedTuple):
-    """What the theory says of this run, the figure that was measured, and whether the two agree."""
+    """A prediction of the theory, the number that was measured, and whether the two agree."""
 
     words: str
     measured: str
@@ -28,7 +28,7 @@ class Expectation(NamedTuple):
 
 
 class Result(NamedTuple):
-    """tables by name, figures by name as functions that draw them, one paragraph, and what was expected."""
+    """Tables by name, figures by name as functions that draw them, a verdict in one paragraph, and expectations."""
 
     tables: dict[str, list[Row]]
     figures: dict[str, Callable[[], Figure]]
@@ -43,26 +43,26 @@ class Result(NamedTuple):
 
 @dataclass(frozen=True)
 class Setting:
-    """How to run.
+    """Options of a run.
 
-    seed      of every random number
-    full      the long version, where there is one
-    progress  called with (done, of how many, what)
-    cells     where parts of a long run are kept, so that it can be resumed; None keeps nothing
+    seed       of every random number
+    full       the long version, where there is one
+    progress   called with (done, total, description)
+    cache_dir  where parts of a long run are stored, so that it can be resumed; None stores nothing
     """
 
     seed: int = 0
     full: bool = False
     progress: Callable[[int, int, str], object] = lambda done, total, what: None
-    cells: Path | None = None
+    cache_dir: Path | None = None
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """name, the question it answers, the statements it rests on, about how long it takes, and the run itself.
+    """An experiment: its name, its question, the statements it rests on, its duration in words, and its function.
 
-    long      how long the full version takes, in words, where there is one
-    estimate  seconds that it takes at most on this machine
+    long      duration of the full version in words, if there is one
+    estimate  upper bound of its seconds on this machine
     """
 
     name: str
@@ -86,7 +86,7 @@ def experiment(
     long: str = "",
     estimate: Callable[[], float] | None = None,
 ):
-    """Register a run under a name."""
+    """Register a function as an experiment."""
 
     def register(run: Callable[[Setting], Result]) -> Callable[[Setting], Result]:
         EXPERIMENTS[name] = Experiment(name, question, rests_on, takes, run, long, estimate)

@@ -1,4 +1,4 @@
-"""The figure that compares normalisers."""
+"""The figure of the experiment that compares normalisers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from cumulant.figures import BLUE, COLOURS, FAINT, INK, ORANGE, figure
 from cumulant.paper.experiments.experiment import Row
 from cumulant.paper.experiments.phase_diagram import TITLE
-from cumulant.paper.experiments.tables import chosen, column
+from cumulant.paper.experiments.tables import column, select
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,10 +35,10 @@ def draw(rows: list[Row], corners: list[Row], stream: list[Row]) -> Figure:
     w2.legend(loc="upper right", ncols=2)
     _draw_corners(corner, corners)
     for order, colour in (("post", BLUE), ("pre", ORANGE)):
-        mine = chosen(stream, order=order)
-        t = column(mine, "t")
-        cosine.plot(t[1:], column(mine, "cosine")[1:], color=colour, label=f"{order}-norm")
-        norm.plot(t[1:], column(mine, "norm")[1:], color=colour, label=f"{order}-norm")
+        selected = select(stream, order=order)
+        t = column(selected, "t")
+        cosine.plot(t[1:], column(selected, "cosine")[1:], color=colour, label=f"{order}-norm")
+        norm.plot(t[1:], column(selected, "norm")[1:], color=colour, label=f"{order}-norm")
     cosine.set(title="Where the norm stands: how alike tokens get", ylabel="mean cosine", xlabel="layers", xscale="log")
     norm.set(title="… and how long they get", ylabel="mean |x|", xlabel="layers", xscale="log", yscale="log")
     cosine.legend(loc="lower right")
@@ -48,9 +48,9 @@ def draw(rows: list[Row], corners: list[Row], stream: list[Row]) -> Figure:
 def _over_layers(ax: Axes, rows: list[Row], name: str, v: float) -> None:
     for norm, colour in zip(TITLE, COLOURS, strict=False):
         for d, style in ((4, "-"), (16, "--")):
-            mine = [r for r in chosen(rows, normaliser=norm, v=v, d=d) if r[name] is not None]
+            selected = [r for r in select(rows, normaliser=norm, v=v, d=d) if r[name] is not None]
             label = TITLE[norm] if d == 4 else None
-            ax.plot(column(mine, "t"), column(mine, name), style, color=colour, label=label, lw=1.3)
+            ax.plot(column(selected, "t"), column(selected, name), style, color=colour, label=label, lw=1.3)
     ax.set_xlabel("layers")
 
 

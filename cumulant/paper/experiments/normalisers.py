@@ -1,11 +1,11 @@
-"""One step under four normalisers: what each keeps and what it lets collapse (§5.2, §5.5), and where it stands (§3).
+"""Attention under four normalisers: rank, clusters and distance to a Gaussian; pre-norm and post-norm (§3, §5.2, §5.5).
 
     full    whitening over the cloud     d + 1 clusters, the fewest that have rank d
     diag    one variance per channel     rank 1
     rms     a sphere for each token      one cluster
     ln      a sphere in Σz = 0           one cluster
 
-is what attention (v > 0) comes to.
+is the final state under attention (v > 0).
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ import numpy as np
 import torch
 
 from cumulant.dynamics import Ascend, Layer, RMSNorm, clusters, effective_rank, kurtosis, run, w2_to_gaussian
-from cumulant.dynamics.readouts import LIMIT
+from cumulant.dynamics.readouts import MAX_CLUSTERS
 from cumulant.dynamics.stability import correlation_multiplier
 from cumulant.paper.experiments.experiment import Expectation, Result, Row, Setting, expect, experiment
 from cumulant.paper.experiments.normaliser_figures import draw
 from cumulant.paper.experiments.outcomes import NORMALISERS, layer_of
-from cumulant.paper.experiments.tables import chosen, column, span
+from cumulant.paper.experiments.tables import column, range_text, select
 
 PARTICLES, SCALE, LAYERS, EVERY = 1000, 0.25, 100, 5
 DIMS, DRIFT = (4, 16), (0.5, -0.5)
 CORNERS, CORNER_PARTICLES, CORNER_RUNS, LONG = (1, 2, 3, 4, 6, 8), 300, 3, 400
 TOKENS, WIDTH, DEPTH = 64, 8, 200
-POINT = 1e-9  # a spread below this is rounding: one point has no shape
+POINT = 1e-9  # a spread below this is rounding: the cloud is one point
 
 
 @experiment(
@@ -54,16 +54,16 @@ def rn_compare(setting: Setting) -> Result:
 
 
 def _readings(d: int, norm: str, v: float, seed: int) -> list[Row]:
-    """Numbers along the layers from a uniform start; those of the shape are None once the cloud is one point."""
+    """Statistics along the layers from a uniform start; those of the shape are None once the cloud is one point."""
     cloud = torch.from_numpy(np.random.default_rng(seed).uniform(-1, 1, (PARTICLES, d)))
-    looks = {
+    readouts = {
         "w2": w2_to_gaussian,
         "kurtosis": kurtosis,
         "rank": effective_rank,
         "spread": lambda x: (x - x.mean(-2, keepdim=True)).square().mean((-2, -1)).sqrt(),
-        "clusters": lambda x: clusters(x, limit=LIMIT).count,
+        "clusters": lambda x: clusters(x, limit=MAX_CLUSTERS).count,
     }
-    path = run(layer_of(v, SCALE, norm), cloud, LAYERS, readouts=looks, every=EVERY)
+    path = run(layer_of(v, SCALE, norm), cloud, LAYERS, readouts=readouts, every=EVERY)
     rows: list[Row] = []
     for i, t in enumerate(path.times.tolist()):
         read = {name: float(values[i]) for name, values in path.readings.items()}
@@ -80,14 +80,14 @@ def _corners(d: int, seed: int) -> list[Row]:
     """Full whitening and ascent until nothing moves: how many clusters are left."""
     draws = [np.random.default_rng(seed + i).standard_normal((CORNER_PARTICLES, d)) for i in range(CORNER_RUNS)]
     path = run(layer_of(0.5, 0.5, "full"), torch.from_numpy(np.stack(draws)), LONG, readouts=(), tol=1e-9)
-    found = clusters(path.state)
+    groups = clusters(path.state)
     return [
         {
             "d": d,
             "run": i,
-            "clusters": int(found.count[i]),
-            "largest": int(found.sizes[i, 0]),
-            "smallest": int(found.sizes[i][found.sizes[i] > 0].min()),
+            "clusters": int(groups.count[i]),
+            "largest": int(groups.sizes[i, 0]),
+            "smallest": int(groups.sizes[i][groups.sizes[i] > 0].min()),
             "layers": int(path.times[-1]),
             "halt": path.halt.name,
         }
@@ -109,7 +109,7 @@ def _orders(seed: int) -> list[Row]:
 
 def _end(rows: list[Row], name: str, **where: object) -> float:
     """The last reading of a run; nan if the cloud is one point by then."""
-    last = chosen(rows, t=LAYERS, **where)[0][name]
+    last = select(rows, t=LAYERS, **where)[0][name]
     return float("nan") if last is None else float(last)
 
 
@@ -130,15 +130,15 @@ def _expectations(rows: list[Row], corners: list[Row], stream: list[Row]) -> tup
         expect("full whitening, ascent: d + 1 clusters, d ≤ 4", set(low) == {1}, f"{low.count(1)} of {len(low)} runs"),
         expect("and not fewer in more dimensions", min(high) >= 1, f"d + {min(high)} to d + {max(high)}, d = 6 and 8"),
         expect("diagonal norm, ascent: towards rank 1", flat < 1.5 and wide < 4, f"{flat:.2f} of 4, {wide:.2f} of 16"),
-        expect("RMSNorm and LayerNorm, ascent: one cluster", max(token) == 1, f"{span(token, '.0f')} in 4 runs"),
-        expect("descent: no normaliser loses rank", min(down) > 0.95, f"{span(down, '.3f')} of the full rank"),
+        expect("RMSNorm and LayerNorm, ascent: one cluster", max(token) == 1, f"{range_text(token, '.0f')} in 4 runs"),
+        expect("descent: no normaliser loses rank", min(down) > 0.95, f"{range_text(down, '.3f')} of the full rank"),
         expect("post-norm clusters before pre-norm", post > pre, f"cosine {post:.3f} against {pre:.3f} at layer 10"),
         expect("a pre-norm stream grows linearly", 0.8 < speed < 1.2, f"{speed:.3f} √d a layer"),
     )
 
 
 def _speed(stream: list[Row]) -> float:
-    """How much a layer adds to the length of a pre-norm stream in the second half of the depth, over √d."""
+    """Growth per layer of the length of a pre-norm stream in the second half of the depth, over √d."""
     norm = column(stream, "norm", order="pre")
     half = DEPTH // 2
     return (norm[DEPTH] - norm[half]) / (DEPTH - half) / WIDTH**0.5
@@ -148,14 +148,14 @@ def _verdict(rows: list[Row], corners: list[Row], stream: list[Row]) -> str:
     ends = {(norm, d): _end(rows, "rank", normaliser=norm, v=0.5, d=d) for norm in ("full", "diag") for d in DIMS}
     low, high = _beyond(corners, CORNERS[:4]), _beyond(corners, CORNERS[4:])
     layers = column([r for r in corners if r["d"] in CORNERS[:4]], "layers")
-    token = {norm: [_gathered(rows, norm, d) for d in DIMS] for norm in ("rms", "ln")}
+    token = {norm: [_collapse_layer(rows, norm, d) for d in DIMS] for norm in ("rms", "ln")}
     w2 = {t: column(rows, "w2", normaliser="full", v=-0.5, d=4, t=t)[0] for t in (0, LAYERS)}
     cosine = {(o, t): column(stream, "cosine", order=o, t=t)[0] for o in ("post", "pre") for t in (10, 100)}
     return (
         f"Under attention (v = ½, s = {SCALE:g}, {PARTICLES:,} particles from a uniform law) full whitening keeps the "
         f"rank ({ends['full', 4]:.1f} of 4, {ends['full', 16]:.1f} of 16) and lets the cloud fall apart into d + 1 "
         f"clusters, the fewest that have this rank: at s = ½ with {CORNER_PARTICLES} particles {low.count(1)} of "
-        f"{len(low)} runs end so for d = 1 to 4, after {span(layers, '.0f')} layers, and {high.count(1)} of "
+        f"{len(low)} runs end so for d = 1 to 4, after {range_text(layers, '.0f')} layers, and {high.count(1)} of "
         f"{len(high)} for d = 6 and 8, the others with up to d + {max(high)} by layer {LONG}. A diagonal norm lets "
         f"correlations grow (by {correlation_multiplier(0.5 * SCALE):.2f} a layer at first) and ends at an "
         "effective rank of "
@@ -169,6 +169,6 @@ def _verdict(rows: list[Row], corners: list[Row], stream: list[Row]) -> str:
     )
 
 
-def _gathered(rows: list[Row], norm: str, d: int) -> float:
+def _collapse_layer(rows: list[Row], norm: str, d: int) -> float:
     """The layer from which a run is one cluster."""
     return min(column(rows, "t", normaliser=norm, v=0.5, d=d, clusters=1), default=float("inf"))

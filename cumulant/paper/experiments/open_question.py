@@ -1,7 +1,7 @@
-"""Does a law that is not discrete become Gaussian under attention and normalisation? (S0-Q1, S0-Q2, THEORY §5.5)
+"""Does a law that is not discrete become Gaussian under attention and normalisation? (S0-Q1, S0-Q2, §5.5)
 
 Clouds of N particles from four laws run through layers with four normalisers, both signs of v, three temperatures and
-four dimensions; `outcomes` says how an end is named.
+four dimensions; `outcomes` has the rule that classifies final states.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ import torch
 
 from cumulant.dynamics import Ascend, Layer, RMSNorm, run
 from cumulant.dynamics.stability import attracting
-from cumulant.paper.experiments.cells import kept
+from cumulant.paper.experiments.cache import cached
 from cumulant.paper.experiments.experiment import Expectation, Result, Row, Setting, expect, experiment
 from cumulant.paper.experiments.outcomes import LAWS, NORMALISERS, STEPS, TOL, Cell, layer_of, run_cell, start
 from cumulant.paper.experiments.phase_diagram import draw
+from cumulant.paper.experiments.tables import select
 
 DRIFT, SCALES = (0.5, -0.5), (0.25, 0.5, 1.0)
 PHASE_V = (-0.9, -0.7, -0.5, -0.3, -0.1, 0.1, 0.3, 0.5, 0.7, 0.9)
@@ -78,8 +79,8 @@ def open_question(setting: Setting) -> Result:
     large = [(cell, setting.seed) for cell in full_grid()] if setting.full else []
     rows = _rows(setting, cells + large, "grid", len(phase))
     drawn = _rows(setting, phase, "phase diagram", 0, len(cells + large))
-    asked = {"experiment": "open-question curves", "n": 600, "seed": setting.seed, "steps": STEPS}
-    paths = cast(list[Row], kept(setting.cells, asked, lambda: curves(600, setting.seed)))
+    key = {"experiment": "open-question curves", "n": 600, "seed": setting.seed, "steps": STEPS}
+    paths = cast(list[Row], cached(setting.cache_dir, key, lambda: curves(600, setting.seed)))
     expectations = _expectations(rows)
     return Result(
         tables={"grid": rows, "phase": drawn, "curves": paths},
@@ -93,14 +94,14 @@ def _rows(setting: Setting, cells: Iterable[tuple[Cell, int]], what: str, after:
     cells = list(cells)
     rows: list[Row] = []
     for number, (cell, seed) in enumerate(cells):
-        asked = {"experiment": "open-question", "seed": seed, "tol": TOL} | cell._asdict()
-        rows += cast(list[Row], kept(setting.cells, asked, lambda cell=cell, seed=seed: run_cell(cell, seed)))
+        key = {"experiment": "open-question", "seed": seed, "tol": TOL} | cell._asdict()
+        rows += cast(list[Row], cached(setting.cache_dir, key, lambda cell=cell, seed=seed: run_cell(cell, seed)))
         setting.progress(before + number + 1, before + len(cells) + after, what)
     return rows
 
 
 def seconds(cells: Iterable[Cell]) -> float:
-    """About how long these cells take here at most, from one step of each size."""
+    """Upper estimate of the seconds that these cells take here, from one step of each size."""
     total, known = 0.0, {}
     for cell in cells:
         size = (len(cell.laws), cell.n, cell.d)
@@ -115,19 +116,20 @@ def seconds(cells: Iterable[Cell]) -> float:
     return total
 
 
-def _share(rows: Sequence[Row], wanted: str, **where: object) -> str:
-    """How many of the rows that agree with ``where`` end so.
+def _share(rows: Sequence[Row], outcome: str, **where: object) -> str:
+    """How many of the rows that match ``where`` have this outcome.
 
     >>> _share([{"v": 1, "outcome": "clusters"}, {"v": 1, "outcome": "Gaussian"}], "clusters", v=1)
     '1 of 2'
     """
-    mine = [r for r in rows if all(r[k] == value for k, value in where.items())]
-    return f"{sum(r['outcome'] == wanted for r in mine)} of {len(mine)}"
+    matching = select(rows, **where)
+    return f"{sum(r['outcome'] == outcome for r in matching)} of {len(matching)}"
 
 
-def _all(share: str, least: float = 1.0) -> bool:
-    some, _, whole = share.partition(" of ")
-    return int(whole) > 0 and int(some) >= least * int(whole)
+def _at_least(share: str, fraction: float = 1.0) -> bool:
+    """Whether a text "k of n" has k ≥ fraction · n > 0."""
+    part, _, whole = share.partition(" of ")
+    return int(whole) > 0 and int(part) >= fraction * int(whole)
 
 
 def _expectations(rows: list[Row]) -> tuple[Expectation, ...]:
@@ -142,17 +144,17 @@ def _expectations(rows: list[Row]) -> tuple[Expectation, ...]:
     minimal = [r for r in rows if r["normaliser"] == "full" and r["v"] == 0.5 and r["s"] == 1.0 and r["d"] in (1, 2, 4)]
     fewest = f"{sum(r['clusters'] == int(r['d'] or 0) + 1 for r in minimal)} of {len(minimal)}"
     return (
-        expect("ascent at v = s = ½ with full whitening leaves the Gaussian from every law (d = 1)", _all(up), up),
-        expect("descent at v = −½, s = ½ reaches it from every law (d = 1, N = 600)", _all(down), down),
-        expect("descent at s ≤ ½ ends Gaussian or nearer, nine times of ten", _all(nearer, 0.9), nearer),
-        expect("full whitening with ascent at s = 1 ends in d + 1 clusters (d = 1, 2, 4)", _all(fewest), fewest),
-        expect("per-token norms with ascent end in one cluster (d = 4, s = ¼)", _all(one), one),
-        expect("the diagonal norm with ascent loses rank", _all(flat, 0.75), flat),
+        expect("ascent at v = s = ½ with full whitening leaves the Gaussian from every law (d = 1)", _at_least(up), up),
+        expect("descent at v = −½, s = ½ reaches it from every law (d = 1, N = 600)", _at_least(down), down),
+        expect("descent at s ≤ ½ ends Gaussian or nearer, nine times of ten", _at_least(nearer, 0.9), nearer),
+        expect("full whitening with ascent at s = 1 ends in d + 1 clusters (d = 1, 2, 4)", _at_least(fewest), fewest),
+        expect("per-token norms with ascent end in one cluster (d = 4, s = ¼)", _at_least(one), one),
+        expect("the diagonal norm with ascent loses rank", _at_least(flat, 0.75), flat),
     )
 
 
 def verdict(rows: list[Row], phase: list[Row]) -> str:
-    """The answer in one paragraph, every figure counted from the tables."""
+    """The answer in one paragraph, with numbers from the tables."""
     soft = [r for r in rows if float(r["s"] or 0) <= 0.5]
     tokens = [r for r in rows if r["normaliser"] in ("rms", "ln")]
     positive = [r for r in phase if float(r["v"] or 0) > 0]
@@ -161,8 +163,8 @@ def verdict(rows: list[Row], phase: list[Row]) -> str:
     agree = sum(
         (r["outcome"] in ("Gaussian", "nearer")) == attracting(float(r["v"] or 0), float(r["s"] or 0)) for r in white
     )
-    gone = [r for r in soft if r["normaliser"] == "full" and r["v"] == -0.5]
-    near = sum(r["outcome"] in ("Gaussian", "nearer") for r in gone)
+    whitened = [r for r in soft if r["normaliser"] == "full" and r["v"] == -0.5]
+    near = sum(r["outcome"] in ("Gaussian", "nearer") for r in whitened)
     return (
         "No for attention; for its opposite yes in the main, under full whitening and where softmax is not "
         f"sharp. With the sign of attention (v > 0, ascent) {_share(rows, 'Gaussian', normaliser='full', v=0.5)} "

@@ -1,8 +1,8 @@
-"""One cloud through one kind of layer: where it starts, where it ends, and what that is called (THEORY §5.5).
+"""Runs one cloud through one kind of layer and classifies its final state (§5.5).
 
     z⁺ = RN(z + v Σ_j softmax_j(s ⟨z_i,z_j⟩) z_j)
 
-The rule that names an end is written here and nowhere else; the first that holds is taken:
+The outcome is the first of these that holds:
 
     rank collapse    norms of the ensemble: an effective rank below 0.6 of what it was, and more than one cluster
     clusters         one cluster; or fewer than N/10, and farther from a Gaussian than at the start
@@ -48,7 +48,7 @@ STEPS, TOL = 150, 1e-9
 
 
 class Cell(NamedTuple):
-    """One point of the grid; the four laws run side by side as a batch."""
+    """One point of the grid; the initial laws run as a batch."""
 
     normaliser: str
     v: float
@@ -81,7 +81,7 @@ def layer_of(v: float, s: float, normaliser: str) -> Layer:
 
 
 def run_cell(cell: Cell, seed: int) -> list[Row]:
-    """One row for each law: where it started, where it ended, and what that is called."""
+    """One row for each initial law: its statistics at the start and the end, and the outcome."""
     cloud = torch.stack([start(law, cell.n, cell.d, seed) for law in cell.laws])
     layer = layer_of(cell.v, cell.s, cell.normaliser)
     path = run(layer, cloud, cell.steps, readouts={"w2": w2_to_gaussian}, every=10, tol=TOL)
@@ -116,7 +116,7 @@ def run_cell(cell: Cell, seed: int) -> list[Row]:
 
 
 def outcome(row: Mapping[str, Any]) -> str:
-    """The decision rule.
+    """The outcome of a row, by the rule above.
 
     >>> outcome({"normaliser": "full", "n": 600, "clusters": 2, "rank_start": 1.0, "rank_end": 1.0, "w2_start": 0.05,
     ...          "w2_end": 0.9, "w2_gaussian": 0.05, "w2_uniform": None, "w2_uniform_end": None})

@@ -1,4 +1,4 @@
-"""The one figure of the open question: four laws under both signs, and where layers end in (v, s)."""
+"""The figure of the open question: convergence of four laws, and the phase diagram in (v, s)."""
 
 from __future__ import annotations
 

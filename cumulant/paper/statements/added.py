@@ -1,9 +1,9 @@
 """X: statements that the documents do not have, and that the library rests on."""
 
-from cumulant.paper.statements.statement import Claim, Verdict
+from cumulant.paper.statements.statement import Statement, Verdict
 
-ADDED: tuple[Claim, ...] = (
-    Claim(
+ADDED: tuple[Statement, ...] = (
+    Statement(
         "X-1",
         section=2,
         words="With fixed keys a step of ascent brings no two points closer, expands volume by the Fisher spectrum, "
@@ -11,14 +11,14 @@ ADDED: tuple[Claim, ...] = (
         equation="|T(a) − T(b)| ≥ |a − b|,   H(T#ρ) − H(ρ) = E_ρ log det(I + C)",
         checks=("C1", "C2", "C4", "C8"),
     ),
-    Claim(
+    Statement(
         "X-2",
         section=2,
         words="With fixed keys residual attention is a bijection, undone by the proximal map of G.",
         equation="η = prox_G(η + ∇G(η)),   prox_G(y) = argmin_x G(x) + ½|x − y|²",
         checks=("C3",),
     ),
-    Claim(
+    Statement(
         "X-3",
         section=2,
         words="When keys move with the queries, tokens still do not come closer, yet the full derivative can contract.",
@@ -27,7 +27,7 @@ ADDED: tuple[Claim, ...] = (
         condition="no mask, so that all tokens share one G; under a causal mask distances can shrink",
         checks=("C9", "C10", "C11", "C12"),
     ),
-    Claim(
+    Statement(
         "X-4",
         section=3,
         words="Self-attention with projection to the sphere never lowers the energy of all pairs, at any step size.",
@@ -36,7 +36,7 @@ ADDED: tuple[Claim, ...] = (
         condition="no mask; weights the identity, or W_QᵀW_K symmetric and positive with V to match",
         checks=("D4",),
     ),
-    Claim(
+    Statement(
         "X-5",
         section=5,
         words="The equilibrium of S1-T1 is not special: any Gaussian with any linear keys and values is one; with the "
@@ -44,7 +44,7 @@ ADDED: tuple[Claim, ...] = (
         equation="Σ^{−1/2}(Σ⁻¹ + 2I + Σ)^{−1/2} = (I + Σ)⁻¹;   ACAᵀ = A  ⇔  A = C⁻¹ for invertible A",
         checks=("F2", "F3", "F4", "F14"),
     ),
-    Claim(
+    Statement(
         "X-6",
         section=5,
         words="Near a Gaussian a whitened step multiplies each cumulant by its own number, above one for ascent.",
@@ -53,14 +53,14 @@ ADDED: tuple[Claim, ...] = (
         condition="infinitely many tokens, to first order in the perturbation, n ≥ 3",
         checks=("F9", "F10", "F15"),
     ),
-    Claim(
+    Statement(
         "X-7",
         section=5,
         words="Under the flow on the sphere the uniform law is an equilibrium, unstable in every harmonic.",
         equation="rate_n = n(n + d − 2)/β · I_{n+d/2−1}(β)/I_{d/2−1}(β) > 0",
         checks=("F11",),
     ),
-    Claim(
+    Statement(
         "X-8",
         section=5,
         words="With N Gaussian keys attention fluctuates about its limit as an importance sampler does.",
@@ -69,7 +69,7 @@ ADDED: tuple[Claim, ...] = (
         condition="to first order in 1/N",
         checks=("F6", "K19"),
     ),
-    Claim(
+    Statement(
         "X-9",
         section=5,
         words="The Gaussian formulas hold for short queries only; beyond, the softmax condenses on the largest key.",
@@ -78,7 +78,7 @@ ADDED: tuple[Claim, ...] = (
         condition="to leading exponential order in N",
         checks=("F7",),
     ),
-    Claim(
+    Statement(
         "X-10",
         section=5,
         words="A token's weight on itself matters: under descent it evens out the norms; masking it breeds outliers.",
@@ -86,7 +86,7 @@ ADDED: tuple[Claim, ...] = (
         verdict=Verdict.OPEN,
         checks=("L4",),
     ),
-    Claim(
+    Statement(
         "X-11",
         section=6,
         words="The conjugate of G is the least divergence from h at a given mean: attained inside the hull, finite "
@@ -94,7 +94,7 @@ ADDED: tuple[Claim, ...] = (
         equation="G*(μ) = min {Σ_n p_n log(p_n/h_n) : Σ_n p_n x_n = μ},   G*(x_n) = −log h_n at a vertex",
         checks=("G3", "G4", "G5", "G6"),
     ),
-    Claim(
+    Statement(
         "X-12",
         section=8,
         words="Multi-head attention is the gradient of a convex potential, that of the convolution of its heads.",
@@ -103,7 +103,7 @@ ADDED: tuple[Claim, ...] = (
         condition="tied weights: W_O W_V = W_QᵀW_K in every head",
         checks=("B5", "B6"),
     ),
-    Claim(
+    Statement(
         "X-13",
         section=8,
         words="A feed-forward layer of softplus potentials is a Boltzmann machine's log-marginal over its hidden "
@@ -111,7 +111,7 @@ ADDED: tuple[Claim, ...] = (
         equation="Ψ(η) = Σ_k softplus(⟨w_k,η⟩ + b_k),   ∇Ψ = Wᵀ sigmoid(Wη + b)",
         checks=("B7", "B8", "B9"),
     ),
-    Claim(
+    Statement(
         "X-14",
         section=8,
         words="A parallel block of tied heads and units is one step of ascent on a convex potential; a sequential "
@@ -119,14 +119,14 @@ ADDED: tuple[Claim, ...] = (
         equation="η⁺ = η + ∇(Φ + Ψ)(η)",
         checks=("B6", "B8"),
     ),
-    Claim(
+    Statement(
         "X-15",
         section=9,
         words="Finitely many keys cannot be the dual coordinates of their queries unless all of them coincide.",
         equation="K = AK with A > 0 row-stochastic  ⇒  all rows of K are equal",
         checks=("H8",),
     ),
-    Claim(
+    Statement(
         "X-16",
         section=11,
         words="Without an observation GPB2 and IMM agree in mean and covariance; with one they differ.",
@@ -135,14 +135,14 @@ ADDED: tuple[Claim, ...] = (
         condition="no observation, and transitions that depend on the new mode only",
         checks=("K21", "K24"),
     ),
-    Claim(
+    Statement(
         "X-17",
         section=11,
         words="Attention at the exact link, without residual, is the identity on means.",
         equation="∇G(∇G*(μ)) = μ",
         checks=("K15",),
     ),
-    Claim(
+    Statement(
         "X-18",
         section=11,
         words="With a proper conjugate prior the iterated means contract to the stationary mean of the Gibbs sampler.",

@@ -3,17 +3,17 @@
 i is the old mode and a key, j the new mode and a query; a prime marks the next time step.
 """
 
-from cumulant.paper.statements.statement import Claim, Verdict
+from cumulant.paper.statements.statement import Statement, Verdict
 
-MESSAGES: tuple[Claim, ...] = (
-    Claim(
+MESSAGES: tuple[Statement, ...] = (
+    Statement(
         "S2-E1",
         section=11,
         words="The output is an average of the values with weights that sum to one over the keys: a definition.",
         equation="H_j⁺ = Σ_i A_ij V_i,   Σ_i A_ij = 1",
         checks=("K10",),
     ),
-    Claim(
+    Statement(
         "S2-E2",
         section=11,
         words="The weights are the softmax over keys of the scaled product of projected query and projected key.",
@@ -22,7 +22,7 @@ MESSAGES: tuple[Claim, ...] = (
         literal="⟨H_jW_k, H_iW_q⟩: the matrices exchanged, the scale missing",
         checks=("K5",),
     ),
-    Claim(
+    Statement(
         "S2-E3",
         section=11,
         words="The key given the query has an exponential family, with the counting measure on the keys as h.",
@@ -32,7 +32,7 @@ MESSAGES: tuple[Claim, ...] = (
         literal="−log G(Q) in the exponent, with G the denominator itself",
         checks=("A4",),
     ),
-    Claim(
+    Statement(
         "S2-E4",
         section=11,
         words="The exact belief sums over old modes and integrates old states out; after t steps it has M^t terms.",
@@ -40,7 +40,7 @@ MESSAGES: tuple[Claim, ...] = (
         verdict=Verdict.DEFINITION,
         reason="It defines what the filters approximate.",
     ),
-    Claim(
+    Statement(
         "S2-E5",
         section=11,
         words="A GPB2 step weighs each pair of old and new mode by prior, transition and likelihood, then merges over "
@@ -51,7 +51,7 @@ MESSAGES: tuple[Claim, ...] = (
         "and has no mixing weights",
         checks=("K1", "K22", "K23"),
     ),
-    Claim(
+    Statement(
         "S2-E6",
         section=11,
         words="The Gaussian message has a weight, a mean and a covariance for each mode.",
@@ -59,7 +59,7 @@ MESSAGES: tuple[Claim, ...] = (
         verdict=Verdict.DEFINITION,
         reason="It names the form of the message.",
     ),
-    Claim(
+    Statement(
         "S2-E7",
         section=11,
         words="A linear Gaussian transition maps the mean linearly and adds its noise to the mapped covariance.",
@@ -68,7 +68,7 @@ MESSAGES: tuple[Claim, ...] = (
         condition="X is independent of the new mode given what is conditioned on",
         checks=("K1",),
     ),
-    Claim(
+    Statement(
         "S2-E8",
         section=11,
         words="Given the new mode, the state is a mixture weighted by the law of the old mode given the new one.",
@@ -77,7 +77,7 @@ MESSAGES: tuple[Claim, ...] = (
         literal="the weights are π_i, as if the new mode did not depend on the old",
         checks=("K1", "K2"),
     ),
-    Claim(
+    Statement(
         "S2-E9",
         section=11,
         words="A linear map of an exponential family maps its base measure, and the parameter of G by the transpose.",
@@ -87,14 +87,14 @@ MESSAGES: tuple[Claim, ...] = (
         literal="the equation is unfinished: “(???)”",
         checks=("K12",),
     ),
-    Claim(
+    Statement(
         "S2-E10",
         section=11,
         words="The mean is mapped linearly, by any matrix.",
         equation="μ′ = Wμ",
         checks=("K13",),
     ),
-    Claim(
+    Statement(
         "S2-E11",
         section=11,
         words="The message is split into one for the mode and one for the state given the mode.",
@@ -102,7 +102,7 @@ MESSAGES: tuple[Claim, ...] = (
         verdict=Verdict.DEFINITION,
         reason="It names the form of the message.",
     ),
-    Claim(
+    Statement(
         "S2-E12",
         section=11,
         words="Attention weights are the backward kernel, the law of the old mode given the new one, with the prior "
@@ -112,14 +112,14 @@ MESSAGES: tuple[Claim, ...] = (
         literal="it is P(A′=j|A=i), and the softmax is multiplied by σ = 1/M",
         checks=("K6", "K7"),
     ),
-    Claim(
+    Statement(
         "S2-E13",
         section=11,
         words="The value is the mean of the new state given the old mode.",
         equation="E[X′|A=i] = H_iW_v",
         checks=("K13",),
     ),
-    Claim(
+    Statement(
         "S2-E14",
         section=11,
         words="The mean of the new state given the new mode averages the values with the backward kernel.",
@@ -128,7 +128,7 @@ MESSAGES: tuple[Claim, ...] = (
         literal="one integral, a factor P(X′|A=i) that squares a density, and the forward kernel",
         checks=("K10", "K11"),
     ),
-    Claim(
+    Statement(
         "S2-E15",
         section=11,
         words="Query and key matrices are conjectured to approximate the canonical link linearly: exact for a "
@@ -139,14 +139,14 @@ MESSAGES: tuple[Claim, ...] = (
         literal="f(η_i) for f(μ_i), “weight and key matrices”, and a conjugate prior without −νG(η)",
         checks=("K14", "K15", "K16", "K17", "M3"),
     ),
-    Claim(
+    Statement(
         "S2-C1",
         section=11,
         words="As many states out as in is a choice: M is the number of components that the collapse keeps.",
         verdict=Verdict.MOTIVATION,
         reason="A remark on the model; cross-attention and pooling choose otherwise.",
     ),
-    Claim(
+    Statement(
         "S2-C2",
         section=11,
         words="GPB(k) keeps M^{k−1} Gaussians, expands them to M^k and collapses again, given the last k modes.",
@@ -155,7 +155,7 @@ MESSAGES: tuple[Claim, ...] = (
         literal="A^{(t−k : t+1)}, two modes too many",
         reason="A range of indices; the recursion itself is S2-E5.",
     ),
-    Claim(
+    Statement(
         "S2-C3",
         section=11,
         words="A conjugate prior gives the posterior in closed form, and the expected mean is linear in the data.",
@@ -164,7 +164,7 @@ MESSAGES: tuple[Claim, ...] = (
         condition="a regular, steep family and a proper prior (Diaconis–Ylvisaker)",
         checks=("K14",),
     ),
-    Claim(
+    Statement(
         "S2-C4",
         section=11,
         words="IMM mixes the modes before the M filters run, GPB2 merges M² of them afterwards; with an observation "
@@ -173,14 +173,14 @@ MESSAGES: tuple[Claim, ...] = (
         literal="a heading without text",
         checks=("K21", "K24"),
     ),
-    Claim(
+    Statement(
         "S2-C5",
         section=11,
         words="Attention has no observation, so all likelihoods are one and GPB2 and IMM are the same algorithm.",
         equation="L_ij = 1",
         checks=("K21",),
     ),
-    Claim(
+    Statement(
         "S2-C6",
         section=11,
         words="The message about the state of mode i is its expected sufficient statistic, the hidden state H_i.",
@@ -189,7 +189,7 @@ MESSAGES: tuple[Claim, ...] = (
         condition="as a modelling choice: the family has only u = x",
         checks=("K4",),
     ),
-    Claim(
+    Statement(
         "S2-C7",
         section=11,
         words="Attention's transition depends on the states, that of GPB2 is fixed: attention is exact inference in "
@@ -197,7 +197,7 @@ MESSAGES: tuple[Claim, ...] = (
         equation="∂A_ij/∂x_i = A_ij(1 − A_ij) x_j for i ≠ j,   ∂P(j|i)/∂x = 0",
         checks=("C9",),
     ),
-    Claim(
+    Statement(
         "S2-C8",
         section=11,
         words="Uniform weights of the modes at every layer are consistent with a joint law of old and new mode.",
@@ -207,14 +207,14 @@ MESSAGES: tuple[Claim, ...] = (
         literal="σ(A) = 1/M at every layer",
         checks=("K8", "K9"),
     ),
-    Claim(
+    Statement(
         "S2-C9",
         section=11,
         words="To send the mean is to collapse the mixture; what is lost is the covariance between its components.",
         equation="Cov = Σ_i w_i Σ_i + Σ_i w_i (μ_i − μ)(μ_i − μ)ᵀ,   loss tr Cov_{A_·j}(V)",
         checks=("K3", "K4"),
     ),
-    Claim(
+    Statement(
         "S2-C10",
         section=11,
         words="The link between natural parameter and mean is one-to-one.",
@@ -223,7 +223,7 @@ MESSAGES: tuple[Claim, ...] = (
         condition="a minimal family and a mean inside the hull of the keys; on the boundary or outside no η exists",
         checks=("A16", "G4", "G5", "G6"),
     ),
-    Claim(
+    Statement(
         "S2-C11",
         section=11,
         words="Updating η and x in turn resembles Gibbs sampling from a conjugate joint law.",
@@ -232,7 +232,7 @@ MESSAGES: tuple[Claim, ...] = (
         condition="as an analogy: Gibbs draws, attention passes conditional means on",
         checks=("K26",),
     ),
-    Claim(
+    Statement(
         "S2-C12",
         section=11,
         words="Repeated layers converge: averaging alone to a consensus, conjugate means to a stationary mean.",
@@ -241,7 +241,7 @@ MESSAGES: tuple[Claim, ...] = (
         condition="no residual, and fixed positive weights or a proper conjugate prior",
         checks=("K18", "K26"),
     ),
-    Claim(
+    Statement(
         "S2-C13",
         section=11,
         words="The blow-up comes from the residual, which adds a mean to a natural parameter; with the exact link "
@@ -251,7 +251,7 @@ MESSAGES: tuple[Claim, ...] = (
         literal="the blow-up is due to the linear approximation of the link",
         checks=("K15", "C5"),
     ),
-    Claim(
+    Statement(
         "S2-C14",
         section=11,
         words="One transition matrix for all modes is one value matrix.",

@@ -1,9 +1,9 @@
 """S1: the poster, with its abstract, propositions, theorem, comparisons and plans."""
 
-from cumulant.paper.statements.statement import Claim, Verdict
+from cumulant.paper.statements.statement import Statement, Verdict
 
-POSTER: tuple[Claim, ...] = (
-    Claim(
+POSTER: tuple[Statement, ...] = (
+    Statement(
         "S1-A1",
         section=1,
         words="An attention sublayer adds the gradient of the log-normalizer to each token: a step of ascent.",
@@ -12,14 +12,14 @@ POSTER: tuple[Claim, ...] = (
         condition="keys frozen, and W_v = c·W_qᵀW_k with c > 0, the output matrix counted in W_v",
         checks=("A4", "C14"),
     ),
-    Claim(
+    Statement(
         "S1-A2",
         section=7,
         words="This log-normalizer is the log-sum-exp term of the modern Hopfield energy.",
         equation="lse_β(Xξ) = β⁻¹ G(βξ)",
         checks=("J1",),
     ),
-    Claim(
+    Statement(
         "S1-A3",
         section=2,
         words="The parallel step spreads points: no distance shrinks and no volume falls.",
@@ -29,7 +29,7 @@ POSTER: tuple[Claim, ...] = (
         literal="points expand in parallel",
         checks=("C1", "C10", "C12"),
     ),
-    Claim(
+    Statement(
         "S1-A4",
         section=3,
         words="Layer normalisation counters the expansion: its derivative has norm 1/σ.",
@@ -38,7 +38,7 @@ POSTER: tuple[Claim, ...] = (
         condition="σ > 1; near σ = 0 it expands without bound",
         checks=("D1", "D2"),
     ),
-    Claim(
+    Statement(
         "S1-A5",
         section=8,
         words="The limitations are resolved in part: heads and feed-forward units share one convex potential.",
@@ -47,7 +47,7 @@ POSTER: tuple[Claim, ...] = (
         condition="tied weights and a monotone activation: not GELU, SiLU or SwiGLU",
         checks=("B5", "B6", "B7", "B8", "B9"),
     ),
-    Claim(
+    Statement(
         "S1-E1",
         section=1,
         words="Scaled dot-product attention is a definition; its output is a gradient of a joint log-normalizer, and "
@@ -55,21 +55,21 @@ POSTER: tuple[Claim, ...] = (
         equation="softmax(QKᵀ/√d_k) V = ∇_θ log Σ_n e^{⟨η,k_n⟩ + ⟨θ,v_n⟩} at θ = 0,   η = q/√d_k",
         checks=("A10", "A11", "A12", "B1", "B2", "B4", "B14"),
     ),
-    Claim(
+    Statement(
         "S1-E2",
         section=1,
         words="A family is made of u, h and the normalizer Z: a definition, checked on a Poisson law.",
         equation="p(x|η) = h(x) e^⟨u(x),η⟩ / Z(η)",
         checks=("A1",),
     ),
-    Claim(
+    Statement(
         "S1-E3",
         section=1,
         words="The gradient of log Z is the expected statistic.",
         equation="∇ log Z(η) = E_{p_η}[u(x)]",
         checks=("A4",),
     ),
-    Claim(
+    Statement(
         "S1-E4",
         section=1,
         words="Attention weights are the law of the key given the query; h counts the keys, repeated ones included.",
@@ -78,28 +78,28 @@ POSTER: tuple[Claim, ...] = (
         literal="h(x) = 1 on the set of keys and 0 elsewhere",
         checks=("A6", "A7"),
     ),
-    Claim(
+    Statement(
         "S1-E5",
         section=6,
         words="For an h with a density, log Z is the log of an integral: a definition, checked by quadrature.",
         equation="log Z(η) = log ∫ h(x) e^⟨x,η⟩ dx",
         checks=("A2", "A3"),
     ),
-    Claim(
+    Statement(
         "S1-E6",
         section=6,
         words="For a counting measure, log Z is the log of a sum: a definition; its gradient is attention.",
         equation="log Z(η) = log Σ_n e^⟨x_n,η⟩",
         checks=("A4",),
     ),
-    Claim(
+    Statement(
         "S1-P1a",
         section=4,
         words="A sum of Dirac measures makes ∇G softmax attention at every query, for one key and for huge scores too.",
         equation="h = Σ_n δ_{x_n}  ⇒  ∇G(η) = Σ_n softmax_n(⟨η,x_n⟩) x_n",
         checks=("A4", "A14", "A15"),
     ),
-    Claim(
+    Statement(
         "S1-P1b",
         section=4,
         words="If h is itself a member of a family, attention over it shifts the natural parameter.",
@@ -109,14 +109,14 @@ POSTER: tuple[Claim, ...] = (
         literal="the density has e^{xᵀη} and Z₀(n) for e^{xᵀη₁} and Z₀(η₁, η₂)",
         checks=("E1",),
     ),
-    Claim(
+    Statement(
         "S1-C1",
         section=4,
         words="A Gaussian h makes attention affine, also where Σ is singular.",
         equation="h = N(μ, Σ)  ⇒  G(η) = ⟨μ,η⟩ + ½ηᵀΣη,   ∇G(η) = μ + Ση",
         checks=("A3", "F5"),
     ),
-    Claim(
+    Statement(
         "S1-P2",
         section=4,
         words="For a mixture of Gaussians of one covariance, ∇G is attention over the centroids plus a linear term.",
@@ -124,14 +124,14 @@ POSTER: tuple[Claim, ...] = (
         literal="one index n serves both the numerator and the sum in the denominator",
         checks=("E2",),
     ),
-    Claim(
+    Statement(
         "S1-P2'",
         section=4,
         words="With a covariance for each component the weights gain a quadratic term, and each component is affine.",
         equation="w_n = softmax_n(log π_n + ⟨μ_n,η⟩ + ½ηᵀΣ_nη),   ∇G(η) = Σ_n w_n (μ_n + Σ_nη)",
         checks=("E3", "E4", "B11", "B12"),
     ),
-    Claim(
+    Statement(
         "S1-T1",
         section=5,
         words="A Gaussian is an equilibrium of attention followed by renormalisation; under ascent an unstable one.",
@@ -141,7 +141,7 @@ POSTER: tuple[Claim, ...] = (
         literal="the intrinsic measure is “h(x): η→Ση”",
         checks=("F1", "F2", "F3", "F4", "F5", "F14"),
     ),
-    Claim(
+    Statement(
         "S1-D1",
         section=6,
         words="Minimising a log-sum-exp is dual to maximising entropy at a given mean; attention ascends, and so "
@@ -150,14 +150,14 @@ POSTER: tuple[Claim, ...] = (
         literal="the minimisation of log Z is given as the reason for attention's step",
         checks=("G1", "G2", "D7"),
     ),
-    Claim(
+    Statement(
         "S1-D2",
         section=6,
         words="The dual leads to the Kullback–Leibler divergence, to free energy and to Jaynes' maximum entropy.",
         equation="G*(μ) = min {KL(p‖h) : E_p[x] = μ} for h of mass 1,   −T log Z = ⟨E⟩ − T·S",
         checks=("G3", "G7", "G8"),
     ),
-    Claim(
+    Statement(
         "S1-H1",
         section=7,
         words="Hopfield's energy is made of the same log-sum-exp, here a cumulant generating function; its update is "
@@ -165,7 +165,7 @@ POSTER: tuple[Claim, ...] = (
         equation="E(ξ) = ½|ξ|² − β⁻¹G(βξ) + const,   ξ − ∇E(ξ) = ∇G(βξ)",
         checks=("J1", "J2", "J3", "J4"),
     ),
-    Claim(
+    Statement(
         "S1-H2",
         section=7,
         words="Hopfield's patterns stay fixed, and E never increases; attention replaces its keys in every layer, and "
@@ -173,7 +173,7 @@ POSTER: tuple[Claim, ...] = (
         equation="fixed: E(ξ⁺) ≤ E(ξ);   moving, on the sphere: Σ_ij e^{β⟨x_i,x_j⟩} never decreases",
         checks=("J2", "D4"),
     ),
-    Claim(
+    Statement(
         "S1-H3",
         section=7,
         words="Ramsauer et al. do use weights, W_Q and W_K before the update and W_V after it, but give them no "
@@ -183,7 +183,7 @@ POSTER: tuple[Claim, ...] = (
         literal="Hopfield theory ignores the weights",
         checks=("J1",),
     ),
-    Claim(
+    Statement(
         "S1-H4",
         section=8,
         words="Neither theory covers feed-forward and multi-head layers as built; tied ones have a convex potential.",
@@ -192,7 +192,7 @@ POSTER: tuple[Claim, ...] = (
         condition="for untied weights, and for activations such as GELU and SiLU",
         checks=("B5", "B6", "B7", "B8", "B9", "C14"),
     ),
-    Claim(
+    Statement(
         "S1-I1",
         section=9,
         words="The Bregman divergence of G is the Kullback–Leibler divergence with its arguments exchanged.",
@@ -201,7 +201,7 @@ POSTER: tuple[Claim, ...] = (
         literal="B_G(η₁, η₂) = KL(p_{η₁}‖p_{η₂})",
         checks=("H1", "H2"),
     ),
-    Claim(
+    Statement(
         "S1-I2",
         section=9,
         words="The Bregman divergence of G* is the Kullback–Leibler divergence with its arguments in the same order.",
@@ -210,14 +210,14 @@ POSTER: tuple[Claim, ...] = (
         literal="B_{G*}(u₁, u₂) = KL(p_{η₂}‖p_{η₁})",
         checks=("H3", "H4"),
     ),
-    Claim(
+    Statement(
         "S1-I3",
         section=9,
         words="Each token is a law, and a layer's state a cloud of laws with two charts, η and the mean μ.",
         equation="dμ = C(η) dη,   C⁻¹∇_η L = ∇_μ L",
         checks=("A13", "H5", "H6"),
     ),
-    Claim(
+    Statement(
         "S1-I4",
         section=9,
         words="Keys can be the dual coordinates of the queries, so that scores pair natural parameters with means.",
@@ -227,14 +227,14 @@ POSTER: tuple[Claim, ...] = (
         literal="e^{q_i·k_j} = e^{q_i·∇log Z(q_j)}",
         checks=("H7", "H8"),
     ),
-    Claim(
+    Statement(
         "S1-I5",
         section=9,
         words="The metric of that cloud is the Fisher information: the covariance of the keys under the weights.",
         equation="C(η) = ∇²G(η) = Cov_{p_η}(x),   KL(p_η‖p_{η+δ}) = ½δᵀCδ + O(|δ|³)",
         checks=("A13", "H5", "H6"),
     ),
-    Claim(
+    Statement(
         "S1-F1",
         section=12,
         words="Sequential Monte Carlo applies: attention is importance sampling from the keys, and keys drawn by their "
@@ -242,7 +242,7 @@ POSTER: tuple[Claim, ...] = (
         equation="i ~ A_·j:  E[x_i] = m(η_j),  Cov[x_i] = C(η_j);   ESS = 1/Σ_i A_ij²",
         checks=("K19", "K25"),
     ),
-    Claim(
+    Statement(
         "S1-F2",
         section=12,
         words="How the law of hidden states changes over layers can be observed; the theory expects it to near a "
@@ -252,7 +252,7 @@ POSTER: tuple[Claim, ...] = (
         condition="seen on one packaged model and one text; training is not yet followed",
         checks=("M1",),
     ),
-    Claim(
+    Statement(
         "S1-F3",
         section=12,
         words="Near a query a head is a local Gaussian model, whose error is the third cumulant.",
@@ -261,7 +261,7 @@ POSTER: tuple[Claim, ...] = (
         condition="to second order in δ, with |δ| small beside |C|/|κ₃|",
         checks=("K20", "M2"),
     ),
-    Claim(
+    Statement(
         "S1-F4",
         section=8,
         words="The probabilistic reading is meant as a foundation for later work.",

@@ -1,9 +1,9 @@
 """S3: introduction, related systems and outlook of the draft for a conference; S4: the web page of the paper."""
 
-from cumulant.paper.statements.statement import Claim, Verdict
+from cumulant.paper.statements.statement import Statement, Verdict
 
-RELATED: tuple[Claim, ...] = (
-    Claim(
+RELATED: tuple[Statement, ...] = (
+    Statement(
         "S3-I1",
         section=10,
         words="The exponential of a dot product is found in word2vec, memory networks and contrastive learning, and "
@@ -13,7 +13,7 @@ RELATED: tuple[Claim, ...] = (
         condition="neural Turing machines use the cosine and a learned β",
         checks=("A10", "E5", "E6", "I2", "I6"),
     ),
-    Claim(
+    Statement(
         "S3-I2",
         section=10,
         words="Contrastive losses go back to noise-contrastive estimation, which classifies data against noise.",
@@ -23,21 +23,21 @@ RELATED: tuple[Claim, ...] = (
         literal="“Noisy Contrastive Estimation”",
         checks=("I3",),
     ),
-    Claim(
+    Statement(
         "S3-I3",
         section=10,
         words="SimCLR and its variants carried the softmax loss over pairs of views to self-supervised vision.",
         verdict=Verdict.MOTIVATION,
         reason="History; the gradient of the loss is that of S0-C2.",
     ),
-    Claim(
+    Statement(
         "S3-I4",
         section=10,
         words="Attention is held to explain success on long ranges.",
         verdict=Verdict.MOTIVATION,
         reason="Nothing in it can be computed here.",
     ),
-    Claim(
+    Statement(
         "S3-I5",
         section=10,
         words="Why the exponential of a dot product does better than other weights is asked; among weights f(⟨q,k⟩) "
@@ -46,7 +46,7 @@ RELATED: tuple[Claim, ...] = (
         verdict=Verdict.MOTIVATION,
         reason="A question about practice, which no check can settle.",
     ),
-    Claim(
+    Statement(
         "S3-I6",
         section=7,
         words="The limitations are shared with Hopfield theory: untied heads and the usual activations are no "
@@ -54,7 +54,7 @@ RELATED: tuple[Claim, ...] = (
         equation="min GELU′ < 0,  min SiLU′ < 0;   J ≠ Jᵀ unless W_v = c·W_qᵀW_k",
         checks=("B9", "C14"),
     ),
-    Claim(
+    Statement(
         "S3-R1",
         section=3,
         words="A gate, as in the LSTM, is a step size: it keeps the fixed points, and Hopfield's energy falls.",
@@ -63,14 +63,14 @@ RELATED: tuple[Claim, ...] = (
         condition="0 < g < 2, patterns fixed",
         checks=("J4",),
     ),
-    Claim(
+    Statement(
         "S3-R2",
         section=3,
         words="The identity update of a residual network adds the gradient: with fixed keys it never contracts.",
         equation="J = I + C(η) ⪰ I",
         checks=("C1", "C2"),
     ),
-    Claim(
+    Statement(
         "S3-R3",
         section=3,
         words="A recurrent network is a discretised differential equation, and its gate a local change of time.",
@@ -79,14 +79,14 @@ RELATED: tuple[Claim, ...] = (
         condition="small gates: halving g and doubling the depth changes the path by O(g)",
         checks=("C15", "J4"),
     ),
-    Claim(
+    Statement(
         "S3-R4",
         section=2,
         words="A residual network discretises a flow, which expands volume at the rate of the covariance's trace.",
         equation="η̇ = ∇G(η),   log det(I + dt·C)/dt → tr C",
         checks=("C15",),
     ),
-    Claim(
+    Statement(
         "S3-R5",
         section=2,
         words="The flow of attention, as a neural differential equation, exists for all time.",
@@ -95,7 +95,7 @@ RELATED: tuple[Claim, ...] = (
         condition="finitely many tokens; the Gaussian closure without normalisation blows up",
         checks=("C15", "F12", "F13"),
     ),
-    Claim(
+    Statement(
         "S3-R6",
         section=3,
         words="A deep equilibrium of attention without residual exists, and is unique for patterns that lie close.",
@@ -104,7 +104,7 @@ RELATED: tuple[Claim, ...] = (
         condition="unique if β(diam/2)² < 1; otherwise there can be several, about one for each separated pattern",
         checks=("D5", "D6"),
     ),
-    Claim(
+    Statement(
         "S3-R7",
         section=3,
         words="The gradient of G is a monotone operator, so an equilibrium with the value sign reversed is unique, "
@@ -114,14 +114,14 @@ RELATED: tuple[Claim, ...] = (
         condition="every γ ≥ 0 with the minus sign; with the plus sign γL < 1",
         checks=("C1", "C3", "D7"),
     ),
-    Claim(
+    Statement(
         "S3-R8",
         section=7,
         words="Modern Hopfield retrieval is attention without the residual, a descent on its energy.",
         equation="ξ⁺ = Xᵀ softmax(βXξ) = ξ − ∇E(ξ),   0 ≤ E ≤ 2M² on the hull",
         checks=("J1", "J2", "J3", "J4", "J5"),
     ),
-    Claim(
+    Statement(
         "S3-F1",
         section=6,
         words="The partition function normalises the Boltzmann factor, and its log times −T is the free energy.",
@@ -130,7 +130,7 @@ RELATED: tuple[Claim, ...] = (
         literal="it normalises the Hamiltonian",
         checks=("G8",),
     ),
-    Claim(
+    Statement(
         "S3-F2",
         section=6,
         words="Jaynes' maximum entropy is dual to the fit of a mean; the multipliers are the natural parameters.",
@@ -139,7 +139,7 @@ RELATED: tuple[Claim, ...] = (
         condition="μ in the relative interior of the hull",
         checks=("G3",),
     ),
-    Claim(
+    Statement(
         "S3-F3",
         section=6,
         words="The log-normalizer is the greatest evidence lower bound; any other weights miss it by their divergence.",
@@ -148,28 +148,28 @@ RELATED: tuple[Claim, ...] = (
         literal="the log-normalizer is the ELBO",
         checks=("G7", "B13"),
     ),
-    Claim(
+    Statement(
         "S3-F4",
         section=6,
         words="AdaBoost's exponential loss is dual to a generalised Kullback–Leibler divergence.",
         equation="Σ q₀ − min_λ Σ_i q₀_i e^{−(Mλ)_i} = min {D(p‖q₀) : p ≥ 0, Mᵀp = 0}",
         checks=("G9",),
     ),
-    Claim(
+    Statement(
         "S3-F5",
         section=6,
         words="Log-sum-exp and negative entropy are conjugate to each other.",
         equation="log Σ_i e^{y_i} = max {⟨y,ν⟩ − Σ_i ν_i log ν_i : ν ⪰ 0, 1ᵀν = 1}",
         checks=("G1",),
     ),
-    Claim(
+    Statement(
         "S3-F6",
         section=7,
         words="Log-sum-exp is the interaction term of the modern Hopfield energy.",
         equation="E(ξ) = −lse_β(Xξ) + ½|ξ|² + const",
         checks=("J1",),
     ),
-    Claim(
+    Statement(
         "S4",
         section=14,
         words="The page of arXiv 2205.01080 has the abstract of the poster and metadata.",

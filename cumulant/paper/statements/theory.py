@@ -1,9 +1,9 @@
 """S0: the draft on exponential families, attention as ascent, and what its equilibrium could be."""
 
-from cumulant.paper.statements.statement import Claim, Verdict
+from cumulant.paper.statements.statement import Statement, Verdict
 
-THEORY: tuple[Claim, ...] = (
-    Claim(
+THEORY: tuple[Statement, ...] = (
+    Statement(
         "S0-E1",
         section=1,
         words="A family in natural form is h tilted by e^⟨u,η⟩ and normalised: a definition, checked on a Poisson law.",
@@ -11,21 +11,21 @@ THEORY: tuple[Claim, ...] = (
         literal="the form follows from “Pitman–Koopman–Dermois”",
         checks=("A1",),
     ),
-    Claim(
+    Statement(
         "S0-E2",
         section=1,
         words="The log-normalizer is the log of ∫ e^⟨u,η⟩ dh: a definition, checked on a Poisson law.",
         equation="G(η) = log ∫ e^⟨u(x),η⟩ dh(x);   +∞ outside D, −∞ only for h = 0",
         checks=("A1",),
     ),
-    Claim(
+    Statement(
         "S0-E3",
         section=1,
         words="With u(x) = x, G is the log of the two-sided Laplace transform of h at −y.",
         equation="G(y) = log L{h}(−y),   L{h}(s) = ∫ e^{−⟨s,x⟩} dh(x)",
         checks=("A2", "A3"),
     ),
-    Claim(
+    Statement(
         "S0-E4",
         section=1,
         words="Keys as the base measure give the softmax of their dot products with the query.",
@@ -35,14 +35,14 @@ THEORY: tuple[Claim, ...] = (
         literal="the keys are a set, without multiplicity, and the denominator has ⟨ymx_n⟩ for ⟨y,x_n⟩",
         checks=("A5", "A6", "A7"),
     ),
-    Claim(
+    Statement(
         "S0-E5",
         section=1,
         words="Self-attention weights are the law of a token given another, itself included; they are not symmetric.",
         equation="p(x_i|x_k) = softmax_i(⟨x_k,x_i⟩) ≠ p(x_k|x_i)",
         checks=("A5",),
     ),
-    Claim(
+    Statement(
         "S0-E6",
         section=1,
         words="The gradient of G is the expected statistic.",
@@ -51,7 +51,7 @@ THEORY: tuple[Claim, ...] = (
         condition="η in the interior of the domain D",
         checks=("A4",),
     ),
-    Claim(
+    Statement(
         "S0-E7",
         section=1,
         words="Attention is the gradient of G, a Nadaraya–Watson average with kernel e^⟨q,x⟩.",
@@ -61,7 +61,7 @@ THEORY: tuple[Claim, ...] = (
         literal="the output is called the i-th; it is that of the q-th query",
         checks=("A4", "A8", "A9", "I6"),
     ),
-    Claim(
+    Statement(
         "S0-C1",
         section=1,
         words="The theorem of Pitman, Koopman and Darmois is a converse: a sufficient statistic whose dimension does "
@@ -70,7 +70,7 @@ THEORY: tuple[Claim, ...] = (
         literal="“Pitman–Koopman–Dermois” gives the natural form",
         reason="An attribution and a name; the natural form is a definition, and no number can show the difference.",
     ),
-    Claim(
+    Statement(
         "S0-C2",
         section=10,
         words="The family of keys given a query is that of contrastive learning, whose loss descends the G that "
@@ -80,14 +80,14 @@ THEORY: tuple[Claim, ...] = (
         literal="the empirical family is that of “contrastive divergence”",
         checks=("I1", "I2", "I5"),
     ),
-    Claim(
+    Statement(
         "S0-C3",
         section=1,
         words="In self-attention keys and natural parameters range over the same finite set of tokens.",
         equation="x, η ∈ {x_1, …, x_N}",
         checks=("A5",),
     ),
-    Claim(
+    Statement(
         "S0-C4",
         section=1,
         words="Attention with its residual is one unit step of gradient ascent on G, for all queries in parallel.",
@@ -96,7 +96,7 @@ THEORY: tuple[Claim, ...] = (
         condition="keys frozen, and W_v = c·W_qᵀW_k with c > 0, the output matrix counted in W_v",
         checks=("C13", "C14"),
     ),
-    Claim(
+    Statement(
         "S0-C4b",
         section=3,
         words="Layers can be read as iterations towards a fixed point, as in deep equilibrium models; the map decides "
@@ -107,7 +107,7 @@ THEORY: tuple[Claim, ...] = (
         "zero-mean point, which repels",
         checks=("D3", "D4", "D5", "D6", "D7"),
     ),
-    Claim(
+    Statement(
         "S0-C5",
         section=2,
         words="Ascent without a contraction runs to infinity, at a linear rate and in general towards a single key.",
@@ -117,7 +117,7 @@ THEORY: tuple[Claim, ...] = (
         literal="the iteration diverges to infinity",
         checks=("C5", "C6", "C7"),
     ),
-    Claim(
+    Statement(
         "S0-C6",
         section=3,
         words="Cosine similarity projects on a sphere, and this contracts the points outside it.",
@@ -127,7 +127,7 @@ THEORY: tuple[Claim, ...] = (
         literal="cosine similarity is a contraction; it is that of “contrastive divergence”, where learning is meant",
         checks=("D1", "D2", "D3", "D4"),
     ),
-    Claim(
+    Statement(
         "S0-C7",
         section=5,
         words="LayerNorm acts inside each token and maps it on a sphere of dimension d−2, with gain and bias on an "
@@ -137,14 +137,14 @@ THEORY: tuple[Claim, ...] = (
         literal="LayerNorm turns the hidden states into a Gaussian with learned mean and diagonal covariance",
         checks=("D1", "L1", "L2", "L3"),
     ),
-    Claim(
+    Statement(
         "S0-C8",
         section=1,
         words="If tokens are samples of a law, attention samples the tilted mean by self-normalised importance.",
         equation="Σ_n softmax_n(⟨η,x_n⟩) x_n → E_{p_η}[x],   x_n ~ h",
         checks=("F6", "K19"),
     ),
-    Claim(
+    Statement(
         "S0-Q1",
         section=5,
         words="The fixed point of attention with normalisation depends on the normalisation; under full whitening a "
@@ -154,7 +154,7 @@ THEORY: tuple[Claim, ...] = (
         literal="the fixed point should be Gaussian, and normalisation shrinks towards it",
         checks=("F8", "F9", "F10", "F11", "L1"),
     ),
-    Claim(
+    Statement(
         "S0-Q2",
         section=5,
         words="Whether a law without atoms converges to a Gaussian is unproven: particles leave it under ascent, and "
@@ -163,14 +163,14 @@ THEORY: tuple[Claim, ...] = (
         verdict=Verdict.OPEN,
         checks=("L1", "L2", "L3"),
     ),
-    Claim(
+    Statement(
         "S0-Q3",
         section=12,
         words="A sentence breaks off after “Hence, we would expect”.",
         verdict=Verdict.EMPTY,
         reason="Nothing can be recovered.",
     ),
-    Claim(
+    Statement(
         "S0-R1",
         section=11,
         words="In a conditional Bayesian network the inputs have no law and the output tokens are independent given "
@@ -179,7 +179,7 @@ THEORY: tuple[Claim, ...] = (
         literal="a heading without text",
         checks=("K25",),
     ),
-    Claim(
+    Statement(
         "S0-R2",
         section=1,
         words="The kernel of attention is an expectation of products of positive random features.",
@@ -187,7 +187,7 @@ THEORY: tuple[Claim, ...] = (
         literal="a heading without text",
         checks=("B10",),
     ),
-    Claim(
+    Statement(
         "S0-R3",
         section=10,
         words="Contrastive divergence estimates a likelihood gradient by k steps of Gibbs sampling: exact as k grows, "
@@ -196,7 +196,7 @@ THEORY: tuple[Claim, ...] = (
         literal="a heading without text",
         checks=("I4", "I5"),
     ),
-    Claim(
+    Statement(
         "S0-T1",
         section=1,
         words="The rules of the Laplace transform say what an operation on h does to G.",

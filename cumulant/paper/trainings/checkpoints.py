@@ -1,13 +1,12 @@
-"""What a training leaves on disk, in safetensors and JSON alone: models at chosen steps, and the state to go on from.
+"""Checkpoints of a training in safetensors and JSON: models at some steps, and the state to resume from.
 
-step-000100/config.json, model.safetensors   and the files of the task; whole or absent
-state.safetensors                            weights and moments of AdamW, in one file that is replaced in one step
+step-000100/config.json, model.safetensors   and the files of the task; written atomically
+state.safetensors                            weights and moments of AdamW, replaced atomically
 """
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import tempfile
 from dataclasses import asdict
@@ -18,21 +17,22 @@ import torch
 from torch import Tensor, nn
 
 from cumulant.checks import sentence
+from cumulant.files import replacing
 from cumulant.nn.kinds import FORMAT
 from cumulant.nn.trunk import Stack
 from cumulant.paper.trainings.task import Task
 from cumulant.paper.trainings.tasks import TASKS
 
 CONFIG, WEIGHTS, STATE = "config.json", "model.safetensors", "state.safetensors"
-MOMENTS = ("step", "exp_avg", "exp_avg_sq")  # what AdamW keeps of each parameter
+MOMENTS = ("step", "exp_avg", "exp_avg_sq")  # the state of AdamW for each parameter
 
 
 class Checkpoint(NamedTuple):
     """A model read from a directory, in eval mode.
 
     task       its name
-    config     what the model is made from
-    step       updates it has seen
+    config     of the model
+    step       updates done
     seed       of the training
     tokenizer  of `tokenizers`, or None where the task has no text
     """
@@ -64,72 +64,73 @@ def checkpoint_steps(steps: int, count: int = 10) -> tuple[int, ...]:
 
 
 def save_checkpoint(run: Path, task: Task, model: nn.Module, config: Stack, *, step: int, seed: int) -> Path:
-    """A directory with the model at a step; one that is there already is left as it is, for steps repeat exactly."""
-    place = step_directory(run, step)
-    if place.exists():
-        return place
-    room = Path(tempfile.mkdtemp(dir=run, prefix=f".{place.name}."))
+    """Save the model at a step; an existing directory is kept, because steps are reproducible."""
+    directory = step_directory(run, step)
+    if directory.exists():
+        return directory
+    temporary = Path(tempfile.mkdtemp(dir=run, prefix=f".{directory.name}."))
     try:
-        room.chmod(0o755)
-        about = {"format": FORMAT, "task": task.name, "step": step, "seed": seed, "model": asdict(config)}
-        texts = {CONFIG: json.dumps(about, indent=1) + "\n", **task.files()}
+        temporary.chmod(0o755)
+        metadata = {"format": FORMAT, "task": task.name, "step": step, "seed": seed, "model": asdict(config)}
+        texts = {CONFIG: json.dumps(metadata, indent=1) + "\n", **task.files()}
         for name, text in texts.items():
-            (room / name).write_text(text, encoding="utf-8")
-        _save({name: p.detach().contiguous() for name, p in model.state_dict().items()}, room / WEIGHTS, {})
-        room.replace(place)
+            (temporary / name).write_text(text, encoding="utf-8")
+        _save({name: p.detach().contiguous() for name, p in model.state_dict().items()}, temporary / WEIGHTS, {})
+        temporary.replace(directory)
     except BaseException:
-        shutil.rmtree(room, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
         raise
-    return place
+    return directory
 
 
 def load_checkpoint(directory: str | Path) -> Checkpoint:
-    """The model that a training left in step-…/, in eval mode, with its tokenizer.
+    """The model of a step-… directory, in eval mode, with its tokenizer.
 
-    Nothing but safetensors and JSON is read. A directory that is no checkpoint is refused with one sentence.
+    Only safetensors and JSON are read; another directory raises an error.
     """
-    place = Path(directory)
-    about, config = _described(place)
-    task = TASKS[about["task"]]()
-    with torch.random.fork_rng(devices=[]):  # building a model draws numbers; whoever loads one did not ask for that
+    directory = Path(directory)
+    metadata, config = _read_config(directory)
+    task = TASKS[metadata["task"]]()
+    with torch.random.fork_rng(devices=[]):  # initialisation must not advance the generator of the caller
         model = task.build(config)
-    weights, _ = _load(place / WEIGHTS)
+    weights, _ = _load(directory / WEIGHTS)
     expected = {name: tuple(p.shape) for name, p in model.state_dict().items()}
     if {name: tuple(p.shape) for name, p in weights.items()} != expected:
-        raise ValueError(_foreign(place, "weights that do not fit config.json"))
+        raise ValueError(_not_a_checkpoint(directory, "weights that do not fit config.json"))
     model.load_state_dict(weights)
-    return Checkpoint(model.eval(), task.name, config, about["step"], about["seed"], _tokenizer(place))
+    return Checkpoint(model.eval(), task.name, config, metadata["step"], metadata["seed"], _tokenizer(directory))
 
 
-def _described(place: Path) -> tuple[dict, Stack]:
+def _read_config(directory: Path) -> tuple[dict, Stack]:
     try:
-        about = json.loads((place / CONFIG).read_text(encoding="utf-8"))
-        kind = type(TASKS[about["task"]]().standard)
-        if not (isinstance(about["step"], int) and isinstance(about["seed"], int)):
+        metadata = json.loads((directory / CONFIG).read_text(encoding="utf-8"))
+        kind = type(TASKS[metadata["task"]]().standard)
+        if not (isinstance(metadata["step"], int) and isinstance(metadata["seed"], int)):
             raise TypeError
-        if about.get("format") == FORMAT:
-            return about, kind(**about["model"])
+        if metadata.get("format") == FORMAT:
+            return metadata, kind(**metadata["model"])
     except FileNotFoundError:
-        raise FileNotFoundError(_foreign(place, f"no {CONFIG}")) from None
+        raise FileNotFoundError(_not_a_checkpoint(directory, f"no {CONFIG}")) from None
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(_foreign(place, f"another {CONFIG}")) from error
-    raise ValueError(_foreign(place, f"format {about.get('format')} instead of {FORMAT}"))
+        raise ValueError(_not_a_checkpoint(directory, f"another {CONFIG}")) from error
+    raise ValueError(_not_a_checkpoint(directory, f"format {metadata.get('format')} instead of {FORMAT}"))
 
 
-def _foreign(place: Path, got: str) -> str:
-    return sentence("load_checkpoint", "a step-… directory of `cumulant train`", f"{got} in {place}", "Name another.")
+def _not_a_checkpoint(directory: Path, got: str) -> str:
+    expected = "a step-… directory of `cumulant train`"
+    return sentence("load_checkpoint", expected, f"{got} in {directory}", "Name another.")
 
 
-def _tokenizer(place: Path):
-    if not (place / "tokenizer.json").exists():
+def _tokenizer(directory: Path):
+    if not (directory / "tokenizer.json").exists():
         return None
     from tokenizers import Tokenizer
 
-    return Tokenizer.from_file(str(place / "tokenizer.json"))
+    return Tokenizer.from_file(str(directory / "tokenizer.json"))
 
 
 class Progress(NamedTuple):
-    """How far a training is: updates done, seconds spent, and the rows of its curve so far."""
+    """The progress of a training: updates done, seconds, and the rows of its curve."""
 
     step: int = 0
     seconds: float = 0.0
@@ -137,33 +138,26 @@ class Progress(NamedTuple):
 
 
 def save_state(run: Path, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress) -> None:
-    """All that is needed to go on exactly, replaced in one step."""
+    """Save all that is needed to resume exactly, replaced atomically."""
     tensors = {f"weight.{name}": p for name, p in model.state_dict().items()}
     for name, p in model.named_parameters():
         tensors |= {f"{key}.{name}": optimizer.state[p][key] for key in MOMENTS if p in optimizer.state}
-    still = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
-    handle, temporary = tempfile.mkstemp(dir=run, prefix=f".{STATE}.")
-    os.close(handle)
-    try:
-        _save(still, Path(temporary), {"progress": json.dumps(progress._asdict())})
-        Path(temporary).chmod(0o644)
-        os.replace(temporary, run / STATE)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    detached = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+    with replacing(run / STATE) as temporary:
+        _save(detached, temporary, {"progress": json.dumps(progress._asdict())})
 
 
 def load_state(run: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> Progress | None:
-    """Put a saved state into model and optimizer; None if there is none."""
+    """Load a saved state into model and optimizer; None if there is none."""
     path = run / STATE
     if not path.exists():
         return None
-    tensors, about = _load(path)
+    tensors, metadata = _load(path)
     try:
-        progress = Progress(**json.loads(about["progress"]))
+        progress = Progress(**json.loads(metadata["progress"]))
         with torch.no_grad():
             for name, p in model.state_dict().items():
-                p.copy_(tensors[f"weight.{name}"])  # into memory that torch has aligned: sums keep their order
+                p.copy_(tensors[f"weight.{name}"])  # a copy into aligned memory keeps the order of sums
             for name, p in model.named_parameters():
                 if f"step.{name}" in tensors:
                     optimizer.state[p] = {key: tensors[f"{key}.{name}"].clone() for key in MOMENTS}

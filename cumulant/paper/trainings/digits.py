@@ -1,4 +1,4 @@
-"""Two views of a handwritten digit find each other among all others: contrastive learning without labels."""
+"""Contrastive learning of handwritten digits from two views of each, without labels."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from cumulant.checks import sentence
 from cumulant.contrastive import info_nce
 from cumulant.nn.trunk import Stack, Trunk
-from cumulant.paper.trainings.task import DRAWN, PARTS, Measure, Recipe, Task
+from cumulant.paper.trainings.task import EVALUATION_SEEDS, PARTS, Metric, Recipe, Task
 
 SIDE = 8  # pixels
 PATCH = 2
-ROUND, PLACES = 5, {"test": 0, "validation": 1}  # which of every five digits are held out, and for what
+FOLDS, HELD_OUT = 5, {"test": 0, "validation": 1}  # which of every five digits are held out, and for what
 
 
 @dataclass(frozen=True)
@@ -46,10 +46,10 @@ def load_digits(part: str) -> Digits:
     except ModuleNotFoundError:
         advice = "install cumulant[train]"
         raise ModuleNotFoundError(sentence("load_digits", "scikit-learn", "no such package", advice)) from None
-    found: Any = load()
-    place = torch.arange(len(found.target)) % ROUND
-    mine = (place == PLACES[part]) if part in PLACES else (place >= len(PLACES))
-    return Digits(torch.from_numpy(found.images)[mine].float() / 16, torch.from_numpy(found.target)[mine])
+    data: Any = load()
+    fold = torch.arange(len(data.target)) % FOLDS
+    selected = (fold == HELD_OUT[part]) if part in HELD_OUT else (fold >= len(HELD_OUT))
+    return Digits(torch.from_numpy(data.images)[selected].float() / 16, torch.from_numpy(data.target)[selected])
 
 
 def view(images: Tensor, generator: torch.Generator) -> Tensor:
@@ -67,8 +67,8 @@ class DigitsEncoder(nn.Module):
     """Images (N, 8, 8) to unit vectors (N, embedding): patches as tokens, blocks, the mean over tokens, a linear map.
 
     >>> import torch
-    >>> found = DigitsEncoder(DigitsConfig(dim=8, heads=2, hidden=8))(torch.rand(3, 8, 8))
-    >>> found.shape, bool((found.norm(dim=-1) - 1).abs().max() < 1e-6)
+    >>> embedding = DigitsEncoder(DigitsConfig(dim=8, heads=2, hidden=8))(torch.rand(3, 8, 8))
+    >>> embedding.shape, bool((embedding.norm(dim=-1) - 1).abs().max() < 1e-6)
     (torch.Size([3, 32]), True)
     """
 
@@ -86,7 +86,7 @@ class DigitsEncoder(nn.Module):
         return self.trunk(self.patch(patches) + self.position)
 
     def features(self, images: Tensor) -> Tensor:
-        """What a classifier reads: (N, dim)."""
+        """Inputs of a classifier: (N, dim)."""
         return self.tokens(images).mean(1)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -96,13 +96,13 @@ class DigitsEncoder(nn.Module):
 class DigitsTask(Task):
     """InfoNCE between two views of each of 128 digits; no label is used in training.
 
-    Judged on held-out digits: nats of the loss among all 360, and how many are named right by their nearest neighbour
+    Judged on held-out digits: nats of the loss among all 360, and how many have the label of their nearest neighbour
     among the training digits.
     """
 
     name = "contrastive"
     question = "How well do these blocks learn digits from pairs of views, without labels?"
-    measures = (Measure("nats", "nats/pair", ".3f"), Measure("accuracy", "nearest neighbour right", ".1%", False))
+    metrics = (Metric("nats", "nats/pair", ".3f"), Metric("accuracy", "nearest neighbour right", ".1%", False))
     recipe = Recipe(steps=160, rate=5e-3, batch=128)
     rates: ClassVar = dict.fromkeys(("standard", "energy", "convex", "equilibrium"), 5e-3)
 
@@ -128,14 +128,14 @@ class DigitsTask(Task):
 
     def loss(self, model: DigitsEncoder, batch: int, generator: torch.Generator) -> Tensor:
         images = self.train_digits.images
-        mine = images[torch.randperm(len(images), generator=generator)[:batch]]
-        both = model(torch.cat([view(mine, generator), view(mine, generator)]))
+        sample = images[torch.randperm(len(images), generator=generator)[:batch]]
+        both = model(torch.cat([view(sample, generator), view(sample, generator)]))
         first, second = both.chunk(2)
         return info_nce(first, second, temperature=model.config.temperature, symmetric=True)
 
     @torch.no_grad()
     def evaluate(self, model: DigitsEncoder, part: str = "test") -> dict[str, float]:
-        generator = torch.Generator().manual_seed(DRAWN[part])
+        generator = torch.Generator().manual_seed(EVALUATION_SEEDS[part])
         images, labels = self.held_out[part]
         first, second = (model(view(images, generator)) for _ in range(2))
         nats = info_nce(first, second, temperature=model.config.temperature, symmetric=True)

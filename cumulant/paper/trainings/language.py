@@ -1,4 +1,4 @@
-"""A language model on the topics of Python's own help, judged on topics that it has not seen."""
+"""Language modelling of the topics of Python's help, evaluated on held-out topics."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from torch import Tensor
 
 from cumulant.checks import sentence
 from cumulant.nn.language_model import IGNORED, LanguageConfig, LanguageModel
-from cumulant.paper.trainings.task import PARTS, Measure, Recipe, Task
+from cumulant.paper.trainings.task import PARTS, Metric, Recipe, Task
 
 END = "<|end|>"  # before every topic
-ROUND = 9  # topics: of every so many one is for the test and one for validation
-PLACES = {"test": 0, "validation": 4}  # of those in a round
+FOLDS = 9  # of every so many topics one is for the test and one for validation
+HELD_OUT = {"test": 0, "validation": 4}
 
 
-class Corpus(NamedTuple):
-    """Texts to learn from, texts to choose by and texts to be judged on."""
+class TextSplits(NamedTuple):
+    """Texts for training, validation and test."""
 
     train: list[str]
     validation: list[str]
     test: list[str]
 
 
-def corpus() -> Corpus:
+def corpus() -> TextSplits:
     """The topics in alphabetic order, of every nine one for the test and one for validation.
 
     Topics quote each other: a paragraph of the test is taken out of the other parts, one of validation out of training.
@@ -42,11 +42,11 @@ def corpus() -> Corpus:
     names = sorted(topics)
     known: set[str] = set()
     parts = {}
-    for part, at in PLACES.items():
-        parts[part] = [_without(known, topics[name]) for name in names[at::ROUND]]
+    for part, at in HELD_OUT.items():
+        parts[part] = [_without(known, topics[name]) for name in names[at::FOLDS]]
         known |= {paragraph.strip() for text in parts[part] for paragraph in text.split("\n\n")} - {""}
-    rest = [name for place, name in enumerate(names) if place % ROUND not in PLACES.values()]
-    return Corpus(train=[_without(known, topics[name]) for name in rest], **parts)
+    rest = [name for i, name in enumerate(names) if i % FOLDS not in HELD_OUT.values()]
+    return TextSplits(train=[_without(known, topics[name]) for name in rest], **parts)
 
 
 def _without(known: set[str], text: str) -> str:
@@ -54,7 +54,7 @@ def _without(known: set[str], text: str) -> str:
 
 
 def train_tokenizer(texts: list[str], vocabulary: int):
-    """Byte-level byte-pair encoding learned from texts; any text can be told in it, and told back."""
+    """Byte-level byte-pair encoding learned from texts; lossless for any text."""
     try:
         from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     except ModuleNotFoundError:
@@ -75,12 +75,12 @@ class LanguageTask(Task):
     """Next tokens of `pydoc_data.topics`, in windows drawn at random; 1,024 byte-pair tokens, windows of 128.
 
     Judged by nats per token on held-out topics, every token once, with at most 128 tokens before it; bits per byte are
-    the same nats, told per byte of the text, so that they do not depend on the tokenizer.
+    the same nats per byte of the text, so that they do not depend on the tokenizer.
     """
 
     name = "language"
     question = "How well does a small language model with these blocks predict Python's help?"
-    measures = (Measure("nats", "nats/token", ".3f"), Measure("bits", "bits/byte", ".3f"))
+    metrics = (Metric("nats", "nats/token", ".3f"), Metric("bits", "bits/byte", ".3f"))
     recipe = Recipe(steps=200, rate=1e-2, batch=16, warmup=100)
     rates: ClassVar = dict.fromkeys(("standard", "energy", "convex", "equilibrium"), 1e-2)
 
@@ -92,7 +92,7 @@ class LanguageTask(Task):
         return LanguageModel(config)
 
     @cached_property
-    def corpus(self) -> Corpus:
+    def corpus(self) -> TextSplits:
         return corpus()
 
     @cached_property
@@ -112,7 +112,7 @@ class LanguageTask(Task):
 
     def _tokens(self, texts: list[str]) -> Tensor:
         end = self.tokenizer.token_to_id(END)
-        return torch.tensor([t for found in self.tokenizer.encode_batch(texts) for t in (end, *found.ids)])
+        return torch.tensor([t for text in self.tokenizer.encode_batch(texts) for t in (end, *text.ids)])
 
     @property
     def fingerprint(self) -> str:
@@ -121,13 +121,13 @@ class LanguageTask(Task):
 
     def files(self) -> dict[str, str]:
         """The tokenizer, as transformers reads it."""
-        about = {
+        config = {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "model_max_length": self.standard.context,
             "eos_token": END,
             "pad_token": END,
         }
-        return {"tokenizer.json": self.tokenizer.to_str(), "tokenizer_config.json": json.dumps(about, indent=1)}
+        return {"tokenizer.json": self.tokenizer.to_str(), "tokenizer_config.json": json.dumps(config, indent=1)}
 
     def loss(self, model: LanguageModel, batch: int, generator: torch.Generator) -> Tensor:
         width = model.config.context + 1
@@ -146,14 +146,14 @@ class LanguageTask(Task):
 
 
 def windows_of(stream: Tensor, context: int) -> tuple[Tensor, Tensor]:
-    """A stream cut so that each token but the first is asked for once: inputs and targets, (windows, context).
+    """A stream cut so that each token but the first is a target once: inputs and targets, (windows, context).
 
     >>> inputs, targets = windows_of(torch.arange(6), 3)
     >>> inputs.tolist(), targets.tolist()
     ([[0, 1, 2], [3, 4, 0]], [[1, 2, 3], [4, 5, -100]])
     """
-    asked = len(stream) - 1
-    rows = -(-asked // context)
+    count = len(stream) - 1
+    rows = -(-count // context)
     inputs, targets = stream.new_zeros(rows * context), stream.new_full((rows * context,), IGNORED)
-    inputs[:asked], targets[:asked] = stream[:-1], stream[1:]
+    inputs[:count], targets[:count] = stream[:-1], stream[1:]
     return inputs.view(rows, context), targets.view(rows, context)

@@ -1,4 +1,4 @@
-"""Associative recall from corrupted cues: what is the best answer, and how near does a model come to it?
+"""Associative recall from noisy cues, compared with the Bayes-optimal answer.
 
     k_j uniform on the unit sphere of R^d,  v_j uniform,     cue c = k_J + σ ε,  J uniform,  ε normal
     P(J = j | c) = softmax_j ⟨k_j, c⟩ / σ²,                  P(v | c) = Σ_j P(J = j | c) [v_j = v]
@@ -21,7 +21,7 @@ from torch.nn.functional import cross_entropy, normalize, one_hot
 
 from cumulant.kernels import moments
 from cumulant.nn.trunk import Stack, Trunk
-from cumulant.paper.trainings.task import DRAWN, Measure, Recipe, Task
+from cumulant.paper.trainings.task import EVALUATION_SEEDS, Metric, Recipe, Task
 
 EXAMPLES = 512  # of the test, and of validation
 
@@ -31,9 +31,9 @@ class RecallConfig(Stack):
     """A stack of blocks and the problem.
 
     features  d, numbers in a key
-    values    how many there are
-    pairs     shown
-    asked     cues
+    values    number of values
+    pairs     number of pairs
+    asked     number of cues
     noise     σ
     """
 
@@ -55,38 +55,36 @@ class Example(NamedTuple):
 
 
 def draw_pairs(config: RecallConfig, batch: int, generator: torch.Generator) -> Example:
-    """Keys with values drawn at random, and some of the keys once more, corrupted.
+    """Random keys with random values, and noisy copies of random keys.
 
-    >>> shown = draw_pairs(RecallConfig(features=4, pairs=3, asked=2), 5, torch.Generator())
-    >>> shown.keys.shape, shown.cues.shape, shown.answers.shape
+    >>> example = draw_pairs(RecallConfig(features=4, pairs=3, asked=2), 5, torch.Generator())
+    >>> example.keys.shape, example.cues.shape, example.answers.shape
     (torch.Size([5, 3, 4]), torch.Size([5, 2, 4]), torch.Size([5, 2]))
     """
     keys = normalize(torch.randn(batch, config.pairs, config.features, generator=generator), dim=-1)
     values = torch.randint(config.values, (batch, config.pairs), generator=generator)
-    chosen = torch.randint(
-        config.pairs, (batch, config.asked), generator=generator
-    )  # independent: no cue tells another
-    true = keys.gather(1, chosen[..., None].expand(-1, -1, config.features))
+    index = torch.randint(config.pairs, (batch, config.asked), generator=generator)  # independent cues
+    true = keys.gather(1, index[..., None].expand(-1, -1, config.features))
     cues = true + config.noise * torch.randn(true.shape, generator=generator)
-    return Example(keys, values, cues, values.gather(1, chosen))
+    return Example(keys, values, cues, values.gather(1, index))
 
 
-def best_answer(config: RecallConfig, shown: Example) -> Tensor:
+def best_answer(config: RecallConfig, example: Example) -> Tensor:
     """P(v | c) of every cue, (batch, asked, values): attention from the cues to the keys at β = σ⁻².
 
     >>> config = RecallConfig(features=4, values=3, pairs=2, asked=1, noise=0.5)
-    >>> told = best_answer(config, draw_pairs(config, 5, torch.Generator())).sum(-1)
-    >>> told.shape, bool((told - 1).abs().max() < 1e-6)
+    >>> total = best_answer(config, draw_pairs(config, 5, torch.Generator())).sum(-1)
+    >>> total.shape, bool((total - 1).abs().max() < 1e-6)
     (torch.Size([5, 1]), True)
     """
-    told = one_hot(shown.values, config.values).to(shown.keys.dtype)
-    found = moments(shown.cues / config.noise**2, shown.keys, told, statistics=("mean",)).mean
-    assert found is not None
-    return found
+    values = one_hot(example.values, config.values).to(example.keys.dtype)
+    posterior = moments(example.cues / config.noise**2, example.keys, values, statistics=("mean",)).mean
+    assert posterior is not None
+    return posterior
 
 
 class RecallModel(nn.Module):
-    """A token is a key with its value, or a cue with the sign for "which?"; an answer is read off every cue's token.
+    """A token is a key with its value, or a cue with a question mark; the answer is read off the token of the cue.
 
     There are no positions: the pairs are a set. Examples to scores (batch, asked, values).
 
@@ -100,19 +98,19 @@ class RecallModel(nn.Module):
         super().__init__()
         self.config = config
         self.key = nn.Linear(config.features, config.dim, bias=False)
-        self.value = nn.Embedding(config.values + 1, config.dim)  # the last one says "which?"
+        self.value = nn.Embedding(config.values + 1, config.dim)  # the last one is the question mark
         self.trunk = Trunk(config)
         self.answer = nn.Linear(config.dim, config.values, bias=False)
         nn.init.normal_(self.key.weight)  # keys and values enter with the same size
 
-    def hidden(self, shown: Example) -> Tensor:
-        """What the blocks make of all tokens, pairs first: (batch, pairs + asked, dim)."""
-        which = torch.full_like(shown.answers, self.config.values)
-        told = self.value(torch.cat([shown.values, which], 1))
-        return self.trunk(self.key(torch.cat([shown.keys, shown.cues], 1)) + told)
+    def hidden(self, example: Example) -> Tensor:
+        """Final states of all tokens, pairs first: (batch, pairs + asked, dim)."""
+        question = torch.full_like(example.answers, self.config.values)
+        values = self.value(torch.cat([example.values, question], 1))
+        return self.trunk(self.key(torch.cat([example.keys, example.cues], 1)) + values)
 
-    def forward(self, shown: Example) -> Tensor:
-        return self.answer(self.hidden(shown)[:, shown.values.shape[1] :])
+    def forward(self, example: Example) -> Tensor:
+        return self.answer(self.hidden(example)[:, example.values.shape[1] :])
 
 
 class RecallTask(Task):
@@ -120,10 +118,10 @@ class RecallTask(Task):
 
     name = "recall"
     question = "How near do these blocks come to the best possible recall from corrupted cues?"
-    measures = (
-        Measure("excess", "nats above best", ".3f"),
-        Measure("nats", "nats", ".3f"),
-        Measure("accuracy", "right", ".1%", less_is_better=False),
+    metrics = (
+        Metric("excess", "nats above best", ".3f"),
+        Metric("nats", "nats", ".3f"),
+        Metric("accuracy", "right", ".1%", less_is_better=False),
     )
     recipe = Recipe(steps=300, rate=1e-2, batch=64)
     rates: ClassVar = {"standard": 1e-2, "energy": 1e-2, "convex": 2e-3, "equilibrium": 1e-2}
@@ -140,15 +138,15 @@ class RecallTask(Task):
         return hashlib.sha256(json.dumps(asdict(self.standard)).encode()).hexdigest()
 
     def loss(self, model: RecallModel, batch: int, generator: torch.Generator) -> Tensor:
-        shown = draw_pairs(model.config, batch, generator)
-        return cross_entropy(model(shown).flatten(0, 1), shown.answers.flatten())
+        example = draw_pairs(model.config, batch, generator)
+        return cross_entropy(model(example).flatten(0, 1), example.answers.flatten())
 
     @torch.no_grad()
     def evaluate(self, model: RecallModel, part: str = "test") -> dict[str, float]:
-        """On examples that are always the same."""
-        shown = draw_pairs(model.config, EXAMPLES, torch.Generator().manual_seed(DRAWN[part]))
-        scores, answers = model(shown).flatten(0, 1), shown.answers.flatten()
-        best = best_answer(model.config, shown).flatten(0, 1).gather(1, answers[:, None]).log().mean()
+        """On a fixed set of examples."""
+        example = draw_pairs(model.config, EXAMPLES, torch.Generator().manual_seed(EVALUATION_SEEDS[part]))
+        scores, answers = model(example).flatten(0, 1), example.answers.flatten()
+        best = best_answer(model.config, example).flatten(0, 1).gather(1, answers[:, None]).log().mean()
         nats = float(cross_entropy(scores, answers))
         right = (scores.argmax(-1) == answers).double().mean()
         return {"excess": nats + float(best), "nats": nats, "accuracy": float(right)}

@@ -1,8 +1,8 @@
-"""Several trainings beside each other: kinds of blocks × seeds, each in a directory of its own.
+"""A set of trainings, kinds of blocks × seeds, each in a directory of its own.
 
-OUT/train.json                  which task this is; a directory without it is not ours
+OUT/train.json                  the task; marks the directory as an output of `cumulant train`
 OUT/BLOCK/seed-N/               settings.json, step-…/, state.safetensors while it runs, result.json when it is done,
-                                notes.json if there was something to say
+                                notes.json if there were warnings
 OUT/results.json, *.parquet, curves.svg, curves.png    when all are
 """
 
@@ -19,46 +19,47 @@ from typing import NamedTuple
 from cumulant.checks import sentence
 from cumulant.files import write
 from cumulant.nn.kinds import KINDS, find_kind
+from cumulant.paper.output import entries
 from cumulant.paper.trainings.task import Task
-from cumulant.paper.trainings.train import Run, Step, train
+from cumulant.paper.trainings.train import TrainingRun, TrainingStep, train
 
 MARK, RESULTS, NOTES = "train.json", "results.json", "notes.json"
 WRITTEN = (MARK, RESULTS, "results.parquet", "curves.parquet", "curves.svg", "curves.png")
 
 
 class Study(NamedTuple):
-    """What came of it: one run for each block and seed, and sentences to show beside them."""
+    """The results: one run for each block and seed, and notes for the reader."""
 
     task: Task
-    runs: tuple[Run, ...]
+    runs: tuple[TrainingRun, ...]
     notes: tuple[str, ...]
 
 
-Watch = Callable[[str, int], Callable[[Step], object]]  # told block and seed, returns what is told after each update
+Watch = Callable[[str, int], Callable[[TrainingStep], object]]  # block, seed → callback after each update
 
 
-def claim(place: Path, task: str, *, resume: bool = False, force: bool = False) -> None:
-    """Make ``place`` ours for this task: a new directory, one to go on with, or one that may be replaced.
+def prepare_directory(directory: Path, task: str, *, resume: bool = False, force: bool = False) -> None:
+    """Prepare a directory for this task: a new one, one to resume, or one that may be replaced.
 
     Nothing that `cumulant train` did not write is ever deleted.
     """
-    if place.exists() and not place.is_dir():
-        raise ValueError(sentence("--out", "a directory", f"the file {place}", "Name another place."))
-    entries = {p.name for p in place.iterdir()} if place.is_dir() else set()
-    if entries and MARK not in entries:
-        raise ValueError(sentence("--out", "a new directory", f"{place}, which holds other files", "Name a new one."))
-    if MARK in entries and not (resume or force):
+    files = entries(directory)
+    if files and MARK not in files:
+        raise ValueError(
+            sentence("--out", "a new directory", f"{directory}, which holds other files", "Name a new one.")
+        )
+    if MARK in files and not (resume or force):
         advice = "Pass --resume to go on with it, or --force to train again."
-        raise ValueError(sentence("--out", "a new directory", f"{place}, which holds a training", advice))
-    if MARK in entries and not force and (held := _task_of(place / MARK)) != task:
+        raise ValueError(sentence("--out", "a new directory", f"{directory}, which holds a training", advice))
+    if MARK in files and not force and (other := _task_of(directory / MARK)) != task:
         advice = "Name a new directory, or train what it holds."
-        raise ValueError(sentence("--resume", f"a training of {task} in {place}", f"one of {held}", advice))
+        raise ValueError(sentence("--resume", f"a training of {task} in {directory}", f"one of {other}", advice))
     if force:
-        for name in entries & {*WRITTEN, *KINDS}:
-            old = place / name
+        for name in files & {*WRITTEN, *KINDS}:
+            old = directory / name
             shutil.rmtree(old) if old.is_dir() else old.unlink()
-    place.mkdir(parents=True, exist_ok=True)
-    write(place / MARK, json.dumps({"task": task}) + "\n")
+    directory.mkdir(parents=True, exist_ok=True)
+    write(directory / MARK, json.dumps({"task": task}) + "\n")
 
 
 def _task_of(path: Path) -> str:
@@ -70,7 +71,7 @@ def _task_of(path: Path) -> str:
 
 def study(
     task: Task,
-    place: Path,
+    directory: Path,
     *,
     blocks: Sequence[str] = tuple(KINDS),
     seeds: Sequence[int] = (0,),
@@ -78,12 +79,12 @@ def study(
     resume: bool = False,
     watch: Watch = lambda block, seed: lambda step: None,
 ) -> Study:
-    """Train every block with every seed. The same seed draws the same batches whatever the block.
+    """Train every block with every seed. Batches depend on the seed and not on the block.
 
-    place   claimed by `claim`
-    steps   updates of each training; the task's own number if None
-    resume  take finished trainings as they are, and go on with the others
-    watch   told what begins, returns what is told after each update
+    directory  from `prepare_directory`
+    steps      updates of each training; the task's own number if None
+    resume     skip finished trainings, and go on with the others
+    watch      called with block and seed before a training; returns its callback after each update
     """
     for block in blocks:
         find_kind(block)
@@ -92,25 +93,27 @@ def study(
         for block in dict.fromkeys(blocks):
             recipe = task.recipe_for(block)
             recipe = recipe if steps is None else recipe._replace(steps=steps)
-            after, home, mine = watch(block, seed), place / block / f"seed-{seed}", []
-            with noted(f"{block}, seed {seed}", mine):
-                runs.append(train(task, block, seed=seed, recipe=recipe, place=home, resume=resume, after=after))
-            notes += _kept(home / NOTES, mine)
+            on_step, home, new = watch(block, seed), directory / block / f"seed-{seed}", []
+            with collect_warnings(f"{block}, seed {seed}", new):
+                runs.append(
+                    train(task, block, seed=seed, recipe=recipe, directory=home, resume=resume, on_step=on_step)
+                )
+            notes += _stored_notes(home / NOTES, new)
     return Study(task, tuple(runs), tuple(notes))
 
 
-def _kept(path: Path, said: list[str]) -> list[str]:
-    """What was said of a training: a run that was finished before is silent now, and its notes still hold."""
-    if said:
-        write(path, json.dumps(said, ensure_ascii=False, indent=1) + "\n")
-        return said
+def _stored_notes(path: Path, new: list[str]) -> list[str]:
+    """The notes of a training: the new ones, which are stored, or those of an earlier run."""
+    if new:
+        write(path, json.dumps(new, ensure_ascii=False, indent=1) + "\n")
+        return new
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
 
 
 @contextmanager
-def noted(what: str, notes: list[str]) -> Iterator[None]:
-    """Warnings of a training become notes beside its numbers, each once."""
-    with warnings.catch_warnings(record=True) as heard:
+def collect_warnings(what: str, notes: list[str]) -> Iterator[None]:
+    """Append the warnings of a training to its notes, each once."""
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", RuntimeWarning)
         yield
-    notes += [f"{what}: {text}" for text in dict.fromkeys(str(w.message) for w in heard)]
+    notes += [f"{what}: {text}" for text in dict.fromkeys(str(w.message) for w in caught)]

@@ -1,4 +1,4 @@
-"""What a reference training is: data, a model for each kind of block, a loss, and what is measured in the end."""
+"""The interface of a reference training: data, a model for each kind of block, a loss and metrics."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from cumulant.nn.kinds import find_kind
 from cumulant.nn.trunk import Stack, count_built, matched
 
-PARTS = ("validation", "test")  # what is held out: the one chooses rates, the other judges
-DRAWN = {"validation": 1 << 62, "test": (1 << 62) + 1}  # seeds that no step of a training has
+PARTS = ("validation", "test")  # held-out data: validation selects learning rates, test is reported
+EVALUATION_SEEDS = {"validation": 1 << 62, "test": (1 << 62) + 1}  # not the seed of any training step
 
 
 class Recipe(NamedTuple):
@@ -36,8 +36,8 @@ class Recipe(NamedTuple):
     clip: float = 1.0
 
 
-class Measure(NamedTuple):
-    """A number of the table: the key it has in a result, its heading, how it is written, which way is good."""
+class Metric(NamedTuple):
+    """A number of the table: its key in a result, its heading, its format, and whether lower is better."""
 
     key: str
     heading: str
@@ -46,25 +46,25 @@ class Measure(NamedTuple):
 
 
 class Task(ABC):
-    """A training with a name.
+    """A reference training.
 
-    name      as the command line knows it
+    name      on the command line
     question  one line
-    measures  what `evaluate` returns, the one that judges first
+    metrics   what `evaluate` returns; the first one decides
     recipe    for the standard block
     rates     learning rates of the blocks, from a search on the validation part (see `search`)
     """
 
     name: ClassVar[str]
     question: ClassVar[str]
-    measures: ClassVar[tuple[Measure, ...]]
+    metrics: ClassVar[tuple[Metric, ...]]
     recipe: ClassVar[Recipe]
     rates: ClassVar[Mapping[str, float]]
 
     @property
     @abstractmethod
     def standard(self) -> Stack:
-        """What the standard model is made from; the others have as many parameters."""
+        """The configuration of the standard model; the others have as many parameters."""
 
     @abstractmethod
     def build(self, config: Any) -> nn.Module:
@@ -76,7 +76,7 @@ class Task(ABC):
 
     @abstractmethod
     def evaluate(self, model: Any, part: str = "test") -> dict[str, float]:
-        """The measures on one of `PARTS`, which no training sees; "test" chose nothing."""
+        """The metrics on one of `PARTS`, which are not trained on."""
 
     @property
     @abstractmethod
@@ -84,7 +84,7 @@ class Task(ABC):
         """sha256 of the data."""
 
     def files(self) -> dict[str, str]:
-        """Texts that belong beside the weights, by file name."""
+        """Text files to store with the weights, by file name."""
         return {}
 
     def configure(self, block: str) -> Stack:

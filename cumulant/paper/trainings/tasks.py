@@ -1,4 +1,4 @@
-"""The reference trainings by name."""
+"""The registry of reference trainings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TASKS: dict[str, type[Task]] = {task.name: task for task in (LanguageTask, Digit
 
 def find_task(name: str) -> Task:
     """
-    >>> find_task("recall").measures[2].heading
+    >>> find_task("recall").metrics[2].heading
     'right'
     """
     if name not in TASKS:

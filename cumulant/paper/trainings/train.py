@@ -1,4 +1,4 @@
-"""One training: a task, a kind of block, a seed. What it draws at a step depends on the seed and the step alone."""
+"""One training: a task, a kind of block, a seed. Random numbers of a step depend on the seed and the step only."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ from cumulant.paper.trainings.checkpoints import (
 from cumulant.paper.trainings.task import PARTS, Recipe, Task
 
 SETTINGS, RESULT = "settings.json", "result.json"
-SAVED_EVERY = 25  # steps: at most so many are done again after an interruption
+SAVED_EVERY = 25  # steps; at most so many are repeated after an interruption
 
 
-class Step(NamedTuple):
-    """What a watcher is told after an update: how many are done, the loss of the last one, and the model."""
+class TrainingStep(NamedTuple):
+    """The state after an update: number of updates, loss of the last one, and the model."""
 
     step: int
     loss: float
     model: nn.Module
 
 
-class Run(NamedTuple):
+class TrainingRun(NamedTuple):
     """A finished training.
 
-    measures  on the test part, by the keys of the task
-    curve     rows of step and measures, at the steps of the checkpoints; for fixed points also ``settled``, the share
-              that was found in the evaluation
+    metrics   on the test part, by the keys of the task
+    curve     rows of step and metrics, at the steps of the checkpoints; for fixed points also ``converged``, the share
+              that converged in the evaluation
     seconds   of training, evaluation included
-    diverged  the step after which the loss was no number, where the training ended; None if it was one throughout
+    diverged  the step after which the loss was not finite, where the training ended; None otherwise
     """
 
     task: str
@@ -56,7 +56,7 @@ class Run(NamedTuple):
     seed: int
     parameters: int
     steps: int
-    measures: dict[str, float]
+    metrics: dict[str, float]
     curve: tuple[dict[str, float], ...]
     seconds: float
     diverged: int | None = None
@@ -69,43 +69,43 @@ def train(
     seed: int = 0,
     recipe: Recipe | None = None,
     part: str = "test",
-    place: Path | None = None,
+    directory: Path | None = None,
     resume: bool = False,
-    after: Callable[[Step], object] = lambda step: None,
-) -> Run:
-    """Train a model with blocks of one kind, and measure it.
+    on_step: Callable[[TrainingStep], object] = lambda step: None,
+) -> TrainingRun:
+    """Train a model with blocks of one kind, and evaluate it.
 
-    recipe  the task's own for this block if None
-    part    what the measures are of: "validation" where they choose something
-    place   where checkpoints go, and the state every 25 steps; None keeps nothing
-    resume  go on from what ``place`` holds: to the bit as if there had been no interruption, on the same machine
-    after   told after every update
+    recipe     the task's own for this block if None
+    part       data of the metrics: "validation" to select something, otherwise "test"
+    directory  for checkpoints, and for the state every 25 steps; None stores nothing
+    resume     go on from the state in ``directory``: equal to the bit to an uninterrupted run on the same machine
+    on_step    called after every update
 
     >>> from cumulant.paper.trainings.recall import RecallTask
     >>> recipe = RecallTask.recipe._replace(steps=2, batch=4)
     >>> run = train(RecallTask(), recipe=recipe)
-    >>> [row["step"] for row in run.curve], sorted(run.measures)
+    >>> [row["step"] for row in run.curve], sorted(run.metrics)
     ([0, 1, 2], ['accuracy', 'excess', 'nats'])
     """
     recipe = _checked(recipe or task.recipe_for(block))
     if part not in PARTS:
         raise ValueError(sentence("train.part", f"one of {', '.join(PARTS)}", repr(part), "Pick one."))
     config = task.configure(block)
-    if place is not None:
-        place.mkdir(parents=True, exist_ok=True)
-        done = _claim(place, _settings(task, config, recipe, seed, part), resume)
+    if directory is not None:
+        directory.mkdir(parents=True, exist_ok=True)
+        done = _prepare(directory, _settings(task, config, recipe, seed, part), resume)
         if done is not None:
             return done
     model = _initial(task, config, seed)
     optimizer = _optimizer(model, recipe)
-    progress = (load_state(place, model, optimizer) if place is not None else None) or Progress()
-    progress, diverged = _Loop(task, config, recipe, seed, part, place, after).run(model, optimizer, progress)
-    measures = {m.key: progress.curve[-1][m.key] for m in task.measures} if diverged is None else {}
-    counted = count_parameters(model)
-    run = Run(task.name, block, seed, counted, recipe.steps, measures, progress.curve, progress.seconds, diverged)
-    if place is not None:
-        write(place / RESULT, json.dumps(run._asdict(), indent=1) + "\n")
-        (place / STATE).unlink(missing_ok=True)
+    progress = (load_state(directory, model, optimizer) if directory is not None else None) or Progress()
+    progress, diverged = _Loop(task, config, recipe, seed, part, directory, on_step).run(model, optimizer, progress)
+    metrics = {m.key: progress.curve[-1][m.key] for m in task.metrics} if diverged is None else {}
+    size = count_parameters(model)
+    run = TrainingRun(task.name, block, seed, size, recipe.steps, metrics, progress.curve, progress.seconds, diverged)
+    if directory is not None:
+        write(directory / RESULT, json.dumps(run._asdict(), indent=1) + "\n")
+        (directory / STATE).unlink(missing_ok=True)
     return run
 
 
@@ -127,38 +127,38 @@ class _Loop:
     recipe: Recipe
     seed: int
     part: str
-    place: Path | None
-    after: Callable[[Step], object]
+    directory: Path | None
+    on_step: Callable[[TrainingStep], object]
 
     def run(self, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress):
-        """Updates until the last step: where it ended, and the step after which the loss was no number."""
+        """Updates until the last step; returns the progress, and the step after which the loss was not finite."""
         steps, marks = self.recipe.steps, checkpoint_steps(self.recipe.steps)
         before, start = progress.seconds, time.perf_counter()
         while True:
             if progress.step in marks and not (progress.curve and progress.curve[-1]["step"] == progress.step):
-                row = self._look(model, progress.step)
+                row = self._evaluate(model, progress.step)
                 if not all(map(math.isfinite, row.values())):
                     return progress, progress.step
                 progress = progress._replace(curve=(*progress.curve, row))
             progress = progress._replace(seconds=before + time.perf_counter() - start)
-            if self.place is not None and (progress.step in marks or progress.step % SAVED_EVERY == 0):
-                save_state(self.place, model, optimizer, progress)
+            if self.directory is not None and (progress.step in marks or progress.step % SAVED_EVERY == 0):
+                save_state(self.directory, model, optimizer, progress)
             if progress.step == steps:
                 return progress, None
             loss = self._update(model, optimizer, progress.step)
             if not math.isfinite(loss):
                 return progress, progress.step
             progress = progress._replace(step=progress.step + 1)
-            self.after(Step(progress.step, loss, model))
+            self.on_step(TrainingStep(progress.step, loss, model))
 
-    def _look(self, model: nn.Module, step: int) -> dict[str, float]:
-        if self.place is not None:
-            save_checkpoint(self.place, self.task, model, self.config, step=step, seed=self.seed)
+    def _evaluate(self, model: nn.Module, step: int) -> dict[str, float]:
+        if self.directory is not None:
+            save_checkpoint(self.directory, self.task, model, self.config, step=step, seed=self.seed)
         model.eval()
-        with _settling(model) as settled:
-            found = self.task.evaluate(model, self.part)
+        with _convergence(model) as flags:
+            metrics = self.task.evaluate(model, self.part)
         model.train()
-        return {"step": step, **found, **({"settled": float(torch.cat(settled).double().mean())} if settled else {})}
+        return {"step": step, **metrics, **({"converged": float(torch.cat(flags).double().mean())} if flags else {})}
 
     def _update(self, model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> float:
         generator = torch.Generator().manual_seed((self.seed << 32) + step)
@@ -175,18 +175,18 @@ class _Loop:
 
 
 @contextmanager
-def _settling(model: nn.Module) -> Iterator[list[Tensor]]:
-    """Of every fixed point that is looked for inside, whether it was found."""
-    found: list[Tensor] = []
+def _convergence(model: nn.Module) -> Iterator[list[Tensor]]:
+    """Collects whether the fixed points of `EquilibriumBlock`s converged."""
+    flags: list[Tensor] = []
 
-    def keep(block: nn.Module, args: tuple, output: Tensor) -> None:
+    def record(block: nn.Module, args: tuple, output: Tensor) -> None:
         assert isinstance(block, EquilibriumBlock)
         if block.last is not None:
-            found.append(block.last.converged.flatten())
+            flags.append(block.last.converged.flatten())
 
-    handles = [m.register_forward_hook(keep) for m in model.modules() if isinstance(m, EquilibriumBlock)]
+    handles = [m.register_forward_hook(record) for m in model.modules() if isinstance(m, EquilibriumBlock)]
     try:
-        yield found
+        yield flags
     finally:
         for handle in handles:
             handle.remove()
@@ -213,45 +213,45 @@ def _checked(recipe: Recipe) -> Recipe:
 
 
 def _settings(task: Task, config: Stack, recipe: Recipe, seed: int, part: str) -> dict:
-    """All that decides what a training does, flat, so that a difference has a name."""
-    about = {"format": FORMAT, "task": task.name, "seed": seed, "part": part, "data": task.fingerprint}
-    return {**about, **recipe._asdict(), **dataclasses.asdict(config)}
+    """All settings that determine a training, flat, so that a difference can be named."""
+    general = {"format": FORMAT, "task": task.name, "seed": seed, "part": part, "data": task.fingerprint}
+    return {**general, **recipe._asdict(), **dataclasses.asdict(config)}
 
 
-def _claim(place: Path, settings: dict, resume: bool) -> Run | None:
-    """Settle that ``place`` holds a training with these settings, or none; the run if it is finished."""
-    if not (place / SETTINGS).exists():
-        write(place / SETTINGS, json.dumps(settings, indent=1) + "\n")
+def _prepare(directory: Path, settings: dict, resume: bool) -> TrainingRun | None:
+    """Check that ``directory`` holds a training with these settings, or none; returns the run if it is finished."""
+    if not (directory / SETTINGS).exists():
+        write(directory / SETTINGS, json.dumps(settings, indent=1) + "\n")
         return None
     if not resume:
         advice = "Pass --resume to go on with it, or --force to train again."
-        raise ValueError(sentence("train.place", "a new directory", f"{place}, which holds a training", advice))
-    stored = _stored(place / SETTINGS)
+        raise ValueError(sentence("train.directory", "a new directory", f"{directory}, which holds a training", advice))
+    stored = _stored(directory / SETTINGS)
     differ = [key for key in {**stored, **settings} if stored.get(key) != settings.get(key)]
     if differ:
         then = ", ".join(f"{key} {stored.get(key)}" for key in differ)
         now = ", ".join(f"{key} {settings.get(key)}" for key in differ)
         advice = "Pass the same settings, or name a new directory."
-        raise ValueError(sentence("--resume", f"{then} as in {place}", now, advice))
-    return _finished(place)
+        raise ValueError(sentence("--resume", f"{then} as in {directory}", now, advice))
+    return _finished(directory)
 
 
 def _stored(path: Path) -> dict:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(found, dict):
-            return found
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(stored, dict):
+            return stored
     except ValueError:
         pass
     raise ValueError(sentence("--resume", f"the settings of a training in {path}", "another text", "Use --force."))
 
 
-def _finished(place: Path) -> Run | None:
-    if not (place / RESULT).exists():
+def _finished(directory: Path) -> TrainingRun | None:
+    if not (directory / RESULT).exists():
         return None
     try:
-        found = Run(**_stored(place / RESULT))
-        return found._replace(curve=tuple(found.curve))
+        run = TrainingRun(**_stored(directory / RESULT))
+        return run._replace(curve=tuple(run.curve))
     except TypeError:
         advice = "Delete it, or train again with --force."
-        raise ValueError(sentence("--resume", f"a result in {place / RESULT}", "something else", advice)) from None
+        raise ValueError(sentence("--resume", f"a result in {directory / RESULT}", "something else", advice)) from None

@@ -1,6 +1,6 @@
-"""Every statement of the paper and of this library's theory, as something to run: `cumulant verify`.
+"""`cumulant verify`: runs the numerical checks of every statement of the theory.
 
-`CLAIMS` has the statements, `CHECKS` the numerical comparisons they rest on: the library on one side, an oracle in
+`STATEMENTS` has the statements, `CHECKS` the numerical comparisons they rest on: the library on one side, an oracle in
 NumPy and SciPy that shares no code with it on the other.
 """
 
@@ -11,9 +11,20 @@ except ModuleNotFoundError:
 
 from cumulant.paper import checks
 from cumulant.paper.checks.evidence import Evidence
-from cumulant.paper.checks.registry import CHECKS, Check
-from cumulant.paper.statements import CLAIMS
-from cumulant.paper.statements.statement import Claim, Verdict
+from cumulant.paper.checks.registry import CHECKS, NumericalCheck
+from cumulant.paper.statements import STATEMENTS
+from cumulant.paper.statements.statement import Statement, Verdict
 from cumulant.paper.verify.run import Outcome, run_check, verify
 
-__all__ = ["CHECKS", "CLAIMS", "Check", "Claim", "Evidence", "Outcome", "Verdict", "checks", "run_check", "verify"]
+__all__ = [
+    "CHECKS",
+    "STATEMENTS",
+    "Evidence",
+    "NumericalCheck",
+    "Outcome",
+    "Statement",
+    "Verdict",
+    "checks",
+    "run_check",
+    "verify",
+]

@@ -1,4 +1,4 @@
-"""`cumulant verify` in the terminal."""
+"""The command `cumulant verify`."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from rich.table import Table
 from rich.text import Text
 
 from cumulant.files import insert, write
-from cumulant.paper.verify import CHECKS, CLAIMS, Claim, Outcome, report, verify
+from cumulant.paper.verify import CHECKS, STATEMENTS, Outcome, Statement, report, verify
 
 WIDE = 130  # columns from which every figure has its own
-DETAILED = 5  # up to so many named claims are shown in full
+DETAILED = 5  # up to so many named statements are printed in full
 COLOURS = {"agrees": "green", "disagrees": "red"}
 EXCERPT = ("S0-E7", "S1-T1", "S1-P2", "S1-E4", "S1-I1", "S2-E12", "X-1", "X-11", "S0-Q2")
 
@@ -28,7 +28,7 @@ def verify_command(
     ids: Annotated[
         list[str] | None, typer.Argument(help="Statements (S0-E7, X-11) or checks (A4) to run; all if none is named.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print everything that was found as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all results as JSON.")] = False,
     seed: Annotated[
         int, typer.Option(min=0, max=2**63 - 1, help="Another seed draws other inputs; every seed must pass.")
     ] = 0,
@@ -43,51 +43,51 @@ def verify_command(
     Each check has the library on one side and an oracle in NumPy and SciPy on the other. A statement that is false as
     written is evaluated as written too, and its discrepancy shown. Exit code 1 if a number disagrees with a verdict.
     """
-    claims = _chosen(ids or [], section or [])
-    outcomes = _run(claims, seed)
+    statements = _select(ids or [], section or [])
+    outcomes = _run(statements, seed)
     screen = Console()
     if as_json:
         screen.print_json(json.dumps(report.as_json(outcomes, seed), ensure_ascii=False))
-    elif detail or (ids and len(claims) <= DETAILED):
+    elif detail or (ids and len(statements) <= DETAILED):
         for outcome in outcomes:
-            screen.print(_card(outcome))
+            screen.print(_print_full(outcome))
         screen.print(report.summary(outcomes), highlight=False)
     else:
         screen.print(_table(outcomes, screen.width))
         screen.print(report.summary(outcomes), highlight=False)
-        screen.print("One statement in full, with the place of its code: cumulant verify S0-E7", style="dim")
+        screen.print("One statement in full, with the location of its code: cumulant verify S0-E7", style="dim")
     for path in update or []:
-        _renew(path, outcomes)
+        _update_page(path, outcomes)
     if any(o.status == "disagrees" for o in outcomes):
         raise typer.Exit(1)
 
 
-def _chosen(ids: Sequence[str], sections: Sequence[str]) -> list[Claim]:
+def _select(ids: Sequence[str], sections: Sequence[str]) -> list[Statement]:
     """By id, by name of a check, by document or section; all if nothing is named."""
-    known = {claim.id for claim in CLAIMS}
+    known = {statement.id for statement in STATEMENTS}
     upper = {name.upper(): name for name in (*known, *CHECKS)}
-    wanted = []
-    for given in ids:
-        name = upper.get(given.upper().replace("′", "'"))
+    names = []
+    for requested in ids:
+        name = upper.get(requested.upper().replace("′", "'"))
         if name is None:
-            near = difflib.get_close_matches(given.upper(), upper, n=4, cutoff=0.5)
+            near = difflib.get_close_matches(requested.upper(), upper, n=4, cutoff=0.5)
             advice = f"did you mean {', '.join(upper[n] for n in near)}?" if near else "run `cumulant verify` for all."
-            raise typer.BadParameter(f"no statement or check is called {given!r}; {advice}")
-        wanted.append(name)
-    groups = {c.document for c in CLAIMS} | {str(c.section) for c in CLAIMS}
-    for given in sections:
-        if given.upper() not in groups:
-            raise typer.BadParameter(f"no section is called {given!r}; there are {', '.join(sorted(groups))}.")
-    part = [c for c in CLAIMS if not sections or {c.document, str(c.section)} & {s.upper() for s in sections}]
-    chosen = [c for c in part if not wanted or c.id in wanted or set(c.checks) & set(wanted)]
-    if not chosen:
+            raise typer.BadParameter(f"no statement or check is called {requested!r}; {advice}")
+        names.append(name)
+    groups = {s.document for s in STATEMENTS} | {str(s.section) for s in STATEMENTS}
+    for requested in sections:
+        if requested.upper() not in groups:
+            raise typer.BadParameter(f"no section is called {requested!r}; there are {', '.join(sorted(groups))}.")
+    part = [s for s in STATEMENTS if not sections or {s.document, str(s.section)} & {n.upper() for n in sections}]
+    selected = [s for s in part if not names or s.id in names or set(s.checks) & set(names)]
+    if not selected:
         raise typer.BadParameter("none of these statements is in that section.")
-    return chosen
+    return selected
 
 
-def _run(claims: Sequence[Claim], seed: int) -> list[Outcome]:
+def _run(statements: Sequence[Statement], seed: int) -> list[Outcome]:
     columns = (TextColumn("check {task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    names = {name for claim in claims for name in claim.checks if name in CHECKS}
+    names = {name for statement in statements for name in statement.checks if name in CHECKS}
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=len(names))
         done = -1
@@ -97,7 +97,7 @@ def _run(claims: Sequence[Claim], seed: int) -> list[Outcome]:
             done += 1
             bar.update(task, description=f"{name}: {CHECKS[name].words}", completed=done)
 
-        return verify(claims, seed, progress)
+        return verify(statements, seed, progress)
 
 
 def _table(outcomes: Sequence[Outcome], width: int) -> Table:
@@ -118,25 +118,25 @@ def _table(outcomes: Sequence[Outcome], width: int) -> Table:
     return table
 
 
-def _card(outcome: Outcome) -> Group:
+def _print_full(outcome: Outcome) -> Group:
     """A statement in full."""
-    claim = outcome.claim
-    lines = [Text.assemble((claim.id, "bold"), "  ", claim.words)]
-    said = {
-        "equation": claim.equation,
-        "condition": claim.condition,
-        "as written": claim.literal,
-        "verdict": claim.verdict.value,
-        "status": report.status(outcome) if claim.verdict.checked else claim.reason,
+    statement = outcome.statement
+    lines = [Text.assemble((statement.id, "bold"), "  ", statement.words)]
+    fields = {
+        "equation": statement.equation,
+        "condition": statement.condition,
+        "as written": statement.literal,
+        "verdict": statement.verdict.value,
+        "status": report.status(outcome) if statement.verdict.checked else statement.reason,
     }
-    lines += [Text.assemble((f"  {name:<11}", "dim"), text) for name, text in said.items() if text]
+    lines += [Text.assemble((f"  {name:<11}", "dim"), text) for name, text in fields.items() if text]
     parts: list = lines
     for result in outcome.results:
-        found = CHECKS[result.name]
-        parts.append(Text.assemble((f"  {result.name:<11}", "bold"), found.words, (f"  ({found.place})", "dim")))
+        check = CHECKS[result.name]
+        parts.append(Text.assemble((f"  {result.name:<11}", "bold"), check.words, (f"  ({check.location})", "dim")))
         table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
         for e in result.evidence:
-            good = {"seen": "seen", "differs": "fails as written", "true": "holds"}.get(e.kind, "agrees")
+            good = {"measured": "measured", "differs": "fails as written", "true": "holds"}.get(e.kind, "agrees")
             mark = Text(good, "green") if e.passed else Text("unexpected", "red")
             table.add_row(Text(e.label), Text(report.bound(e)), mark, Text(e.note))
         if result.skipped:
@@ -147,12 +147,12 @@ def _card(outcome: Outcome) -> Group:
     return Group(*parts, Text(""))
 
 
-def _renew(path: Path, outcomes: Sequence[Outcome]) -> None:
+def _update_page(path: Path, outcomes: Sequence[Outcome]) -> None:
     """The excerpt of a README, or the whole table of a page, between the marks called verify."""
     short = path.name.upper().startswith("README")
-    shown = [o for o in outcomes if not short or o.claim.id in EXCERPT]
+    rows = [o for o in outcomes if not short or o.statement.id in EXCERPT]
     try:
-        text = insert(path.read_text(encoding="utf-8"), "verify", report.markdown(shown))
+        text = insert(path.read_text(encoding="utf-8"), "verify", report.markdown(rows))
     except (OSError, ValueError) as error:
         raise typer.BadParameter(f"{path}: {error}") from None
     write(path, text)

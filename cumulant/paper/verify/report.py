@@ -1,4 +1,4 @@
-"""Outcomes as rows, as JSON and as Markdown."""
+"""Outcomes of `cumulant verify` as table rows, JSON and Markdown."""
 
 from __future__ import annotations
 
@@ -16,24 +16,32 @@ HEADER = ("id", "statement", "verdict", "error ≤ tolerance", "as written", "st
 
 def row(outcome: Outcome) -> tuple[str, ...]:
     """One line of the table."""
-    claim = outcome.claim
+    statement = outcome.statement
     seconds = f"{outcome.seconds:.2f} s" if outcome.results else NONE
-    return (claim.id, claim.words, claim.verdict.value, _worst(outcome), _literal(outcome), status(outcome), seconds)
+    return (
+        statement.id,
+        statement.words,
+        statement.verdict.value,
+        _worst(outcome),
+        _literal(outcome),
+        status(outcome),
+        seconds,
+    )
 
 
 def status(outcome: Outcome) -> str:
-    """What the table says last: whether the numbers support the verdict, or why there are none."""
+    """The status column: whether the numbers support the verdict."""
     return NONE if outcome.status == "not a claim" else outcome.status
 
 
 def summary(outcomes: Sequence[Outcome]) -> str:
-    """One sentence about all of them."""
+    """One sentence that counts the outcomes."""
     count = Counter(o.status for o in outcomes)
     checks = {r.name for o in outcomes for r in o.results}
     numbers = sum(len(r.evidence) for r in {r.name: r for o in outcomes for r in o.results}.values())
     parts = [
-        _counted(len(outcomes), "statement"),
-        f"{_counted(len(checks), 'check')} with {_counted(numbers, 'comparison')}",
+        _count_text(len(outcomes), "statement"),
+        f"{_count_text(len(checks), 'check')} with {_count_text(numbers, 'comparison')}",
     ]
     named = {
         "agrees": "with numbers that agree with the verdict",
@@ -46,34 +54,34 @@ def summary(outcomes: Sequence[Outcome]) -> str:
     return ", ".join(parts) + "."
 
 
-def _counted(number: int, noun: str) -> str:
+def _count_text(number: int, noun: str) -> str:
     """
-    >>> _counted(1, "check"), _counted(3, "check")
+    >>> _count_text(1, "check"), _count_text(3, "check")
     ('1 check', '3 checks')
     """
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def as_json(outcomes: Sequence[Outcome], seed: int) -> dict:
-    """Everything that was found, as plain data."""
+    """All outcomes as plain data."""
     return {
         "seed": seed,
         "summary": summary(outcomes),
-        "claims": [
+        "statements": [
             {
-                "id": o.claim.id,
-                "section": o.claim.section,
-                "statement": o.claim.words,
-                "equation": o.claim.equation,
-                "condition": o.claim.condition,
-                "as_written": o.claim.literal,
-                "verdict": o.claim.verdict.value,
+                "id": o.statement.id,
+                "section": o.statement.section,
+                "statement": o.statement.words,
+                "equation": o.statement.equation,
+                "condition": o.statement.condition,
+                "as_written": o.statement.literal,
+                "verdict": o.statement.verdict.value,
                 "status": o.status,
-                "reason": o.claim.reason,
+                "reason": o.statement.reason,
                 "checks": [
                     {
                         "name": r.name,
-                        "place": CHECKS[r.name].place,
+                        "source": CHECKS[r.name].location,
                         "passed": r.passed,
                         "problem": r.problem,
                         "skipped": r.skipped,
@@ -89,14 +97,14 @@ def as_json(outcomes: Sequence[Outcome], seed: int) -> dict:
 
 
 def markdown(outcomes: Sequence[Outcome]) -> str:
-    """A table for a page: no times, so that it only changes when a number does."""
+    """A Markdown table without times, so that it only changes when a number does."""
     lines = [markdown_row(HEADER[:-1]), markdown_row("---" for _ in HEADER[:-1])]
     lines += [markdown_row(row(o)[:-1]) for o in outcomes]
     return "\n".join([*lines, "", summary(outcomes)]) + "\n"
 
 
 def bound(e: Evidence) -> str:
-    """A comparison as the reader sees it.
+    """A comparison as text.
 
     >>> bound(Evidence("mean", "agrees", 2e-16, 1e-12)), bound(Evidence("literal", "differs", 0.27, 0.01))
     ('2e-16 ≤ 1e-12', '0.27 > 0.01')
@@ -104,7 +112,7 @@ def bound(e: Evidence) -> str:
     if e.kind in ("agrees", "differs"):
         sign = ("≤" if e.passed else "≰") if e.kind == "agrees" else (">" if e.passed else "≯")
         return f"{e.value:.2g} {sign} {e.bound:g}".replace("e-0", "e-")
-    if e.kind == "seen":
+    if e.kind == "measured":
         return f"{e.value:.4g}"
     return "true" if e.passed else "false"
 
@@ -118,8 +126,8 @@ def _worst(outcome: Outcome) -> str:
 
 
 def _literal(outcome: Outcome) -> str:
-    found = outcome.discrepancy
-    return f"off by {found.value:.2g}" if found is not None and outcome.claim.literal else NONE
+    worst = outcome.discrepancy
+    return f"off by {worst.value:.2g}" if worst is not None and outcome.statement.literal else NONE
 
 
 def _plain(e: Evidence) -> dict:

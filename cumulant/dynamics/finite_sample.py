@@ -1,7 +1,7 @@
-"""Finitely many keys: how far attention over a sample is from attention over its law, and when it is no longer near.
+"""Attention over a finite sample of Gaussian keys: fluctuations about the population value, and condensation (§5.4).
 
 Cov[m_N(η)] ≈ e^{ηᵀΣη}(Σ + Σηηᵀ Σ)/N        N keys of N(·, Σ)                                            (X-8)
-½ηᵀΣη < log N                               or the largest key alone is what softmax sees               (X-9)
+½ηᵀΣη < log N                               otherwise softmax condenses on the largest key          (X-9)
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from cumulant.typing import Flags, Matrices, PerQuery, Queries
 def fluctuation(eta: Queries, covariance: Tensor, n: int) -> Matrices:
     """Covariance of attention over n keys drawn from N(·, Σ), to first order in 1/n (X-8).
 
-        e^{ηᵀΣη} (Σ + Σηηᵀ Σ) / n;     void once the query is `condensed`
+        e^{ηᵀΣη} (Σ + Σηηᵀ Σ) / n;     not valid once the query is `condensed`
 
     eta (*batch, q, d) or (d,), covariance (*batch, d, d) → (*batch, q, d, d)
 
@@ -35,7 +35,7 @@ def fluctuation(eta: Queries, covariance: Tensor, n: int) -> Matrices:
 
 
 def effective_sample_size(eta: Queries, covariance: Tensor, n: int) -> PerQuery:
-    """About how many of n keys drawn from N(·, Σ) a query averages: n e^{−ηᵀΣη} (X-8); below 1 the formula is void.
+    """About how many of n keys drawn from N(·, Σ) a query averages: n e^{−ηᵀΣη} (X-8); not valid below 1.
 
     >>> import torch
     >>> effective_sample_size(torch.tensor([1.0, 0.0], dtype=torch.float64), torch.eye(2, dtype=torch.float64), 1000)
@@ -45,7 +45,7 @@ def effective_sample_size(eta: Queries, covariance: Tensor, n: int) -> PerQuery:
 
 
 def condensation_scale(n: int) -> float:
-    """The length |η|_Σ = √(2 log n) beyond which n Gaussian keys no longer look like their law (X-9).
+    """The length |η|_Σ = √(2 log n) beyond which attention over n Gaussian keys condenses (X-9).
 
     >>> round(condensation_scale(10_000), 4)
     4.2919
@@ -56,7 +56,7 @@ def condensation_scale(n: int) -> float:
 
 
 def condensed(eta: Queries, covariance: Tensor, n: int) -> Flags:
-    """Whether ½ηᵀΣη ≥ log n: softmax sits on the largest of n keys and the population formula is void (X-9).
+    """Whether ½ηᵀΣη ≥ log n: softmax condenses on the largest of n keys (X-9).
 
     >>> import torch
     >>> condensed(torch.tensor([[1.0], [4.0]]), torch.eye(1), 1000)

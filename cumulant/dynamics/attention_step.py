@@ -1,9 +1,9 @@
-"""One step up (or down) the log-normalizer for a cloud of particles: what an attention layer does before it normalises.
+"""The residual attention step of a cloud of particles: gradient ascent (or descent) on the log-normalizer (§2).
 
     T(x_i) = x_i ± γ M m_i,      m_i = ∇G(s x_i) = Σ_j a_ij k_j,      a_ij = softmax_j(s ⟨x_i,k_j⟩)       (S0-C4, S1-A1)
 
 The keys k are the particles themselves (self-attention: they move with the queries), a fixed set, or a law: with a
-`Gaussian` key law the step is the mean field of infinitely many particles. THEORY's whitened model z + v Σ_j a_ij z_j
+`Gaussian` key law the step is the mean field of infinitely many particles. The whitened model z + v Σ_j a_ij z_j of §5
 has v = sign · step.
 """
 
@@ -28,15 +28,15 @@ class Ascend:
     """The residual step of every particle of a cloud x (*batch, n, d); leading axes are independent clouds.
 
     step       γ ≥ 0
-    scale      s, the logit scale; negative makes similar particles ignore each other
+    scale      s, the logit scale; negative turns attention away from similar particles
     metric     M (d, d), symmetric positive definite, applied to the mean; the identity if None
     sign       +1 ascends G (attention), −1 descends it (contrastive losses)
-    keys       None: the particles are the keys. A tensor (m, d) or (*batch, m, d), or a `Measure`: they stand still
+    keys       None: the particles are the keys. A tensor (m, d) or (*batch, m, d), or a `Measure`: fixed keys
     causal     particle i attends to particles j ≤ i; with moving keys only
     mask       Boolean, broadcastable to (*batch, n, n), or (*batch, n, m) with fixed keys; True = attend
     self_term  False: no particle attends to itself; with moving keys only
 
-    A particle that sees no key stays where it is. Memory is linear in n; differentiable in x, keys and metric.
+    A particle without keys does not move. Memory is linear in n; differentiable in x, keys and metric.
 
     >>> import torch
     >>> Ascend()(torch.tensor([[1.0], [-1.0]]))                                        # 1 + tanh 1
@@ -92,24 +92,24 @@ class Ascend:
         return self.sign * self.step * (mean if self.metric is None else mean @ self.metric)
 
     def mean(self, x: Queries) -> Queries:
-        """m(x) = ∇G(s x), the tilted mean of the keys; 0 where no key is seen:  (*batch, n, d) → (*batch, n, d)."""
+        """m(x) = ∇G(s x), the tilted mean of the keys; 0 where there is no key:  (*batch, n, d) → (*batch, n, d)."""
         self._check(x)
         if isinstance(self.keys, Measure):
             return self.keys.mean(self.scale * x)
-        return self._look(x).mean.to(x.dtype)
+        return self._attend(x).mean.to(x.dtype)
 
     def log_normalizer(self, x: Queries) -> PerQuery:
-        """G(s x); −inf where no key is seen:  (*batch, n, d) → (*batch, n)."""
+        """G(s x); −inf where there is no key:  (*batch, n, d) → (*batch, n)."""
         self._check(x)
         if isinstance(self.keys, Measure):
             return self.keys.log_normalizer(self.scale * x)
-        return self._look(x).log_normalizer.to(x.dtype)
+        return self._attend(x).log_normalizer.to(x.dtype)
 
     def log_volume(self, x: Queries) -> PerQuery:
         """log|det(I ± γ s M C_i)|: how the step expands volume at each particle, the keys frozen (X-1).
 
-        C_i is the covariance of the keys under a_i. Not negative for an ascent with s ≥ 0; −inf where a descent folds
-        space flat. With moving keys the whole map has another determinant (X-3). Memory n d².
+        C_i is the covariance of the keys under a_i. Not negative for an ascent with s ≥ 0; −inf where a descent
+        is singular. With moving keys the whole map has another determinant (X-3). Memory n d².
 
         (*batch, n, d) → (*batch, n)
 
@@ -118,14 +118,14 @@ class Ascend:
         tensor([0.8473, 0.0372, 0.0372])
         """
         change = self.sign * self.step * self.scale * self._spectrum(x)
-        # log|1 + t|, with 1 + t = −(1 + (−2 − t)) beyond the fold
+        # log|1 + t|, with 1 + t = −(1 + (−2 − t)) where t < −1
         return torch.log1p(torch.where(change < -1, -2 - change, change)).sum(-1)
 
     def invertible(self, x: Queries) -> Flags:
         """Whether the step with the keys frozen keeps orientation at each particle:  γ |s| λ_max(M^½ C_i M^½) < 1.
 
-        Asked of a descent only (sign · s < 0): an ascent is injective everywhere. A descent is injective on any convex
-        region where this holds throughout, and folds where it fails. (*batch, n, d) → (*batch, n)
+        Always True for an ascent (sign · s > 0), which is injective. A descent is injective on any convex region where
+        this holds throughout. (*batch, n, d) → (*batch, n)
 
         >>> import torch
         >>> Ascend(sign=-1).invertible(torch.tensor([[0.0], [2.0], [-2.0]]))
@@ -144,7 +144,7 @@ class Ascend:
         return torch.linalg.eigvalsh(covariance).clamp_min(0)
 
     def _covariance(self, x: Tensor) -> Tensor:
-        """C_i (*batch, n, d, d), from first and second moments about the centre of the keys, in one sweep."""
+        """C_i (*batch, n, d, d), from first and second moments about the centre of the keys, in one pass."""
         if isinstance(self.keys, Measure):
             return self.keys.fisher(self.scale * x)
         points, d = x if self.keys is None else self.keys, x.shape[-1]
@@ -152,22 +152,22 @@ class Ascend:
             return x.new_zeros(*x.shape, d)
         away = points - points.mean(-2, keepdim=True)
         row, column = torch.triu_indices(d, d, device=x.device)
-        found = self._look(x, torch.cat([away, away[..., row] * away[..., column]], -1)).mean
-        place = torch.empty(d, d, dtype=torch.int64, device=x.device)
-        place[row, column] = place[column, row] = torch.arange(len(row), device=x.device)
-        first, second = found[..., :d].to(x.dtype), found[..., d:].to(x.dtype)
-        return second[..., place] - first[..., :, None] * first[..., None, :]
+        pair_moments = self._attend(x, torch.cat([away, away[..., row] * away[..., column]], -1)).mean
+        entry = torch.empty(d, d, dtype=torch.int64, device=x.device)
+        entry[row, column] = entry[column, row] = torch.arange(len(row), device=x.device)
+        first, second = pair_moments[..., :d].to(x.dtype), pair_moments[..., d:].to(x.dtype)
+        return second[..., entry] - first[..., :, None] * first[..., None, :]
 
-    def _look(self, x: Tensor, values: Tensor | None = None) -> Moments:
+    def _attend(self, x: Tensor, values: Tensor | None = None) -> Moments:
         """G and the mean of the values (of the keys if None) for every particle."""
-        eta, wanted = self.scale * x, ("mean",)
+        eta, statistics = self.scale * x, ("mean",)
         if isinstance(self.keys, Tensor):
-            return moments(eta, self.keys, values, mask=self.mask, statistics=wanted)
+            return moments(eta, self.keys, values, mask=self.mask, statistics=statistics)
         if self.self_term or x.shape[-2] == 0:
-            return moments(eta, x, values, mask=self.mask, causal=self.causal, statistics=wanted)
+            return moments(eta, x, values, mask=self.mask, causal=self.causal, statistics=statistics)
         if self.mask is not None:
             others = self.mask & ~torch.eye(x.shape[-2], dtype=torch.bool, device=x.device)
-            return moments(eta, x, values, mask=others, causal=self.causal, statistics=wanted)
+            return moments(eta, x, values, mask=others, causal=self.causal, statistics=statistics)
         values = x if values is None else values
         before = _earlier(eta, x, values)
         if self.causal:
@@ -193,20 +193,20 @@ class Ascend:
                 expected = f"shape (*batch, m, d={d})"
                 raise ValueError(sentence("Ascend.keys", expected, shape(self.keys), "Match the last axis of x."))
         lead = self.keys.shape[:-2] if isinstance(self.keys, Tensor) else self.keys.batch_shape
-        # the kernels would let heads share keys by groups; independent clouds do not
+        # the kernels would share keys among groups of heads; clouds are independent
         if broadcast("Ascend.keys", x.shape[:-2], lead) != x.shape[:-2]:
             expected, got = f"batch axes within those of x {tuple(x.shape[:-2])}", tuple(lead)
             raise ValueError(sentence("Ascend.keys", expected, got, "Expand x to one cloud per set of keys."))
 
 
 def _earlier(eta: Tensor, x: Tensor, values: Tensor) -> Moments:
-    """Each particle with those before it: a causal sum over keys shifted by one. The first sees nothing.
+    """Attention of each particle to those before it: a causal sum over keys shifted by one. The first has no keys.
 
     Two such sums, forward and backward, leave out the diagonal exactly and without a mask.
     """
-    keys, held = x[..., :-1, :], None if values is x else values[..., :-1, :]
-    found = moments(eta[..., 1:, :], keys, held, causal=True, offset=0, statistics=("mean",))
-    return Moments(pad(found.log_normalizer, (1, 0), value=-torch.inf), {"mean": pad(found.mean, (0, 0, 1, 0))})
+    keys, values_before = x[..., :-1, :], None if values is x else values[..., :-1, :]
+    result = moments(eta[..., 1:, :], keys, values_before, causal=True, offset=0, statistics=("mean",))
+    return Moments(pad(result.log_normalizer, (1, 0), value=-torch.inf), {"mean": pad(result.mean, (0, 0, 1, 0))})
 
 
 def _number(value: object) -> bool:
