@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -35,14 +36,13 @@ from cumulant.dynamics import (
     w2_to_gaussian,
 )
 from cumulant.residual import self_attention_jacobian
+from tests import compare
+
+close = partial(compare.close, rtol=0)
 
 
 def normal(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def close(a, b, atol=1e-12):
-    torch.testing.assert_close(a, torch.as_tensor(b, dtype=a.dtype), rtol=0, atol=atol)
 
 
 def spd(d, seed=0):
