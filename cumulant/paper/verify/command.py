@@ -151,8 +151,9 @@ def _renew(path: Path, outcomes: Sequence[Outcome]) -> None:
     """The excerpt of a README, or the whole table of a page, between the marks called verify."""
     short = path.name.upper().startswith("README")
     shown = [o for o in outcomes if not short or o.claim.id in EXCERPT]
+    table = report.markdown(shown, "docs/theory.md" if short else "theory.md")
     try:
-        text = insert(path.read_text(encoding="utf-8"), "verify", report.markdown(shown))
+        text = insert(path.read_text(encoding="utf-8"), "verify", table)
     except (OSError, ValueError) as error:
         raise typer.BadParameter(f"{path}: {error}") from None
     write(path, text)
