@@ -1,4 +1,4 @@
-"""Restricted Boltzmann machines, and contrastive divergence in the sense of Hinton (THEORY §10; X-13).
+"""Restricted Boltzmann machines, and contrastive divergence in the sense of Hinton (§10, X-13).
 
     p(v, h) = e^{−E(v,h)} / Z,      E(v, h) = −⟨b,v⟩ − ⟨c,h⟩ − vᵀWh,      v and h vectors of 0 and 1
     log Σ_h e^{−E(v,h)} = ⟨b,v⟩ + Σ_k softplus(c_k + (vW)_k)

@@ -137,6 +137,13 @@ def test_every_citation_of_the_theory_leads_somewhere():
             assert dangling(path.read_text(encoding="utf-8")) == [], path
 
 
+def test_citations_have_one_form():
+    """§5.5, not THEORY §5.5."""
+    for path in CITING:
+        if path != Path(__file__) and not path.is_relative_to(ROOT / "cumulant" / "paper"):
+            assert not re.search(r"\bTHEORY(?: §|\.md)", path.read_text(encoding="utf-8")), path
+
+
 def test_a_citation_that_leads_nowhere_is_noticed():
     assert dangling("§5.5, §3, S1-T1, X-5a and S1-P2′") == []
     assert dangling("§5.9 and §99, S1-T7, X-40") == ["§5.9", "§99", "S1-T7", "X-40"]

@@ -1,4 +1,4 @@
-"""Clouds under Renormalize ∘ Ascend: the step, the layer, the readouts, the driver, and what THEORY measured."""
+"""Clouds under Renormalize ∘ Ascend: the step, the layer, the readouts, the driver, and the numbers of §3 and §5."""
 
 import subprocess
 import sys
@@ -624,7 +624,7 @@ def test_run_refuses_with_a_sentence(call, error, match):
         call(Layer(ascend=Ascend()))
 
 
-# ---------------------------------------------------------------------- what THEORY measured
+# ---------------------------------------------------------------------- the numbers of §3 and §5
 
 
 @pytest.mark.parametrize("step", [0.1, 1.0, 10.0])
@@ -648,7 +648,7 @@ def test_energy_on_the_sphere_never_decreases(step):
 
 
 def four_laws(n):
-    """The starts of section L of the oracle, seed 0."""
+    """The four initial laws of §5.5."""
     rng = np.random.default_rng(ord("L"))
     gauss, uniform = rng.standard_normal((n, 1)), rng.uniform(-1, 1, (n, 1))
     bimodal = np.sign(rng.standard_normal((n, 1))) + 0.5 * rng.standard_normal((n, 1))

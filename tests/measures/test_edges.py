@@ -1,11 +1,13 @@
-"""The edge table of THEORY §13, row by row: what every measure and kernel answers where formulas stop being obvious.
+"""The edge cases of §13, row by row: what every measure and kernel answers where formulas stop being obvious.
 
 Left out because nothing in the library does it yet: causal mask functions, RoPE, dropout, LayerNorm, whitening and
-batch normalisation. The table's Sphere row has a file of its own, tests/dynamics/test_sphere.py.
+batch normalisation. The table's Sphere row has a file of its own, tests/measures/test_sphere.py.
 """
 
 import math
 from collections.abc import Callable
+from functools import reduce
+from operator import add
 
 import numpy as np
 import pytest
@@ -50,7 +52,7 @@ def held(found: Moments) -> dict[str, Tensor]:
 
 
 def softmax_oracle(x: np.ndarray, w: np.ndarray, eta: np.ndarray):
-    """G, m and C of one query by the formulas of THEORY §15."""
+    """G, m and C of one query by the formulas of §15."""
     logits = x @ eta + w
     p = special.softmax(logits)
     z = x - p @ x
@@ -625,7 +627,7 @@ def test_merge_equals_the_whole_commutes_and_associates():
 
 def test_merge_has_mass_zero_as_identity_with_gradients():
     def probe(m: Moments) -> Tensor:
-        return sum((v * (1 + v.detach().cos())).sum() for v in held(m).values())
+        return sum(((v * (1 + v.detach().cos())).sum() for v in held(m).values()), torch.zeros(()))
 
     eta, x = ETA.clone().requires_grad_(), t(KEYS).requires_grad_()
     whole = chunk(slice(None), eta=eta, x=x)
@@ -716,7 +718,7 @@ def test_mixture_weights_include_half_eta_sigma_eta():
     rng = np.random.default_rng(7)
     mu, a = rng.normal(size=(3, 2)), rng.normal(size=(3, 2, 2))
     sigma, log_pi, eta = a @ a.transpose(0, 2, 1), np.log([0.2, 0.5, 0.3]), rng.normal(size=2)
-    h = sum(float(np.exp(p)) * Gaussian(t(m), t(s)) for p, m, s in zip(log_pi, mu, sigma, strict=True))
+    h = reduce(add, (float(np.exp(p)) * Gaussian(t(m), t(s)) for p, m, s in zip(log_pi, mu, sigma, strict=True)))
     w = special.softmax(log_pi + mu @ eta + np.einsum("i,nij,j->n", eta, sigma, eta) / 2)
     centres = mu + sigma @ eta
     close(h.mean(t(eta)), w @ centres)
