@@ -1,4 +1,4 @@
-"""Information geometry of the family p_η: two charts, two divergences, one metric (THEORY §6, §9).
+"""Information geometry of the family p_η: two charts, two divergences, one metric (§6, §9).
 
 η ⟷ μ = ∇G(η)          natural and mean coordinates, inverse to each other through G and G*
 B_G(a, b)               = G(a) − G(b) − ⟨∇G(b), a−b⟩ = KL(p_b ‖ p_a)     mind the order

@@ -5,6 +5,8 @@ from importlib.metadata import version as installed
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from docutils import nodes
+
 project = "cumulant"
 copyright = "the cumulant authors"
 release = version = installed("cumulant")
@@ -82,5 +84,13 @@ def link_to_pages(app, docname: str, source: list[str]) -> None:
     source[0] = re.sub(r"\(\.\./gallery/(plot_\w+)\.py\)", r"(gallery/\1.rst)", source[0])
 
 
+def register_anchors(app, doctree) -> None:
+    """Anchors written as <a id="…"></a>, which GitHub understands, are link targets as headings are."""
+    slugs = app.env.metadata[app.env.docname].setdefault("myst_slugs", {})
+    for node in doctree.findall(nodes.raw):
+        slugs.update({anchor: (node.line, anchor, anchor) for anchor in re.findall(r'<a id="([^"]+)">', node.astext())})
+
+
 def setup(app) -> None:
     app.connect("source-read", link_to_pages)
+    app.connect("doctree-read", register_anchors)

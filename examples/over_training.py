@@ -26,7 +26,7 @@ HEADS = {
     "gradientness": "cos(W_O W_V, W_Qᵀ W_K)",
     "ascent_index": "ascent index",
     "link_r2": "R² of the linear link",
-    "gaussian_r2": "R² of one Gaussian in the place of the keys",
+    "gaussian_r2": "R² of one Gaussian in place of the keys",
 }
 STATES = {"sliced_w2": "sliced W₂ to a Gaussian after the last block", "effective_rank": "effective rank there"}
 DRAWN = ("entropy", "log_normalizer", "ascent_index", "effective_rank")

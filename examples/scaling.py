@@ -1,4 +1,4 @@
-"""What more processes bring and what they say to each other, beside the cost model of docs/scale.md.
+"""Speed-up and communication of several processes, compared with the cost model of docs/scale.md.
 
     torchrun --nproc-per-node 2 examples/scaling.py [N]
 
@@ -31,8 +31,8 @@ def sent() -> int:
     for name in os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else []:
         try:
             with socket.socket(fileno=os.dup(int(name))) as copy:
-                told = copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
-                first, again = struct.unpack_from("<QQ", told, 200)  # the second time does not count
+                info = copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+                first, again = struct.unpack_from("<QQ", info, 200)  # the second time does not count
                 total += first - again
         except OSError:
             continue
@@ -73,8 +73,8 @@ def main() -> None:
             together.append(timed(ours))
         if rank == 0:
             ratio = statistics.median(a / b for a, b in zip(alone, together, strict=True))
-            told = f"{bytes_ / 1e6:.2f} MB sent, {bytes_ / model:.3f} of the model" if model else "nothing to send"
-            print(f"  {name:18} {ratio:.2f} × the throughput of one; {told}")
+            traffic = f"{bytes_ / 1e6:.2f} MB sent, {bytes_ / model:.3f} of the model" if model else "nothing to send"
+            print(f"  {name:18} {ratio:.2f} × the throughput of one; {traffic}")
             assert not model or not bytes_ or abs(bytes_ / model - 1) < 0.05
     dist.destroy_process_group()
 

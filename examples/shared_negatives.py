@@ -20,7 +20,7 @@ STEPS, BATCH, WIDTH = 60, 512, 16
 
 
 def views(images: torch.Tensor, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-    """Two noisy copies of each image, with some of its pixels put out."""
+    """Two noisy copies of each image, with some of its pixels set to zero."""
     noise = 0.3 * torch.randn(2, *images.shape, generator=generator, dtype=images.dtype)
     kept = torch.rand(2, *images.shape, generator=generator) < 0.7
     first, second = (images + noise) * kept

@@ -8,14 +8,14 @@ asks for::
 
     σ_i = Σ_j A_ji π′_j         P(j | i) = A_ji π′_j / σ_i
 
-A step of IMM or GPB2 without an observation puts one Gaussian in the place of a mixture, token by token. Its mean is
-attention. Its covariance, of which attention says nothing, is Cov_{A_j}(value): the trace is what a token loses in this
-layer, the more the more keys it attends to. GPB1, with one belief for all, would hand every token Σ_i σ_i value_i.
+A step of IMM or GPB2 without an observation replaces a mixture by one Gaussian, token by token. Its mean is attention.
+Its covariance, which attention does not report, is Cov_{A_j}(value): the trace is the variance that a token loses in
+this layer, the more the more keys it attends to. GPB1, with one belief for all, gives every token Σ_i σ_i value_i.
 
 σ is what the filter has to believe about the old modes: the attention that each key receives. The first key here is a
-sink, which all queries like, and σ is far from uniform. With a doubly stochastic matrix it is uniform, and the mode
-weights of a layer are those of the next. The text claims 1e-12 for the equalities, over six times its share for the
-sink, and a correlation above 0.6 of the loss with the logarithm of the number of keys that a token attends to.
+sink, to which all queries attend, and σ is far from uniform. With a doubly stochastic matrix it is uniform, and the
+mode weights of a layer are those of the next. The text claims 1e-12 for the equalities, over six times its share for
+the sink, and a correlation above 0.6 of the loss with the logarithm of the number of keys that a token attends to.
 
 Run with a file name to save the figure (needs matplotlib).
 """

@@ -2,8 +2,8 @@
 Clusters on the sphere
 ======================
 
-Self-attention in continuous time, kept on the unit sphere as RMSNorm keeps tokens: each particle moves towards the mean
-it sees, less the part that points outwards ::
+Self-attention in continuous time, kept on the unit sphere as RMSNorm keeps tokens: each particle moves towards its
+attention mean, less the radial part ::
 
     ẋ_i = P m_i,        m_i = Σ_j softmax_j(β⟨x_i,x_j⟩) x_j,        P y = y − ⟨x_i,y⟩ x_i
 

@@ -14,7 +14,7 @@ nearly one curve, which approaches min(1, 1/r) slowly: the random energy model o
 The text claims that the ratio of the output to η is above 0.93 up to r = 0.4 and between 0.75/r and 1/r from r = 2 on,
 for all N shown, and that the curves stay within 0.21 of each other.
 
-`Attended.kl_to_base` tells where a query stands: r² log N before the transition, at most log N after it.
+`Attended.kl_to_base` shows it for a query: r² log N before the transition, at most log N after it.
 
 Run with a file name to save the figure (needs matplotlib).
 """

@@ -2,9 +2,9 @@
 Entropy collapse, caught while it happens
 =========================================
 
-Attention collapses when training pushes scores so far apart that every query sees a single key: its entropy goes to 0,
-and with it the gradient that could bring it back. A `Monitor` looks at the heads themselves, in one pass of every tenth
-step, and says in words what it sees.
+Attention collapses when training pushes scores so far apart that every query attends to a single key: its entropy goes
+to 0, and with it the gradient that could bring it back. A `Monitor` records the statistics of the heads in one pass of
+every tenth step, and reports collapses as warnings.
 
 One attention layer learns to repeat the token that stood two places before, at a rate of 0.01 and at 30 times that. The
 text claims that the first ends with a loss below 0.1 nats and no warning, and that in the second a fall of entropy is
@@ -53,7 +53,7 @@ def train(rate: float) -> tuple[Monitor, float]:
 
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore", MonitorWarning)  # its words are printed below
+    warnings.simplefilter("ignore", MonitorWarning)  # its warnings are printed below
     runs = {rate: train(rate) for rate in (0.01, 0.3)}
 print(*(monitor.report() for monitor, _ in runs.values()), sep="\n")
 

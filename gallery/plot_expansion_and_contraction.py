@@ -2,14 +2,14 @@
 Expansion and contraction
 =========================
 
-A residual step T(η) = η + ∇G(η) pushes queries apart. Its Jacobian is I + C, with C the covariance of the keys as the
-query sees them, so that ‖T(a) − T(b)‖ ≥ ‖a − b‖ and log det(I + C) ≥ 0. Above, a mesh passes five fixed keys. It grows
-most in their midst, where attention is undecided, and ever less outside, where it looks at one key.
+A residual step T(η) = η + ∇G(η) pushes queries apart. Its Jacobian is I + C, with C the covariance of the keys under
+the weights of the query, so that ‖T(a) − T(b)‖ ≥ ‖a − b‖ and log det(I + C) ≥ 0. Above, a mesh passes five fixed keys.
+It grows most in their midst, where attention is diffuse, and less and less outside, where it concentrates on one key.
 
 A norm takes the volume back. Below, six draws of 256 Gaussian tokens pass layers of self-attention, z + v Σ_j a_ij z_j
 with logits s⟨z_i,z_j⟩. Red is by how much a step stretches a direction on average, blue by how much at most the norm
 does; below 0 their sum says that volume is lost. Under whitening they balance at first, ±log(1 + vs). Then expansion
-spends itself while the norm goes on, and tokens gather: under whitening, which has to keep the rank, in d + 1 = 5
+ceases while the norm still contracts, and tokens gather: under whitening, which has to keep the rank, in d + 1 = 5
 clusters, under RMSNorm in one, where each layer contracts by log(1 + v). No norm contracts everywhere: on the way
 RMSNorm can stretch single tokens that the step left short.
 

@@ -9,7 +9,7 @@ so by a symmetric matrix, that is (I + Σ)⁻¹, and every single particle retur
 That is balance, not stability. Let a layer be z + v Σ_j a_ij z_j with logits s⟨z_i,z_j⟩, then whitening. It multiplies
 the n-th cumulant of a nearly Gaussian law by λ_n = 1 + n v s^(n−1)/(1 + vs), n ≥ 3. At s = ½ every λ_n exceeds 1 for
 v = ½, the sign of attention, and lies below for v = −½, the sign of contrastive losses. Top right is the skewness, n =
-3, of a law given by quadrature. Below are 600 particles: a Gaussian sample comes apart, a skewed one becomes Gaussian.
+3, of a law given by quadrature. Below are 600 particles: a Gaussian sample clusters, a skewed one becomes Gaussian.
 
 The text claims that particles return to 1e-10, that the skewness multiplies by 1.3 and 0.5 to 1e-3 over 20 layers, and
 of eight draws (the first is shown) that W₂ to a Gaussian ends above 0.8 for all with v = ½, falls for all with v = −½,

@@ -8,8 +8,8 @@ Attention after attention alternates between a query η and a mean, which looks 
 
 A sampler passes draws on, attention means. With a conjugate prior, worth ν observations with sum χ, the mean given x is
 linear, E[∇G(η) | x] = (χ + x)/(ν + 1). Means passed on obey m⁺ = (χ + m)/(ν + 1), and so does the average over many
-chains, from any start: both reach χ/ν. How far draws spread about it the means do not know. ν is the contraction that
-attention lacks, and it is how fast the sampler forgets, as draws t sweeps apart have correlation (ν + 1)^−t.
+chains, from any start: both reach χ/ν. The means say nothing about the spread of the draws. ν is the contraction that
+attention lacks, and the mixing rate of the sampler: draws t sweeps apart have correlation (ν + 1)^−t.
 
 The text claims, for counts (h Poisson) and three keys (p_η softmax), averages over 20000 chains within five standard
 errors of the mean iteration at each of ten sweeps, an iteration that is at χ/ν to 1e-5 after 60, and these correlations

@@ -3,14 +3,14 @@ A Hopfield layer recalls digits of which half is missing
 ========================================================
 
 A hundred handwritten digits are stored as they are, without any projection. The lower half of each is erased, and
-``cumulant.nn.Hopfield`` is asked for the whole: every state descends the energy of the memory until it stands still, at
-its own pace. How sharply it looks is the inverse temperature β, the layer's only parameter.
+``cumulant.nn.Hopfield`` is asked for the whole: every state descends the energy of the memory until it converges, after
+its own number of steps. The inverse temperature β, which sets how sharp retrieval is, is the only parameter.
 
-At β = 10 a state ends in a blurred average of similar digits, and the gradient of where it ends knows only the basin it
-is in: it asks for more blur. One step from the start there are no basins yet, and the gradient asks for a sharper look.
-So β is learned through one step, and used to the end. The text claims: at β = 10 the two gradients have opposite signs
-and 2 of 100 digits come back; after forty steps of learning β is above 50 and at least 85 come back; no energy rises; a
-digit alone gives what it gives among others.
+At β = 10 a state ends in a blurred average of similar digits, and the gradient of the fixed point depends only on the
+basin it is in: it lowers β. One step from the start there are no basins yet, and the gradient raises β. So β is learned
+through one step, and used until convergence. The text claims: at β = 10 the two gradients have opposite signs and 2 of
+100 digits come back; after forty steps of learning β is above 50 and at least 85 come back; no energy rises; a digit
+alone gives what it gives among others.
 
 Run with a file name to save the figure (needs matplotlib).
 """
@@ -38,7 +38,7 @@ def recalled(found: torch.Tensor) -> int:
 
 
 # %%
-# The same β at rest and after one step, with the slope of the loss in log β; then forty steps of learning, one number.
+# β = 10 at the fixed point and after one step, with the slope of the loss in log β; then forty steps of learning β.
 
 options = {"beta": 10.0, "max_steps": 1000, "tol": 1e-7, "dtype": torch.float64}
 resting, layer = Hopfield(64, **options), Hopfield(64, steps=1, **options)

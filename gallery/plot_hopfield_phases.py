@@ -10,7 +10,7 @@ circle in three groups of three, and a state starts at each of them. The inverse
 - cold (large β): nine fixed points, each beside one pattern.
 
 While β (diameter/2)² < 1 the map is a contraction, and the single fixed point is a theorem. Transformer heads have the
-same three ways of looking: at everything, at a group, at one token. The text claims the counts 1, 3 and 9 at β = 0.2,
+same three regimes: attention to everything, to a group, to one token. The text claims the counts 1, 3 and 9 at β = 0.2,
 3 and 80, that the energy never increases, and that cold fixed points lie within 2e(N − 1)M exp(−βΔ) of their patterns.
 
 Run with a file name to save the figure (needs matplotlib).
@@ -29,7 +29,7 @@ patterns = 2 * torch.stack([torch.deg2rad(degrees).cos(), torch.deg2rad(degrees)
 view = torch.tensor([math.cos(1.2), math.sin(1.2)], dtype=torch.float64)  # all nine differ along this direction
 
 # %%
-# A batch of memories, one inverse temperature each; every state runs until it stands still.
+# A batch of memories, one inverse temperature each; every state runs until it converges.
 
 betas = torch.logspace(-1.3, 2.2, 141, dtype=torch.float64)
 ends = hopfield.retrieve(patterns, patterns.expand(141, 9, 2), beta=betas, tol=1e-6, max_steps=1000).state

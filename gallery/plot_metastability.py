@@ -3,10 +3,10 @@ Metastability
 =============
 
 In the end attention on the sphere brings all tokens to one point, but the end may be far away. Two groups of tokens,
-90° apart on a circle, move as in the script on clusters: each towards the mean it sees. Within a group tokens see one
-another and collapse fast. Of the other group they get a share e^{−β}: at β = 1 all merge at once, at β = 6 after two
+90° apart on a circle, move as in the script on clusters: each towards its attention mean. Within a group tokens attend
+to one another and collapse fast. The other group has a share of e^{−β}: at β = 1 all merge at once, at β = 6 after two
 clusters have stood still for a while, and at β = 40 there would still be two after 10¹⁵ units of time, of which a layer
-is about one. What a deep network shows is then not the end but a stop on the way.
+is about one. What a deep network shows is then not the limit but a metastable state.
 
 Once collapsed, two groups of one size are as two tokens that start orthogonal, whose angle θ obeys ::
 

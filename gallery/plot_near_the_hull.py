@@ -2,8 +2,8 @@
 Near the hull
 =============
 
-Four atoms at the corners of the unit square, with masses 0.1, 0.2, 0.3 and 0.4. A mean μ walks from the centre to the
-right edge and through it. Inside, `natural` finds the η whose tilted mean is μ; approaching the edge, η grows like the
+Four atoms at the corners of the unit square, with masses 0.1, 0.2, 0.3 and 0.4. A mean μ moves from the centre to the
+right edge and beyond it. Inside, `natural` finds the η whose tilted mean is μ; approaching the edge, η grows like the
 logarithm of the distance, log 10 for each factor of ten. On the edge η is infinite (BOUNDARY) while G*(μ) has a limit:
 only the two atoms of the edge matter, so ::
 
@@ -31,7 +31,7 @@ def along(x: torch.Tensor) -> torch.Tensor:
 
 
 # %%
-# The walk in equal steps, and once more on a logarithmic scale towards the edge.
+# The path in equal steps, and once more on a logarithmic scale towards the edge.
 
 walk = torch.linspace(0.5, 1.2, 141, dtype=torch.float64)
 found, dual = h.natural(along(walk)), h.conjugate(along(walk))

@@ -11,8 +11,8 @@ for a grid of values v (above 0 attention, below 0 the opposite) and logit scale
 Gaussian if their distance W₂ from one, written in the cell and 0.20 at the start, is less than twice that of a Gaussian
 sample; uniform likewise; clusters if fewer than 40 points are left; undecided if neither has happened yet.
 
-Under whitening, a norm of the whole cloud, the sign decides. Attention makes clusters, or is on the way. The opposite
-makes the cloud Gaussian where theory lets it, at the circles: there all λ_n = 1 + n v s^(n−1)/(1 + vs) lie within ±1.
+Under whitening, a norm over all particles, the sign decides. Attention makes clusters, or is on the way. The opposite
+makes the law Gaussian where theory predicts it, at the circles: there all λ_n = 1 + n v s^(n−1)/(1 + vs) lie within ±1.
 At s = 1 they do for neither sign. Under RMSNorm, a norm of each token, a Gaussian is no equilibrium: the opposite sign
 ends in the uniform law on the sphere, attention in one point.
 

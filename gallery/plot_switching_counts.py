@@ -10,10 +10,10 @@ there is a burst, in which four times as much is counted; and now and then the r
     change    y ~ Poisson(x)       x ~ Gamma(3, 0.3)
 
 Given the modes a Gamma law stays one, (a, b) → (a + y, b + exposure), and the filters are those of the Gaussian case:
-in `SwitchingConjugate` a mode has an exposure and a memory, and to forget is to match E[x] and E[log x].
+in `SwitchingConjugate` a mode has an exposure and a memory, and merging beliefs matches E[x] and E[log x].
 
-A count of 40 after many of about 10 is a burst or a change; the next ones tell. In the sequence shown the rate goes up
-by nearly 4 at step 48: a burst, until it has lasted too long for one. GPB2 observes with the last two modes in view,
+A count of 40 after many of about 10 is a burst or a change; the next ones decide. In the sequence shown the rate goes
+up by nearly 4 at step 48: a burst, until it has lasted too long for one. GPB2 observes with the last two modes in view,
 IMM and GPB1 with one, and they are too sure. The text claims, for 150 sequences of 120 counts, that where GPB2 gives a
 burst over 0.9 over 97 % are bursts, with GPB1 under 93 %; that the rate is within two deviations of GPB2 at 94 to 98 %
 of the steps; and that the r.m.s. error of GPB2 is below 0.8 of that of GPB1 and 0.4 of that of a discount in one mode.

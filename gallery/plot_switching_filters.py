@@ -3,14 +3,14 @@ Switching filters
 =================
 
 A random walk has two speeds, switches between them now and then, and is measured with noise. Given the speeds a Kalman
-filter is exact; but they are hidden, and after t steps they may have gone 2^t ways. A filter has to forget, which it
-does by putting one Gaussian with the same mean and covariance in the place of several::
+filter is exact; but they are hidden, and after t steps they may have gone 2^t ways. A filter has to merge
+hypotheses: it replaces several Gaussians by one with the same mean and covariance::
 
-    GPB-k     updates M^k hypotheses, the last k modes; then forgets the oldest of them
-    IMM       forgets first, then updates M hypotheses
+    GPB-k     updates M^k hypotheses, the last k modes; then merges over the oldest of them
+    IMM       merges first, then updates M hypotheses
 
-One engine does both, `run(model, y, Slots(before, after))`: the slots say how many modes it remembers before and after
-an observation. The text claims, for 400 walks of ten steps and against the filter that never forgets, that IMM has less
+One engine does both, `run(model, y, Slots(before, after))`: the slots say how many modes it keeps before and after
+an observation. The text claims, for 400 walks of ten steps and against the filter that never merges, that IMM has less
 than 0.4 of the error of GPB1 at the same cost and that each order of GPB divides it by more than 2. To 1e-12, equal
 rows of the transition make IMM GPB1; speeds that never switch make IMM and GPB2 exact, and so does having nothing
 observed; GPB11 always is.
@@ -46,8 +46,8 @@ nats = {n: (f.total_log_likelihood - truth.total_log_likelihood).abs().mean() fo
 cases = {name: (walk, y[:100]) for name, walk in walks.items()}
 cases["nothing observed"] = walks["switches"], torch.full_like(y[:1], torch.nan)
 runs = {case: [run(*given, slots) for slots in filters.values()] for case, given in cases.items()}
-told = {case: [f.mode_probabilities * f.mode_covariances[..., 0, 0] for f in r] for case, r in runs.items()}
-table = torch.tensor([[(t - r[-1]).square().mean().sqrt() for t in r[:-1]] for r in told.values()])
+spread = {case: [f.mode_probabilities * f.mode_covariances[..., 0, 0] for f in r] for case, r in runs.items()}
+table = torch.tensor([[(t - r[-1]).square().mean().sqrt() for t in r[:-1]] for r in spread.values()])
 
 
 def figure(path: str) -> None:
@@ -74,6 +74,6 @@ if __name__ == "__main__" and len(sys.argv) > 1 and find_spec("matplotlib"):
 
 assert error["IMM"] < 0.4 * error["GPB1"]
 assert all(2 * error[f"GPB{k + 1}"] < error[f"GPB{k}"] for k in (1, 2, 3))
-assert (told["equal rows"][0] - told["equal rows"][1]).abs().max() < 1e-12 < table[1, 0]
+assert (spread["equal rows"][0] - spread["equal rows"][1]).abs().max() < 1e-12 < table[1, 0]
 assert (table[2:, 1:] < 1e-12).all()
 assert (table[:, -1] < 1e-12).all()

@@ -133,7 +133,7 @@ CASES = [
     Case("Empirical, one atom", lambda: Empirical(t(KEYS[:1]), t(LOG_H[:1])), atoms_oracle(KEYS[:1], LOG_H[:1])),
     Case("Empirical, repeated atoms", lambda: Empirical(t(np.vstack([KEYS, KEYS[:2]]))), atoms_oracle(KEYS, np.log([2, 2, 1, 1, 1, 1, 1]))),
     Case("Empirical, collinear", lambda: Empirical(t(FLAT)), atoms_oracle(FLAT)),
-    Case("Empirical, square of THEORY §15", lambda: Empirical(t(SQUARE), t(SQUARE_H)), atoms_oracle(SQUARE, SQUARE_H)),
+    Case("Empirical, square of §15", lambda: Empirical(t(SQUARE), t(SQUARE_H)), atoms_oracle(SQUARE, SQUARE_H)),
     Case("Gaussian, 2-D", lambda: Gaussian(t(MU2), t(COV2)), normal2),
     Case("Gaussian, 3-D", gaussian, normal3),
     Case("Gaussian, singular", lambda: Gaussian(t(MU2), t(RANK1)), hermite_oracle(MU2, RANK1)),

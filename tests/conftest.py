@@ -49,15 +49,15 @@ def browser():
 @pytest.fixture
 def visit(browser):
     """visit(path) opens a page of ours; at the end nothing may have been complained about, asked for, or run."""
-    heard, asked, opened = [], [], set()
+    messages, requests, opened = [], [], set()
 
     def open_page(path, width: int = 1280, height: int = 800, **options):
         opened.add(path.as_uri())
         page = browser.new_context(viewport={"width": width, "height": height}, **options).new_page()
-        page.on("console", lambda message: heard.append(f"{message.type}: {message.text}"))
-        page.on("pageerror", lambda error: heard.append(f"error: {error}"))
-        page.on("dialog", lambda dialog: (heard.append(f"dialog: {dialog.message}"), dialog.dismiss()))
-        page.on("request", lambda request: asked.append(request.url))
+        page.on("console", lambda message: messages.append(f"{message.type}: {message.text}"))
+        page.on("pageerror", lambda error: messages.append(f"error: {error}"))
+        page.on("dialog", lambda dialog: (messages.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+        page.on("request", lambda request: requests.append(request.url))
         page.goto(path.as_uri())
         page.wait_for_selector("html[data-ready]")
         page.wait_for_selector(".canvas > *")
@@ -67,6 +67,6 @@ def visit(browser):
     for context in browser.contexts:
         assert all(page.is_hidden("#trouble") for page in context.pages)
         context.close()
-    assert heard == []
-    assert asked
-    assert all(url in opened or url.startswith(("data:", "blob:")) for url in asked), asked
+    assert messages == []
+    assert requests
+    assert all(url in opened or url.startswith(("data:", "blob:")) for url in requests), requests

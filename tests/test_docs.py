@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from cumulant.paper.statements import CLAIMS
+
 ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 NAMES = ROOT / "docs" / "one-equation-many-names.md"
@@ -73,3 +75,75 @@ def test_every_page_is_in_the_table_of_contents():
 def test_tables_are_rectangular():
     rows = [line for line in NAMES.read_text(encoding="utf-8").splitlines() if line.startswith("|")]
     assert {row.count("|") for row in rows} == {7, 8}
+
+
+# ---------------------------------------------------------------------- the theory, and who cites it
+
+THEORY = (ROOT / "docs" / "theory.md").read_text(encoding="utf-8")
+ANCHORS = re.findall(r'<a id="([^"]+)"></a>', THEORY)
+SECTION = re.compile(r"§ ?(\d+(?:\.\d+)?)")
+STATEMENT = re.compile(r"\b(?:S[0-3]-[A-Z]\d+|X-[1-9]\d*)[a-c]?(?:'|′)?")
+ROOMS = ("cumulant", "tests", "gallery", "benchmarks", "examples")
+CITING = [
+    *(path for room in ROOMS for path in (ROOT / room).rglob("*.py")),
+    *(ROOT / "docs").glob("*.md"),
+    *ROOT.glob("*.md"),
+]
+
+
+def anchor(claim: str) -> str:
+    return claim.lower().replace("'", "-prime")
+
+
+def sections_of_statements() -> dict[str, int]:
+    found, section = {}, 0
+    for name in ANCHORS:
+        if name.startswith("section-"):
+            section = int(name.split("-")[1])
+        else:
+            found[name] = section
+    return found
+
+
+def dangling(text: str) -> list[str]:
+    """Sections and statements that are cited and not in docs/theory.md; X-5a is part (a) of X-5."""
+    sections = {name.removeprefix("section-").replace("-", ".") for name in ANCHORS if name.startswith("section-")}
+    missing = [f"§{number}" for number in SECTION.findall(text) if number not in sections]
+    for name in STATEMENT.findall(text):
+        whole = anchor(name.replace("′", "'"))
+        if whole not in ANCHORS and whole.rstrip("abc") not in ANCHORS:
+            missing.append(name)
+    return missing
+
+
+def test_the_theory_has_every_statement_once_in_its_section():
+    assert len(ANCHORS) == len(set(ANCHORS))
+    assert sections_of_statements() == {anchor(claim.id): claim.section for claim in CLAIMS}
+    assert {f"section-{n}" for n in range(1, 17)} <= set(ANCHORS)
+
+
+def test_statements_and_verdicts_link_to_each_other():
+    table = (ROOT / "docs" / "claims.md").read_text(encoding="utf-8")
+    for claim in CLAIMS:
+        name = anchor(claim.id)
+        assert f'<a id="{name}"></a>[**{claim.id}**](claims.md#{name})' in THEORY
+        assert f'<a id="{name}"></a>[{claim.id}](theory.md#{name})' in table
+
+
+def test_every_citation_of_the_theory_leads_somewhere():
+    unknown_on_purpose = {Path(__file__), ROOT / "tests" / "paper" / "test_verify.py"}
+    for path in CITING:
+        if path not in unknown_on_purpose:
+            assert dangling(path.read_text(encoding="utf-8")) == [], path
+
+
+def test_citations_have_one_form():
+    """§5.5, not THEORY §5.5."""
+    for path in CITING:
+        if path != Path(__file__) and not path.is_relative_to(ROOT / "cumulant" / "paper"):
+            assert not re.search(r"\bTHEORY(?: §|\.md)", path.read_text(encoding="utf-8")), path
+
+
+def test_a_citation_that_leads_nowhere_is_noticed():
+    assert dangling("§5.5, §3, S1-T1, X-5a and S1-P2′") == []
+    assert dangling("§5.9 and §99, S1-T7, X-40") == ["§5.9", "§99", "S1-T7", "X-40"]

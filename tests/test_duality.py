@@ -11,6 +11,7 @@ from torch import Tensor
 import cumulant.duality as module
 from cumulant import Empirical, Status, moments
 from cumulant.duality import boosting, elbo, elbo_gap, free_energy, generalized_kl
+from tests.compare import close
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:
@@ -19,10 +20,6 @@ def draw(*shape: int, seed: int = 0) -> Tensor:
 
 def laws(*shape: int, seed: int = 0) -> Tensor:
     return torch.softmax(2 * draw(*shape, seed=seed), -1)
-
-
-def close(a, b, tolerance: float = 1e-12):
-    np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=tolerance, atol=tolerance)
 
 
 # ---------------------------------------------------------------------- free energy

@@ -1,4 +1,4 @@
-"""The commands that the README gives for several processes, run as they stand there."""
+"""The commands that docs/scale.md gives for several processes, run as they stand there."""
 
 import os
 import re
@@ -10,17 +10,17 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-SECTION = (ROOT / "README.md").read_text(encoding="utf-8").split("## Past one machine")[1].split("\n## ")[0]
-COMMANDS = [m.group(1).strip() for m in re.finditer(r"^    ((?:torchrun|cumulant) [^#\n]*)", SECTION, re.MULTILINE)]
+PAGE = (ROOT / "docs" / "scale.md").read_text(encoding="utf-8")
+COMMANDS = [m.group(1).strip() for m in re.finditer(r"^    ((?:torchrun|cumulant) [^#\n]*)", PAGE, re.MULTILINE)]
 
 
-def test_the_readme_has_them():
+def test_the_page_has_them():
     assert [command.split()[0] for command in COMMANDS] == ["torchrun", "torchrun", "cumulant"]
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda c: " ".join(c.split()[:5]))
-def test_a_command_of_the_readme_runs(command, tmp_path):
+def test_a_command_of_the_page_runs(command, tmp_path):
     words = shlex.split(command.replace("observed/on-ray", str(tmp_path / "on-ray")))
     words[0] = str(Path(sys.executable).parent / words[0])
     environment = os.environ | {"OMP_NUM_THREADS": "1"}

@@ -9,6 +9,7 @@ from torch import Tensor
 from cumulant import Empirical, Gaussian, Measure, Sphere, Status
 from cumulant import geometry as geo
 from tests.cases import CASES, COV3, KEYS, LOG_H, MU3, Case, t
+from tests.compare import close
 
 RNG = np.random.default_rng(99)
 A, B, C = (t(RNG.normal(size=(6, 3))) for _ in range(3))
@@ -25,10 +26,6 @@ def law(eta: Tensor) -> np.ndarray:
 
 def brute_kl(p: np.ndarray, q: np.ndarray) -> np.ndarray:
     return special.rel_entr(p, q).sum(-1)
-
-
-def close(a, b, tolerance: float = 1e-12):
-    np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=tolerance, atol=tolerance)
 
 
 # ---------------------------------------------------------------------- divergences and their order

@@ -16,6 +16,7 @@ from cumulant.residual import ascend
 from cumulant.solve import Status
 from cumulant.testing import check_measure
 from tests.cases import FEW, KEYS, LOG_H, t
+from tests.compare import close
 
 RNG = np.random.default_rng(1313)
 W, B = RNG.normal(size=(6, 3)), RNG.normal(size=6)
@@ -26,10 +27,6 @@ STREAM = t(RNG.normal(size=(5, 4)))
 INNER = RNG.normal(size=(8, 4))
 LAYERS = t(RNG.normal(size=(2, 6, 3)))
 GATE, UP, WQ, WK, WV = (t(RNG.normal(size=s)) for s in [(6, 3), (6, 3), (3, 3), (3, 3), (3, 3)])
-
-
-def close(a, b, tolerance: float = 1e-12):
-    np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=tolerance, atol=tolerance)
 
 
 def quotient(function, x: Tensor, h: float = 1e-5) -> Tensor:

@@ -9,14 +9,11 @@ from torch import Tensor
 from cumulant.attention import attend, attention
 from cumulant.regression import approximate_attention, nadaraya_watson, random_features, random_projection
 from tests.cases import t
+from tests.compare import close
 
 RNG = np.random.default_rng(1964)
 Q, X, V = RNG.normal(size=(6, 3)), RNG.normal(size=(9, 3)), RNG.normal(size=(9, 2))
 LOG_W, LOG_PAIRS = RNG.normal(size=9), RNG.normal(size=(6, 9))
-
-
-def close(a, b, tolerance: float = 1e-12):
-    np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=tolerance, atol=tolerance)
 
 
 def brute(q, x, v, log_kernel, log_w=0.0):

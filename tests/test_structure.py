@@ -141,7 +141,7 @@ def test_core_needs_only_torch_numpy_and_jaxtyping():
             names = [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
             names += [a.name for a in node.names] if isinstance(node, ast.Import) else []
             for name in names:
-                here = allowed | (inside.get(path.name, set()) if node.col_offset else set())
+                here = allowed | (inside.get(path.name, set()) if getattr(node, "col_offset", 0) else set())
                 assert name.split(".")[0] in here, f"{path.name} imports {name}"
 
 

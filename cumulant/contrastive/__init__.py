@@ -1,4 +1,4 @@
-"""Contrastive and large-vocabulary losses, each a log-normalizer minus an inner product (THEORY §10).
+"""Contrastive and large-vocabulary losses, each a log-normalizer minus an inner product (§10).
 
     loss(η, x⁺) = G(η) − ⟨η, x⁺⟩ = −log p_η(x⁺),        G(η) = log Σ_j exp⟨η, x_j⟩
 

@@ -1,4 +1,4 @@
-"""The uniform law on a sphere: von Mises–Fisher when tilted, the measure behind cosine similarity (THEORY §10)."""
+"""The uniform law on a sphere: von Mises–Fisher when tilted, the measure behind cosine similarity (§10)."""
 
 import math
 from dataclasses import dataclass

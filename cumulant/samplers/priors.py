@@ -64,7 +64,7 @@ class ConjugatePrior:
             known = "Empirical, Gaussian or a Poisson, Gamma, Bernoulli, categorical or negative binomial law"
             advice = "Build it with from_distribution, or tilt and sample the measure yourself."
             raise TypeError(sentence(f"{where}.measure", known, type(self.measure).__name__, advice))
-        chi, like, d = require_float(f"{where}.chi", self.chi), self.measure._like(), self.measure.dim
+        chi, like, d = require_float(f"{where}.chi", self.chi), self.measure.empty_tensor(), self.measure.dim
         require_alike(f"{where}.chi", chi, "measure", like)
         if chi.ndim == 0 or chi.shape[-1] != d:
             raise ValueError(sentence(f"{where}.chi", f"shape (*batch, d={d})", shape(chi), "Check the last axis."))

@@ -1,7 +1,8 @@
-"""Clouds under Renormalize ∘ Ascend: the step, the layer, the readouts, the driver, and what THEORY measured."""
+"""Clouds under Renormalize ∘ Ascend: the step, the layer, the readouts, the driver, and the numbers of §3 and §5."""
 
 import subprocess
 import sys
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -35,14 +36,13 @@ from cumulant.dynamics import (
 from cumulant.dynamics.readouts import READOUTS, cumulants
 from cumulant.dynamics.run import DEFAULT_READOUTS
 from cumulant.residual import self_attention_jacobian
+from tests import compare
+
+close = partial(compare.close, rtol=0)
 
 
 def normal(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def close(a, b, atol=1e-12):
-    torch.testing.assert_close(a, torch.as_tensor(b, dtype=a.dtype), rtol=0, atol=atol)
 
 
 def spd(d, seed=0):
@@ -624,7 +624,7 @@ def test_run_refuses_with_a_sentence(call, error, match):
         call(Layer(ascend=Ascend()))
 
 
-# ---------------------------------------------------------------------- what THEORY measured
+# ---------------------------------------------------------------------- the numbers of §3 and §5
 
 
 @pytest.mark.parametrize("step", [0.1, 1.0, 10.0])
@@ -648,7 +648,7 @@ def test_energy_on_the_sphere_never_decreases(step):
 
 
 def four_laws(n):
-    """The starts of section L of the oracle, seed 0."""
+    """The four initial laws of §5.5."""
     rng = np.random.default_rng(ord("L"))
     gauss, uniform = rng.standard_normal((n, 1)), rng.uniform(-1, 1, (n, 1))
     bimodal = np.sign(rng.standard_normal((n, 1))) + 0.5 * rng.standard_normal((n, 1))

@@ -1,6 +1,7 @@
 """Fixed points on the sphere: what the iteration reaches, how fast, and its gradient."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -8,6 +9,9 @@ from scipy import optimize
 
 from cumulant import Empirical, Measure
 from cumulant.dynamics.equilibrium import sphere_equilibrium
+from tests import compare
+
+close = partial(compare.close, rtol=0)
 
 
 def normal(*shape, seed=0):
@@ -16,11 +20,6 @@ def normal(*shape, seed=0):
 
 def unit(x):
     return x / torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-
-
-def close(a, b, atol=1e-12):
-    """b may be numbers, which have no dtype to lose digits in, and broadcasts."""
-    torch.testing.assert_close(a, torch.as_tensor(b, dtype=a.dtype).expand(a.shape), rtol=0, atol=atol)
 
 
 class Saved:

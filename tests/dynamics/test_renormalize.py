@@ -1,5 +1,7 @@
 """Normalisers against NumPy, their Jacobians, what they refuse, and the roots behind whitening."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +10,9 @@ from torch.autograd.functional import jacobian
 from cumulant import Gaussian
 from cumulant.dynamics import Ascend, BatchNorm, LayerNorm, NormalizationError, RMSNorm, SphereNorm, Unchanged, Whiten
 from cumulant.dynamics.matrices import require_positive_definite, symmetric_root, symmetric_transport
+from tests import compare
+
+close = partial(compare.close, rtol=0)
 
 
 def normal(*shape, seed=0):
@@ -17,10 +22,6 @@ def normal(*shape, seed=0):
 def spd(d, seed=0):
     root = normal(d, d, seed=seed)
     return root @ root.T + 0.3 * torch.eye(d, dtype=torch.float64)
-
-
-def close(a, b, atol=1e-12):
-    torch.testing.assert_close(a, torch.as_tensor(b), rtol=0, atol=atol)
 
 
 GAIN, BIAS = torch.tensor([0.5, -2.0, 1.5, 1.0], dtype=torch.float64), normal(4, seed=9)

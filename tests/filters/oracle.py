@@ -8,6 +8,7 @@ import torch
 from scipy import special
 
 from cumulant.filters import SwitchingLinearGaussian
+from tests.compare import close
 
 NAN = float("nan")
 FIELDS = (
@@ -23,11 +24,6 @@ FIELDS = (
 
 def t(values) -> torch.Tensor:
     return torch.as_tensor(values, dtype=torch.float64)
-
-
-def close(ours, theirs, atol=1e-12):
-    theirs = t(theirs)
-    torch.testing.assert_close(ours, theirs, rtol=atol, atol=atol)
 
 
 def same(a, b, atol=1e-12, fields=(*FIELDS, "log_likelihood")):

@@ -25,10 +25,10 @@ from cumulant.filters import (
 )
 from cumulant.filters.joseph import joseph
 from cumulant.filters.protocol import Start, StateMoments, Updated, contract, log_probabilities
+from tests.compare import close
 from tests.filters.oracle import (
     FIELDS,
     NAN,
-    close,
     condition,
     mixture,
     model_of,

@@ -25,11 +25,11 @@ from cumulant.filters import (
     run,
     step,
 )
+from tests.compare import close
 from tests.filters.oracle import (
     NAN,
     Oracle,
     agrees,
-    close,
     enumerated,
     model_of,
     oracle,

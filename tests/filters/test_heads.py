@@ -8,14 +8,11 @@ from cumulant import attend, attention
 from cumulant.filters import SwitchingLinearGaussian, gpb, heads, imm
 from cumulant.filters.heads import Head, attention_as_filter, implied_source, sinkhorn_attention
 from cumulant.solve import Status
+from tests.compare import close
 
 
 def t(values) -> torch.Tensor:
     return torch.as_tensor(values, dtype=torch.float64)
-
-
-def close(ours, theirs, atol=1e-12):
-    torch.testing.assert_close(ours, t(theirs), rtol=atol, atol=atol)
 
 
 def head(q, n, d=4, e=3, batch=(), seed=0, size=1.0):

@@ -11,6 +11,7 @@ from cumulant.filters.conjugate import GammaPoisson, SwitchingConjugate
 from cumulant.filters.fitting import Joint, LinearLaw, completed, fit
 from cumulant.filters.learning import PARAMETERS, em
 from cumulant.solve import Status
+from tests.compare import close
 from tests.generated.test_switching import Case, build
 
 NAN = float("nan")
@@ -19,10 +20,6 @@ FIELDS = ("state_offset", "observation_offset", "initial_mean", "initial_covaria
 
 def t(values) -> torch.Tensor:
     return torch.as_tensor(values, dtype=torch.float64)
-
-
-def close(ours, theirs, atol=1e-12):
-    torch.testing.assert_close(ours, t(theirs), rtol=atol, atol=atol)
 
 
 def covariances(rng, n, *shape):

@@ -16,6 +16,7 @@ from cumulant.filters.conjugate import GammaPoisson, SwitchingConjugate
 from cumulant.filters.forecast import Forecast, forecast
 from cumulant.filters.smoother import Smoothed, kim, regression, smooth
 from cumulant.filters.variance_excess import variance_excess
+from tests.compare import close
 
 # sequences of a few steps give it by chance; where it is due is tested by pytest.warns
 pytestmark = pytest.mark.filterwarnings("ignore::cumulant.filters.SmootherWarning")
@@ -27,10 +28,6 @@ FIELDS = ("state_offset", "observation_offset", "initial_mean", "initial_covaria
 
 def t(values) -> torch.Tensor:
     return torch.as_tensor(values, dtype=torch.float64)
-
-
-def close(ours, theirs, atol=1e-12):
-    torch.testing.assert_close(ours, t(theirs), rtol=atol, atol=atol)
 
 
 def parameters(modes=2, d=2, m=2, seed=0):
@@ -448,7 +445,7 @@ def test_sequences_of_different_lengths_as_one_by_one(order, start):
         length = int(lengths[index])
         alone = smooth(model, y[index][:length], order=order)
         agrees(Smoothed(*(part[index][:length] for part in found)), alone, 1e-12)
-        close(found.variance_ratio[index][length:], torch.ones(6 - length, 2), 1e-12)
+        close(found.variance_ratio[index][length:], torch.ones(6 - length, 2).double(), 1e-12)
         for name in Reference._fields:
             end = getattr(filtered, name)[index][length:]
             torch.testing.assert_close(getattr(found, name)[index][length:], end, rtol=1e-12, atol=1e-12)

@@ -28,6 +28,7 @@ from cumulant.filters.tracking.figure import _axes_of, draw_track
 from cumulant.filters.tracking.headings import headings
 from cumulant.filters.tracking.model import Switching
 from cumulant.filters.tracking.motion import Chain, Drift, Fixed
+from tests.compare import close
 
 # the smoother of order 2 gives it on short tracks; where it is due is tested by itself
 pytestmark = pytest.mark.filterwarnings("ignore::cumulant.filters.SmootherWarning")
@@ -77,10 +78,6 @@ PER_TIME = "rates = [[-0.3, 0.3], [0.8, -0.8]]"
 
 def t(values) -> torch.Tensor:
     return torch.as_tensor(values, dtype=torch.float64)
-
-
-def close(a, b, atol=1e-12):
-    torch.testing.assert_close(a, b, rtol=atol, atol=atol)
 
 
 def same(a, b, atol=1e-12):

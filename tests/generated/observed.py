@@ -82,7 +82,7 @@ def save_model(place: Path) -> None:
     byte_tokenizer().save_pretrained(place)
 
 
-def byte_tokenizer() -> hf.PreTrainedTokenizerFast:
+def byte_tokenizer():
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     plain = Tokenizer(BPE({token: i for i, token in enumerate(["[PAD]", "[CLS]", "[SEP]", *letters])}, []))
     plain.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -11,6 +11,7 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import mpmath as mp
 import pytest
@@ -30,7 +31,7 @@ ROUNDINGS = 16  # of every input, that an answer may show
 class Answer:
     """Exact values, flat: g, the entries of mean and fisher, log det(I + fisher)."""
 
-    g: mp.mpf
+    g: Any  # mpf
     mean: tuple
     fisher: tuple
 
@@ -68,7 +69,8 @@ class Query:
 
     def rounded(self) -> tuple[list[float], list[float]]:
         dtype = DTYPES[self.dtype]
-        return tuple(torch.tensor(x, dtype=torch.float64).to(dtype).tolist() for x in (self.parameters, self.eta))
+        parameters, eta = (torch.tensor(x, dtype=torch.float64).to(dtype) for x in (self.parameters, self.eta))
+        return parameters.tolist(), eta.tolist()
 
 
 @dataclass(frozen=True)

@@ -347,7 +347,7 @@ def quiet_smooth(*arguments, **options):
 def test_a_covariance_in_units_far_apart_is_still_definite():
     """Its eigenvalues in its own units are rounding; those of its correlations are not."""
     case = Case(seed=2, modes=3, dim=2, observed=3, steps=1, missing="entries", decades=8)
-    test_filters_that_forget_nothing_are_the_sum_over_paths.hypothesis.inner_test(case)
+    test_filters_that_forget_nothing_are_the_sum_over_paths.hypothesis.inner_test(case)  # pyright: ignore[reportFunctionMemberAccess]
 
 
 @pytest.mark.parametrize("size", [1e12, 1e40, 1e120])
@@ -750,7 +750,7 @@ def learnt(family: str, p: np.ndarray, y: float, known: float) -> tuple[np.ndarr
     """Parameters after y and log p(y), the predictive laws those of SciPy."""
     if family == "GammaPoisson":
         a, b = p
-        return np.array([a + y, b + known]), stats.nbinom.logpmf(y, a, b / (b + known))
+        return np.array([a + y, b + known]), float(stats.nbinom.logpmf(y, a, b / (b + known)))
     if family == "BetaBernoulli":
         a, b = p
         return np.array([a + y, b + 1 - y]), np.log((a if y else b) / (a + b))
@@ -759,13 +759,14 @@ def learnt(family: str, p: np.ndarray, y: float, known: float) -> tuple[np.ndarr
     if family == "NormalNormal":
         m, v = p
         precision = 1 / v + 1 / known
-        return np.array([(m / v + y / known) / precision, 1 / precision]), stats.norm.logpdf(y, m, np.sqrt(v + known))
+        after = np.array([(m / v + y / known) / precision, 1 / precision])
+        return after, float(stats.norm.logpdf(y, m, np.sqrt(v + known)))
     m, k, a, b = p
     weight = 1 / known
     after = np.array(
         [(k * m + weight * y) / (k + weight), k + weight, a + 0.5, b + k * weight * (y - m) ** 2 / (2 * (k + weight))]
     )
-    return after, stats.t.logpdf(y, 2 * a, m, np.sqrt(b / a * (known + 1 / k)))
+    return after, float(stats.t.logpdf(y, 2 * a, m, np.sqrt(b / a * (known + 1 / k))))
 
 
 def state_moments(family: str, p: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -813,7 +814,8 @@ def test_conjugate_filters_that_forget_nothing_are_the_sum_over_paths(case: Conj
                 log_weight += gained
         if np.isfinite(log_weight):
             mean, spread = state_moments(case.family, p)
-            logs.append(log_weight), ends.append(path[-1]), means.append(mean), spreads.append(spread)
+            for values, value in ((logs, log_weight), (ends, path[-1]), (means, mean), (spreads, spread)):
+                values.append(value)
     total = special.logsumexp(logs)
     mean, covariance = mixed(np.array(logs), np.array(means), np.array(spreads))
     shares = np.array([np.exp(np.array(logs) - total)[np.array(ends) == s].sum() for s in range(case.modes)])

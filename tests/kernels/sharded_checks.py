@@ -49,7 +49,7 @@ def slope_gap(a, b) -> float:
     return float((a - b).norm() / a.norm().clamp_min(1e-30)) if a.numel() else 0.0
 
 
-def score(record):
+def score(record) -> torch.Tensor:
     """A number that every statistic goes into; in single precision a linear one of the two that attention is.
 
     (The slope of a cosine would itself be rounded as G is.)
@@ -58,7 +58,8 @@ def score(record):
         direction = torch.arange(record.mean.shape[-1]).cos()
         return record.log_normalizer.nan_to_num(0, 0, 0).sum() + (record.mean * direction).sum()
     found = [getattr(record, name) for name in FIELDS[:-1]]
-    return sum((k + 1) * t.nan_to_num(0, 0, 0).cos().sum() for k, t in enumerate(found) if t is not None)
+    terms = [(k + 1) * t.nan_to_num(0, 0, 0).cos().sum() for k, t in enumerate(found) if t is not None]
+    return sum(terms, torch.zeros(()))
 
 
 def agreement() -> dict[str, float]:
@@ -221,7 +222,8 @@ def losses() -> dict[str, float]:
         whole = [t.clone().requires_grad_() for t in (query, key)]
         part = [deal(t.detach()).clone().requires_grad_() for t in whole]
         loss, found = nt_xent(*whole, temperature=0.3), nt_xent(*part, temperature=0.3, group=Ranks(world, 60))
-        loss.backward(), found.backward()
+        loss.backward()
+        found.backward()
         errors = [slope_gap(deal(a.grad), b.grad) for a, b in zip(whole, part, strict=True)]
         out[f"nt_xent {kind}"] = max(*errors, gap(loss, found))
         out |= vocabulary(dtype, kind, world)

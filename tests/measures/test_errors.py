@@ -351,7 +351,9 @@ def test_numpy_defers_to_the_operators_of_measures():
     batch = np.array([1.0, 2.0]) * h
     assert batch.batch_shape == (2,)
     torch.testing.assert_close(batch.log_mass, h.log_mass + t(np.log([1.0, 2.0])))
-    assert sum([h, h, h]).log_mass == Empirical(t(KEYS), t(LOG_H) + np.log(3)).log_mass
+    three = sum([h, h, h])
+    assert isinstance(three, Measure)
+    assert three.log_mass == Empirical(t(KEYS), t(LOG_H) + np.log(3)).log_mass
 
 
 # ---------------------------------------------------------------------- samples, records, solvers

@@ -27,9 +27,9 @@ def block(dim=6, heads=2, *, seed=0, **options) -> ConvexBlock:
     torch.manual_seed(seed)
     made = ConvexBlock(dim, heads, **{"hidden": 9, **options}).double()
     with torch.no_grad():  # away from the gentle start
-        made.query *= 2
-        made.log_gain += torch.randn(heads)
-        made.unit_bias += torch.randn(len(made.unit_bias))
+        made.query.mul_(2)
+        made.log_gain.add_(torch.randn(heads))
+        made.unit_bias.add_(torch.randn(len(made.unit_bias)))
     return made
 
 

@@ -19,9 +19,9 @@ def block(dim=8, heads=2, *, seed=0, **options) -> EnergyBlock:
     torch.manual_seed(seed)
     made = EnergyBlock(dim, heads, **options).double()
     with torch.no_grad():  # away from the symmetric start
-        made.log_beta += torch.randn(heads)
-        made.log_gain += 0.3
-        made.shift += 0.2 * torch.randn(dim)
+        made.log_beta.add_(torch.randn(heads))
+        made.log_gain.add_(0.3)
+        made.shift.add_(0.2 * torch.randn(dim))
     return made
 
 

@@ -20,9 +20,9 @@ def block(dim=8, heads=2, *, seed=0, **options) -> EquilibriumBlock:
     torch.manual_seed(seed)
     made = EquilibriumBlock(dim, heads, **{"hidden": 12, "tol": 1e-12, "max_steps": 300, **options}).double()
     with torch.no_grad():
-        made.up_bias += 0.3 * torch.randn(len(made.up_bias))
-        made.shift += 0.1 * torch.randn(dim)
-        made.gain += 0.1 * torch.randn(dim)
+        made.up_bias.add_(0.3 * torch.randn(len(made.up_bias)))
+        made.shift.add_(0.1 * torch.randn(dim))
+        made.gain.add_(0.1 * torch.randn(dim))
     return made
 
 
@@ -180,8 +180,8 @@ def test_the_way_back_does_not_depend_on_the_scale_of_the_loss():
 def test_a_causal_block_that_does_not_converge_does_not_look_ahead(solver, fallback):
     made, x = block(causal=True, solver=solver, fallback=fallback, max_steps=6), 0.1 * tokens(2, 7, 8)
     with torch.no_grad():
-        made.output *= 10
-        made.down *= 10
+        made.output.mul_(10)
+        made.down.mul_(10)
     other = torch.cat([x[:, :4], 0.1 * tokens(2, 3, 8, seed=9)], 1)
     first, second = made(x), made(other)
     assert made.last is not None

@@ -60,10 +60,10 @@ def test_one_step_with_all_projections_is_multi_head_attention():
     ours = memory(12, 3, steps=1, projections=("state", "stored", "value", "output"), learn_beta=False)
     theirs = MultiheadAttention(12, 3, batch_first=True, dtype=torch.float64)
     with torch.no_grad():
-        parts = (ours.state_projection, ours.stored_projection, ours.value_projection)
-        theirs.in_proj_weight.copy_(torch.cat([part.weight for part in parts]))
-        theirs.in_proj_bias.copy_(torch.cat([part.bias for part in parts]))
-        theirs.out_proj.load_state_dict(ours.output_projection.state_dict())
+        parts = [ours.get_submodule(f"{name}_projection") for name in ("state", "stored", "value")]
+        theirs.in_proj_weight.copy_(torch.cat([part.get_parameter("weight") for part in parts]))
+        theirs.in_proj_bias.copy_(torch.cat([part.get_parameter("bias") for part in parts]))
+        theirs.out_proj.load_state_dict(ours.get_submodule("output_projection").state_dict())
     x, c = normal(2, 4, 12), normal(2, 5, 12, seed=1)
     mask = {"attn_mask": torch.rand(4, 5, generator=torch.Generator().manual_seed(0)) < 0.3}
     mask |= {"key_padding_mask": torch.tensor([[False] * 5, [False] * 3 + [True] * 2])}

@@ -36,6 +36,7 @@ from cumulant.samplers import (
     temper,
 )
 from cumulant.samplers.gibbs import GibbsState
+from tests.compare import close
 
 SCHEMES = {"systematic": systematic, "stratified": stratified, "multinomial": multinomial}
 
@@ -50,10 +51,6 @@ def draw(*shape: int, seed: int = 0) -> Tensor:
 
 def tensor(*values) -> Tensor:
     return torch.tensor(values, dtype=torch.float64)
-
-
-def close(a, b, tolerance: float = 1e-12):
-    np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=tolerance, atol=tolerance)
 
 
 def within_errors(sample, expected, deviations: float = 4.5):
@@ -320,7 +317,7 @@ def test_gibbs_batches_and_single_precision():
     close(again.mean[:, 0], [2.0, 2.0])
     wide = ConjugatePrior(SKEW, tensor([1.0, 0.0], [0.0, 1.0], [3.0, 3.0]), 1.0)  # one law, three priors
     assert gibbs.init(wide, 4, generator=generator()).x.shape == (3, 4, 2)
-    close(mean_iteration(wide, tensor(0.0, 0.0), 0), torch.zeros(1, 3, 2))
+    close(mean_iteration(wide, tensor(0.0, 0.0), 0), torch.zeros(1, 3, 2).double())
 
 
 # tempering
@@ -455,7 +452,7 @@ def test_particles_agree_with_enumeration(name, scheme):
     assert (many.mean - truth.mean).abs().max() < 0.03
     assert (many.covariance - truth.covariance).abs().max() < 0.15
     assert (many.mode_probabilities - truth.mode_probabilities).abs().max() < 0.015
-    close(many.mode_probabilities.sum(-1), torch.ones(len(y)))
+    close(many.mode_probabilities.sum(-1), torch.ones(len(y)).double())
     assert ((many.effective > 0) & (many.effective <= 40_000 * (1 + 1e-12))).all()
 
 
@@ -469,7 +466,7 @@ def test_what_particles_know_without_sampling():
     found, whole = particle_filter(single, y, particles=3, generator=generator()), kalman(single, y)
     for name in ("mean", "covariance", "log_likelihood"):
         close(getattr(found, name), getattr(whole, name), 1e-11)
-    close(found.effective, 3 * torch.ones(5))
+    close(found.effective, 3 * torch.ones(5).double())
 
 
 def test_particles_step_by_step_and_in_batches():

@@ -151,8 +151,9 @@ def _update_page(path: Path, outcomes: Sequence[Outcome]) -> None:
     """The excerpt of a README, or the whole table of a page, between the marks called verify."""
     short = path.name.upper().startswith("README")
     rows = [o for o in outcomes if not short or o.statement.id in EXCERPT]
+    table = report.markdown(rows, "docs/theory.md" if short else "theory.md")
     try:
-        text = insert(path.read_text(encoding="utf-8"), "verify", report.markdown(rows))
+        text = insert(path.read_text(encoding="utf-8"), "verify", table)
     except (OSError, ValueError) as error:
         raise typer.BadParameter(f"{path}: {error}") from None
     write(path, text)

@@ -96,11 +96,23 @@ def as_json(outcomes: Sequence[Outcome], seed: int) -> dict:
     }
 
 
-def markdown(outcomes: Sequence[Outcome]) -> str:
-    """A Markdown table without times, so that it only changes when a number does."""
+def markdown(outcomes: Sequence[Outcome], theory: str = "theory.md") -> str:
+    """A Markdown table without times, so that it only changes when a number does.
+
+    Each id is an anchor, and links to its statement on the page ``theory``.
+    """
     lines = [markdown_row(HEADER[:-1]), markdown_row("---" for _ in HEADER[:-1])]
-    lines += [markdown_row(row(o)[:-1]) for o in outcomes]
+    lines += [markdown_row([_linked(o.statement.id, theory), *row(o)[1:-1]]) for o in outcomes]
     return "\n".join([*lines, "", summary(outcomes)]) + "\n"
+
+
+def _linked(statement_id: str, theory: str) -> str:
+    """
+    >>> _linked("S1-P2'", "theory.md")
+    '<a id="s1-p2-prime"></a>[S1-P2\\'](theory.md#s1-p2-prime)'
+    """
+    anchor = statement_id.lower().replace("'", "-prime")
+    return f'<a id="{anchor}"></a>[{statement_id}]({theory}#{anchor})'
 
 
 def bound(e: Evidence) -> str:
