@@ -19,6 +19,7 @@ from cumulant.nn import (
     approximate_by_gaussian,
     approximate_by_mixture,
 )
+from cumulant.nn.calls import is_observed, on_attention, report_attention
 from cumulant.nn.masks import Seen, seen_by
 
 BATCH, QUERIES, KEYS, WIDTH, HEADS = 3, 5, 7, 12, 4

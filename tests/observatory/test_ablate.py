@@ -12,7 +12,7 @@ hf = pytest.importorskip("transformers", reason="install cumulant[hf] to observe
 from cumulant.nn import closures  # noqa: E402
 from cumulant.nn.calls import AttentionCall  # noqa: E402
 from cumulant.observatory import load  # noqa: E402
-from cumulant.observatory.hooks.attention import intervene, listen  # noqa: E402
+from cumulant.observatory.hooks.attention import observe_attention, replace_attention  # noqa: E402
 from cumulant.observatory.models.load import Loaded  # noqa: E402
 from cumulant.observatory.report.page import condense  # noqa: E402
 from cumulant.observatory.runs.ablate import ablate, heads_of  # noqa: E402
@@ -28,9 +28,7 @@ def call_of(q: int, n: int, *, scale: float = 1.0, seed: int = 0, dtype=torch.fl
     key = torch.randn(2, 2, n, 3, generator=draw, dtype=dtype) + 1
     value = torch.randn(2, 2, n, 5, generator=draw, dtype=dtype) - 2
     support = {"causal": False} | support
-    return AttentionCall(
-        "a", torch.nn.Identity(), eta, key, value, support, eta.new_zeros(2, 4, q, 5), None, False, 1.0
-    )
+    return AttentionCall(torch.nn.Identity(), eta, key, value, support, eta.new_zeros(2, 4, q, 5), name="a")
 
 
 def measure(call: AttentionCall, b: int, h: int, i: int):
@@ -176,14 +174,17 @@ def test_own_output_in_its_own_place_changes_nothing(kind, implementation):
     heard: list[AttentionCall] = []
     with torch.no_grad():
         own = model(**given).last_hidden_state
-        with intervene(model, lambda call: call.output):
+        with replace_attention(model, lambda call: call.output):
             assert torch.equal(model(**given).last_hidden_state, own)
-        with intervene(model, lambda call: torch.zeros_like(call.output)), listen(model, heard.append):
+        with (
+            replace_attention(model, lambda call: torch.zeros_like(call.output)),
+            observe_attention(model, heard.append),
+        ):
             assert not torch.equal(model(**given).last_hidden_state, own)
         assert heard
         assert heard[0].output.abs().max() > 0
-        message = r"intervene\.change\(.*\): expected shape \(batch, heads, q, e\)"
-        with pytest.raises(ValueError, match=message), intervene(model, lambda call: call.output[:, :1, :1]):
+        message = r"replace_attention\(.*\): expected shape \(batch, heads, q, e\)"
+        with pytest.raises(ValueError, match=message), replace_attention(model, lambda call: call.output[:, :1, :1]):
             model(**given)
         assert torch.equal(model(**given).last_hidden_state, own)
     assert model.config._attn_implementation == before
@@ -258,7 +259,7 @@ def whole_passes(model, tokenizer, heads: set, approximate) -> float:
         mask = batch.attention_mask[..., None]
         with torch.no_grad():
             plain = model(**batch.inputs()).last_hidden_state
-            with intervene(model, change):
+            with replace_attention(model, change):
                 new = model(**batch.inputs()).last_hidden_state
         pooled = [(x * mask).sum(1) for x in (plain, new)]
         away += (1 - torch.cosine_similarity(*pooled)).tolist()

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from cumulant.observatory.hooks.attention import listen
+from cumulant.observatory.hooks.attention import observe_attention
 from cumulant.observatory.statistics.heads import head_quantities
 from cumulant.observatory.statistics.quantities import DEFAULT, QUANTITIES, chosen
 from cumulant.observatory.statistics.sampled_heads import look_closely, received, rows_of
@@ -34,7 +34,7 @@ each_kind = pytest.mark.parametrize("kind", KINDS)
 
 def calls_of(model, inputs):
     calls = []
-    with torch.no_grad(), listen(model, calls.append):
+    with torch.no_grad(), observe_attention(model, calls.append):
         out = model(**inputs)
     return out[0], calls
 
@@ -68,7 +68,7 @@ def test_the_model_computes_what_it_always_does(kind):
     assert torch.equal(plain, heard)
     assert model.config._attn_implementation == before
     assert len(calls) == {"t5": 6, "whisper": 6}.get(kind, 2)
-    with pytest.raises(RuntimeError, match="stop"), listen(model, lambda call: None):
+    with pytest.raises(RuntimeError, match="stop"), observe_attention(model, lambda call: None):
         raise RuntimeError("stop")
     assert model.config._attn_implementation == before
     with torch.no_grad():
@@ -189,5 +189,5 @@ def test_names_are_checked():
 
 
 def test_what_cannot_be_heard_says_so():
-    with pytest.raises(TypeError, match="transformers model"), listen(torch.nn.Linear(2, 2), print):
+    with pytest.raises(TypeError, match="transformers model"), observe_attention(torch.nn.Linear(2, 2), print):
         pass

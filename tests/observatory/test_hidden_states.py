@@ -10,7 +10,7 @@ from torch import nn
 
 pytest.importorskip("transformers")
 
-from cumulant.observatory.hooks.attention import listen
+from cumulant.observatory.hooks.attention import observe_attention
 from cumulant.observatory.hooks.blocks import attention_modules, block_of, twin
 from cumulant.observatory.hooks.hidden_states import STEP, merge_layers, perturbation, watch
 from cumulant.observatory.report.layer_table import layer_rows, layer_spectra, read_covariance
@@ -141,7 +141,7 @@ def test_outputs_do_not_change_and_nothing_stays_behind(kind):
         plain = model(**inputs(kind), output_hidden_states=True)
         before, seed = hooks(), torch.get_rng_state()
         calls = []
-        with watch(model), listen(model, calls.append) as ear:
+        with watch(model), observe_attention(model, calls.append) as ear:
             watched = model(**inputs(kind), output_hidden_states=True)
     assert hooks() == before
     assert torch.equal(seed, torch.get_rng_state())

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from cumulant.nn import AttentionCall, on_attention
+from cumulant.nn import AttentionCall, on_attention, report_attention
 from cumulant.nn.regularisers import entropy_floor, z_loss
 from cumulant.observatory.monitor.attention import block_of, elements, entrances
 from cumulant.observatory.monitor.head_statistics import QUANTITIES, expansion, merged, see
@@ -24,7 +24,7 @@ from cumulant.training import Alarm, Check, Monitor, MonitorWarning, Sight, Thre
 
 
 class Attention(nn.Module):
-    """Plain causal attention that tells."""
+    """Plain causal attention that reports its calls."""
 
     def __init__(self, dim: int, heads: int):
         super().__init__()
@@ -285,7 +285,7 @@ def test_parts_of_a_model_can_be_called_instead_of_it():
 def test_a_step_in_which_nothing_is_heard_is_said_once():
     model, x = model_and_input()
     monitor = Monitor(model, every=1)
-    with pytest.warns(MonitorWarning, match=r"Monitor.step: expected attention to be heard, got none in step 0. Run"):
+    with pytest.warns(MonitorWarning, match=r"Monitor.step: expected an observed pass, got none in step 0. Run"):
         monitor.step()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -484,7 +484,7 @@ def test_rows_json_parquet_and_table(tmp_path):
     polars = pytest.importorskip("polars", reason="install cumulant[report]")
     model, x = model_and_input()
     monitor = Monitor(model, every=1)
-    assert monitor.report() == "nothing has been heard yet"
+    assert monitor.report() == "no pass has been observed yet"
     for scale in (1, 100):
         model(scale * x)
         monitor.step()

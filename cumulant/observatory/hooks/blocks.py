@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from cumulant.observatory.hooks.nn_adapter import telling_modules
+from cumulant.observatory.hooks.nn_adapter import reporting_layers
 
 # norms of queries and keys, as attention modules have them
 OWN_NORM = {
@@ -39,7 +39,7 @@ class Norm(NamedTuple):
 
 def attention_modules(model: nn.Module) -> list[str]:
     """Paths of the innermost modules that call themselves attention, or are layers of `cumulant.nn` that attend."""
-    told = telling_modules(model)
+    told = reporting_layers(model)
     named = [
         name
         for name, m in model.named_modules()

@@ -1,7 +1,7 @@
-"""The layers of `cumulant.nn` as the observatory hears them: what they tell, in the form that it has for transformers.
+"""The layers of `cumulant.nn` as the observatory sees them: their calls in the form that calls of transformers have.
 
-These layers say once in every forward pass what they attended to (`cumulant.nn.calls`). What they say may combine an
-order of the tokens with a mask, or leave a query without a key; here it becomes one mask, and such queries no rows.
+These layers report every attention call themselves (`cumulant.nn.calls`). What they report may combine a causal order
+with a mask, or leave a query without a key; here it becomes one mask, and such queries are no rows.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from cumulant.nn.calls import AttentionCall
 from cumulant.nn.hopfield import Hopfield
 from cumulant.nn.projected import Projected
 
-TELLING = (Projected, SequenceBlock, Hopfield)  # the modules that call `report_attention` themselves
+REPORTING_LAYERS = (Projected, SequenceBlock, Hopfield)  # the modules that call `report_attention` themselves
 
 
-def telling_modules(model: nn.Module) -> list[str]:
-    """Paths of the layers inside ``model`` that tell what they attend to.
+def reporting_layers(model: nn.Module) -> list[str]:
+    """Paths of the layers inside ``model`` that report their attention calls themselves.
 
     >>> from cumulant.nn import EnergyBlock
-    >>> telling_modules(nn.ModuleDict({"blocks": nn.ModuleList([EnergyBlock(4, 2)])}))
+    >>> reporting_layers(nn.ModuleDict({"blocks": nn.ModuleList([EnergyBlock(4, 2)])}))
     ['blocks.0']
     """
-    return [name for name, module in model.named_modules() if isinstance(module, TELLING)]
+    return [name for name, module in model.named_modules() if isinstance(module, REPORTING_LAYERS)]
 
 
 def support_of(call: AttentionCall) -> tuple[dict, Tensor | None]:
@@ -56,7 +56,7 @@ def support_of(call: AttentionCall) -> tuple[dict, Tensor | None]:
     return support, rows
 
 
-def visible_rows(one: Tensor | None, other: Tensor | None) -> Tensor | None:
+def intersect_rows(one: Tensor | None, other: Tensor | None) -> Tensor | None:
     """Queries that are in both; None: all."""
     if one is None or other is None:
         return other if one is None else one

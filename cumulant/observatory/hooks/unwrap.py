@@ -10,7 +10,7 @@ import sys
 from torch import nn
 
 from cumulant.checks import sentence
-from cumulant.observatory.hooks.nn_adapter import telling_modules
+from cumulant.observatory.hooks.nn_adapter import reporting_layers
 
 # wrappers of torch that hand their arguments on unchanged, and where they keep the model
 TRANSPARENT = {
@@ -40,7 +40,7 @@ def unwrapped(model: object) -> nn.Module:
     inner = _without_transparent(model)
     if is_transformers(inner):
         return inner
-    inside, own = _transformers_inside(inner), telling_modules(inner)
+    inside, own = _transformers_inside(inner), reporting_layers(inner)
     own = [name for name in own if not any(_is_under(name, path) for path in inside)]
     if not inside and own:
         return inner

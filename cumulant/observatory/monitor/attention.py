@@ -1,4 +1,4 @@
-"""Hearing a model attend: one way for the layers of `cumulant.nn` and for transformers' models, in any mixture."""
+"""Hooks of the monitor: attention calls of the layers of `cumulant.nn` and of transformers' models, in any mixture."""
 
 from __future__ import annotations
 
@@ -9,42 +9,46 @@ from contextlib import ExitStack, contextmanager
 from torch import Tensor, nn
 
 from cumulant.nn.calls import AttentionCall, on_attention
+from cumulant.observatory.hooks.attention import observe_attention
+from cumulant.observatory.hooks.nn_adapter import REPORTING_LAYERS
 from cumulant.observatory.monitor.head_statistics import expansion
 
-Hear = Callable[[str, AttentionCall], None]  # the path of the layer, and what it attended to
-Grow = Callable[[str, float], None]  # the path of the block, and |output| / |input|
+OnCall = Callable[[str, AttentionCall], None]  # the path of the layer, and its call
+OnExpansion = Callable[[str, float], None]  # the path of the block, and |output| / |input|
 
 
 @contextmanager
-def listening(
-    model: nn.Module, hear: Hear, grow: Grow, blocks: dict[str, nn.Module], begun: tuple | None = None
+def observe_pass(
+    model: nn.Module,
+    on_call: OnCall,
+    on_expansion: OnExpansion,
+    blocks: dict[str, nn.Module],
+    running: tuple | None = None,
 ) -> Iterator[None]:
-    """Hand every call of attention inside ``model`` to ``hear``, and what its blocks do to sizes to ``grow``.
+    """Hand every attention call inside ``model`` to ``on_call``, and the expansion of its blocks to ``on_expansion``.
 
-    blocks  paths and modules whose states are looked at
-    begun   (module, args, kwargs) of a call of the model or a part of it that has begun, if one has
+    blocks   paths and modules whose states are looked at
+    running  (module, args, kwargs) of a call of the model or a part of it that has already begun
     """
     names = {module: name for name, module in model.named_modules()}
 
-    def listen_to(heard) -> None:
-        name = names.get(heard.module)
+    def observe(call: AttentionCall) -> None:
+        name = names.get(call.module)
         if name is not None:
-            hear(name, heard)
+            on_call(name, call)
+
+    def observe_foreign(call: AttentionCall) -> None:
+        if not isinstance(call.module, REPORTING_LAYERS):  # those report to `observe` already
+            observe(call)
 
     with ExitStack() as stack:
-        stack.enter_context(on_attention(listen_to))
+        stack.enter_context(on_attention(observe))
         for foreign in transformers_models(model):
-            from cumulant.observatory.hooks.attention import listen
-            from cumulant.observatory.hooks.nn_adapter import TELLING
-
-            # layers of cumulant.nn inside it have been heard above
-            ear = stack.enter_context(
-                listen(foreign, lambda call: None if isinstance(call.module, TELLING) else listen_to(call))
-            )
-            if begun is not None:  # hooks that are put on during a call come too late for it
-                ear.masks.begin(*begun)
+            hooks = stack.enter_context(observe_attention(foreign, observe_foreign))
+            if running is not None:  # hooks that are put on during a call come too late for it
+                hooks.masks.begin(*running)
         for path, module in blocks.items():
-            stack.callback(module.register_forward_hook(_growth(path, grow), with_kwargs=True).remove)
+            stack.callback(module.register_forward_hook(_expansion_hook(path, on_expansion), with_kwargs=True).remove)
         yield
 
 
@@ -97,12 +101,12 @@ def _inside(name: str, other: str) -> bool:
     return other == "" or name.startswith(f"{other}.")
 
 
-def _growth(path: str, grow: Grow):
+def _expansion_hook(path: str, on_expansion: OnExpansion):
     def hook(module: nn.Module, args: tuple, *rest) -> None:
         kwargs, output = rest if len(rest) == 2 else ({}, *rest)  # torch drops the former of hooks being removed
         before = args[0] if args else kwargs.get("hidden_states", kwargs.get("x"))
         after = output[0] if isinstance(output, tuple | list) and output else output
         if isinstance(before, Tensor) and isinstance(after, Tensor) and before.shape == after.shape and before.ndim:
-            grow(path, expansion(before.detach(), after.detach()))
+            on_expansion(path, expansion(before.detach(), after.detach()))
 
     return hook

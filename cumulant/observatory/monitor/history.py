@@ -92,7 +92,7 @@ def save(path: Path, checks: Iterable[Check], alarms: Iterable[Alarm]) -> None:
 def table(check: Check | None, alarms: Iterable[Alarm]) -> str:
     """The last check, a line per layer with means over its heads, and the last alarms."""
     if check is None:
-        return "nothing has been heard yet"
+        return "no pass has been observed yet"
     names, widths = ("layer", "entropy", "least", "G", "score", "first", "expansion"), (5, 8, 7, 8, 8, 6, 9)
     head = " ".join(f"{name:>{width}}" for name, width in zip(names, widths, strict=True)) + "  dead  collapsed"
     lines = [f"step {check.step}", head]

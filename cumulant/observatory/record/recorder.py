@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from cumulant.checks import known, sentence
 from cumulant.kernels.dense import largest
 from cumulant.nn.calls import AttentionCall
-from cumulant.observatory.hooks.attention import Ear, bypass, listen
+from cumulant.observatory.hooks.attention import ModelHooks, observe_attention, unrecordable
 from cumulant.observatory.hooks.blocks import attention_modules
 from cumulant.observatory.hooks.hidden_states import LayerWatch, watch
 from cumulant.observatory.hooks.unwrap import is_transformers, unwrapped
@@ -60,11 +60,11 @@ def attach(
     recorder = Recorder(model, chosen(quantities), seed)
     hear = recorder.hear if alter is None else lambda call: recorder.hear(alter(call))
     if is_transformers(model) and not attention_modules(model):
-        raise ValueError(bypass(model))
+        raise ValueError(unrecordable(model))
     with ExitStack() as stack:
         # a compiler would trace the recorder, for minutes, and what it compiled before knows nothing of later hooks
         stack.enter_context(torch.compiler.set_stance("force_eager"))
-        recorder.ear = stack.enter_context(listen(model, hear))
+        recorder.ear = stack.enter_context(observe_attention(model, hear))
         if hidden_states:
             recorder.watch = stack.enter_context(watch(model, seed=seed))
         yield recorder
@@ -94,7 +94,7 @@ class Recorder:
         self.heard: dict[str, int] = {}
         self.tokens = self.sequences = self.counted = 0  # what was read, and the last pass that is in these counts
         self.watch: LayerWatch | None = None
-        self.ear: Ear | None = None
+        self.ear: ModelHooks | None = None
 
     def hear(self, call: AttentionCall) -> None:
         _require_finite(call)
@@ -181,7 +181,7 @@ class Recorder:
         if self.ear is None or self.ear.calls == 0:
             ran = self.ear is not None and self.ear.passes > 0
             idle = sentence("Recorder.record", "a model that ran while attached", "none", "Call model(**inputs) first.")
-            raise ValueError(bypass(self.model) if ran else idle)
+            raise ValueError(unrecordable(self.model) if ran else idle)
         order = {name: i for i, (name, _) in enumerate(self.model.named_modules())}
         names = sorted(self.parts, key=order.__getitem__)
         layers = tuple(self.parts[name].layer for name in names)

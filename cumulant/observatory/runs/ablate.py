@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from cumulant.checks import sentence
 from cumulant.nn.calls import AttentionCall
-from cumulant.observatory.hooks.attention import bypass, intervene, listen
+from cumulant.observatory.hooks.attention import observe_attention, replace_attention, unrecordable
 from cumulant.observatory.hooks.blocks import block_of
 from cumulant.observatory.models.load import CAUSAL, Loaded
 from cumulant.observatory.runs.replacement import gaussian_output, mixture_output
@@ -231,10 +231,10 @@ class _Trial:
             names.append(call.name)
             self._fit(call)
 
-        with listen(self.network, hear), _kept(self.network) as outputs:
+        with observe_attention(self.network, hear), _kept(self.network) as outputs:
             result = self.run(batch)
         if not names:
-            raise ValueError(bypass(self.network))
+            raise ValueError(unrecordable(self.network))
         blocks = [block_of(self.network, name) for name in names]
         again = len(set(names)) < len(names) or None in blocks
         return result, {} if again else {b: outputs[b] for b in dict.fromkeys(blocks) if b is not None}
@@ -267,7 +267,7 @@ class _Trial:
             return out
 
         first = {block_of(self.network, name) for name in heads}
-        with intervene(self.network, change), _begun_at(self.network, first, outputs):
+        with replace_attention(self.network, change), _begun_at(self.network, first, outputs):
             return self.run(batch)
 
     def together(self, read: list[Batch], cells: list[tuple[str, int]]) -> _Score:

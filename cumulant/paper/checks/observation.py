@@ -24,7 +24,7 @@ def _observed() -> dict[str, Any]:
     """The model, a record of it, and what its first batch of windows was, computed once for all checks."""
     try:
         from cumulant.observatory import load, observe, read_texts
-        from cumulant.observatory.hooks.attention import listen
+        from cumulant.observatory.hooks.attention import observe_attention
         from cumulant.observatory.text.windows import batches
 
         loaded = load("minilm")
@@ -34,7 +34,7 @@ def _observed() -> dict[str, Any]:
     calls: list = []
     parts = []
     stream = batches(read_texts(), loaded.tokenizer, max_length=LENGTH, batch_size=8, max_tokens=TOKENS)
-    with torch.no_grad(), listen(loaded.model, calls.append):
+    with torch.no_grad(), observe_attention(loaded.model, calls.append):
         for batch in stream:
             out = loaded.model(**batch.inputs(), output_hidden_states=True)
             parts.append([array(state[batch.attention_mask.bool()]) for state in out.hidden_states])
