@@ -9,11 +9,14 @@ width d both take O((n + q) d²) where `attend` takes O(n q d).
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from cumulant.checks import holds, sentence, shape
+from cumulant.kernels.arguments import Support
 from cumulant.kernels.dense import accumulate, normalize
 from cumulant.nn.masks import surely
 
@@ -51,7 +54,7 @@ def approximate_by_gaussian(
     >>> approximate_by_gaussian(torch.full((1, 1, 1, 1), 0.1), k, k)      # attention is tanh 0.1 = 0.0997
     tensor([[[[0.1000]]]])
     """
-    call = _Call(eta, key, value, mask, log_weights, causal, offset, sink)
+    call = _Call(eta, key, value, Support(mask, causal, offset, None, log_weights, sink))
     base = call.common_base()
     if base is not None:
         return _shared(call, base)
@@ -90,7 +93,7 @@ def approximate_by_mixture(
     >>> approximate_by_mixture(torch.full((1, 1, 1, 1), 0.1), k, k, components=2)
     tensor([[[[0.0997]]]])
     """
-    call = _Call(eta, key, value, mask, log_weights, causal, offset, sink)
+    call = _Call(eta, key, value, Support(mask, causal, offset, None, log_weights, sink))
     base = call.common_base()
     if responsibilities is not None:
         shares = _shares(responsibilities, call)
@@ -113,30 +116,18 @@ class Differing(ValueError):
 class _Call:
     """The arguments, keys repeated for every head."""
 
-    def __init__(
-        self,
-        eta: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None,
-        log_weights: Tensor | None,
-        causal: bool,
-        offset: int,
-        sink: float | Tensor | None,
-    ):
+    def __init__(self, eta: Tensor, key: Tensor, value: Tensor, support: Support):
         group = eta.shape[1] // key.shape[1]
         self.eta = accumulate(eta)
         parts = (accumulate(x) for x in (key, value))
         self.key, self.value = (x.repeat_interleave(group, 1) if group > 1 else x for x in parts)
-        self.mask, self.causal, self.offset = mask, causal, offset
-        self.log_weights: Tensor | None = log_weights
-        if log_weights is not None and log_weights.ndim < eta.ndim:
-            self.log_weights = log_weights[..., None, :]
+        self.mask, self.log_weights, sink = support.pair_mask(), support.pair_weights(eta.shape[1]), support.sink
+        self.support = replace(support, log_weights=self.log_weights)
         self.sink = None if sink is None else torch.as_tensor(sink, dtype=self.eta.dtype, device=eta.device)
 
     def common_base(self) -> Tensor | None:
         """Log base weights (…, n) of the keys if all queries have the same, else None."""
-        if self.causal:
+        if self.support.causal:
             return None
         base = self.eta.new_zeros(1, 1, self.key.shape[-2])
         for name in ("log_weights", "mask"):
@@ -165,9 +156,9 @@ class _Call:
     def prefix(self) -> Tensor | None:
         """Which keys can be seen at all, (…, n), if query i sees those of them up to i; else None."""
         q, n = self.eta.shape[-2], self.key.shape[-2]
-        if q != n or self.log_weights is not None or self.offset:
+        if q != n or self.log_weights is not None or self.support.offset:
             return None
-        if self.causal:
+        if self.support.causal:
             if self.mask is None:
                 return torch.ones(1, 1, n, dtype=torch.bool, device=self.eta.device)
             return self.mask[..., 0, :] if self.mask.shape[-2] == 1 else None
@@ -179,16 +170,7 @@ class _Call:
 
     def base_rows(self, rows: Tensor) -> Tensor:
         """Log base weights (…, rows, n) of some queries."""
-        n = self.key.shape[-2]
-        base = self.eta.new_zeros(1, 1, len(rows), n)
-        if self.log_weights is not None:
-            base = base + (self.log_weights[..., rows, :] if self.log_weights.shape[-2] > 1 else self.log_weights)
-        if self.mask is not None:
-            base = torch.where(self.mask[..., rows, :] if self.mask.shape[-2] > 1 else self.mask, base, -torch.inf)
-        if self.causal:
-            late = torch.arange(n, device=base.device) > rows[:, None] + self.offset
-            base = base.masked_fill(late, -torch.inf)
-        return base
+        return self.support.weigh(self.eta.new_zeros(1, 1, len(rows), self.key.shape[-2]), rows)
 
 
 def _shared(call: _Call, base: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ from torch.nn.functional import layer_norm
 
 from cumulant.checks import broadcast, require_finite, sentence, shape
 from cumulant.kernels import Moments, moments
+from cumulant.kernels.arguments import Support
 from cumulant.measures import Empirical
 from cumulant.nn.blocks import SequenceBlock, join, look_back, split
 from cumulant.nn.calls import is_observed, report_attention
@@ -61,17 +62,16 @@ class Heads(Potential):
         return self.weight.shape[-1]
 
     @property
-    def support(self) -> dict:
-        order = {} if self.offset is None else {"causal": True, "offset": self.offset}
-        if self.seen is None or not self.atoms.shape[-2]:
-            return order
-        return {"mask": self.seen[:, None, None, :], **order}
+    def support(self) -> Support:
+        """The atoms that a token sees."""
+        mask = None if self.seen is None or not self.atoms.shape[-2] else self.seen[:, None, None, :]
+        return Support(mask, causal=self.offset is not None, offset=self.offset)
 
     def look(self, eta: Queries, *statistics: str) -> Moments:
         """What the heads see of tokens (b, q, D)."""
         if self.offset == -1:
-            return look_back(split(eta, self.weight), self.atoms, statistics, self.support.get("mask"))
-        return moments(split(eta, self.weight), self.atoms, statistics=statistics, **self.support)
+            return look_back(split(eta, self.weight), self.atoms, statistics, self.support.mask)
+        return moments(split(eta, self.weight), self.atoms, statistics=statistics, **self.support.arguments())
 
     def value(self, eta: Queries) -> PerQuery:
         g = self.look(eta).log_normalizer
@@ -86,11 +86,7 @@ class Heads(Potential):
         return join(self.gain[:, None, None] * found.mean, self.weight)
 
     def hessian(self, eta: Queries) -> Matrices:
-        q, n = eta.shape[-2], self.atoms.shape[-2]
-        seen = torch.ones(q, n, dtype=torch.bool, device=eta.device)
-        seen = seen if self.offset is None else seen.tril(self.offset)
-        seen = seen if self.seen is None else seen & self.seen[:, None, None, :]
-        log_weights = eta.new_zeros(*self.atoms.shape[:2], q, n).masked_fill(~seen, -torch.inf)
+        log_weights = self.support.weigh(eta.new_zeros(*self.atoms.shape[:2], eta.shape[-2], self.atoms.shape[-2]))
         fisher = Empirical(self.atoms, log_weights).fisher(split(eta, self.weight))  # (b, heads, q, d, d)
         w = self.weight[:, None]
         return (self.gain[:, None, None, None] * (w.mT @ fisher @ w)).sum(-4)
@@ -209,14 +205,15 @@ class ConvexBlock(SequenceBlock):
         if not x.numel():
             return x
         found = heads.look(tokens, "mean")
-        self._tell(tokens, heads, found)
+        self._report(tokens, heads, found)
         step = heads.written(found) + Block(self._rest()).gradient(tokens)
         return x + step.reshape(x.shape)
 
-    def _tell(self, tokens: Tensor, heads: Heads, found: Moments) -> None:
+    def _report(self, tokens: Tensor, heads: Heads, found: Moments) -> None:
         if is_observed():
             assert found.mean is not None
-            report_attention(self, split(tokens, self.query), heads.atoms, heads.atoms, found.mean, **heads.support)
+            eta = split(tokens, self.query)
+            report_attention(self, eta, heads.atoms, heads.atoms, found.mean, heads.support)
 
     # ------------------------------------------------------------------ the inverse
 

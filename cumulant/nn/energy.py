@@ -20,7 +20,8 @@ concave in g_C, so that E_C(g⁺) ≤ E_C(g) + ⟨v, g⁺ − g⟩ ≤ E_C(g) fo
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, final
+from dataclasses import replace
+from typing import NamedTuple, final
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +29,7 @@ from torch.nn.functional import relu
 
 from cumulant.checks import sentence, shape
 from cumulant.kernels import Moments, moments
+from cumulant.kernels.arguments import Support, intersect
 from cumulant.nn.blocks import SequenceBlock, join, look_back, split
 from cumulant.nn.calls import is_observed, report_attention
 from cumulant.typing import PerQuery, Queries
@@ -180,26 +182,23 @@ class EnergyBlock(SequenceBlock):
             raise ValueError(sentence(self._at("context"), expected, shape(context), "One key per token."))
         return split(self.normalize(tokens), self.key)
 
-    def _support(self, n: int, padding: Tensor | None) -> dict[str, Any]:
-        """What a token sees, as arguments of `moments`."""
-        support: dict[str, Any] = {}
+    def _support(self, n: int, padding: Tensor | None) -> Support:
+        """The tokens that a token sees."""
+        mask = None if padding is None else ~padding[:, None, None, :]
         if self.causal:
-            support = {"causal": True, "offset": 0 if self.self_included else -1}
-        elif not self.self_included:
-            support["mask"] = ~torch.eye(n, dtype=torch.bool, device=self.shift.device)
-        if padding is not None:
-            seen = ~padding[:, None, None, :]
-            support["mask"] = seen & support["mask"] if "mask" in support else seen
-        return support
+            return Support(mask, causal=True, offset=0 if self.self_included else -1)
+        if not self.self_included:
+            mask = intersect(mask, ~torch.eye(n, dtype=torch.bool, device=self.shift.device))
+        return Support(mask)
 
     def _queries(self, g: Tensor) -> Tensor:
         return self.log_beta.exp()[:, None, None] * split(g, self.query)
 
     def _look(self, g: Tensor, keys: Tensor, padding: Tensor | None, statistics: tuple[str, ...]) -> Moments:
         support = self._support(g.shape[-2], padding)
-        if support.get("offset") == -1:
-            return look_back(self._queries(g), keys, statistics, support.get("mask"))
-        return moments(self._queries(g), keys, statistics=statistics, **support)
+        if support.offset == -1:
+            return look_back(self._queries(g), keys, statistics, support.mask)
+        return moments(self._queries(g), keys, statistics=statistics, **support.arguments())
 
     def _energy(self, x: Tensor, frozen: Tensor | None, padding: Tensor | None) -> Tensor:
         """E per token, (b, n)."""
@@ -231,8 +230,8 @@ class EnergyBlock(SequenceBlock):
         absent = absent if padding is None else absent | padding[:, None, :]
         weights = torch.where(absent, -torch.inf, -torch.where(absent, 0, log_normalizer))
         eta = self.log_beta.exp()[:, None, None] * keys
-        support = self._support(g.shape[-2], None)
-        back = moments(eta, split(g, self.query), log_weights=weights, statistics=("mean",), **support)
+        support = replace(self._support(g.shape[-2], None), log_weights=weights)
+        back = moments(eta, split(g, self.query), statistics=("mean",), **support.arguments())
         assert back.mean is not None
         return back.log_normalizer.exp()[..., None] * back.mean
 
@@ -267,7 +266,7 @@ class EnergyBlock(SequenceBlock):
             g = self.normalize(x)
             slope = self._gradient(g, frozen, padding)
             if step == 0 and is_observed():
-                self._tell(g, slope, padding)
+                self._report(g, slope, padding)
             if self.causal or self.search == "fixed":
                 energies.append(slope.energy)
                 length = torch.full_like(slope.energy, self.step_size)
@@ -297,7 +296,7 @@ class EnergyBlock(SequenceBlock):
             length = torch.where(searching, length / 2, length)
         return torch.where(searching, 0, length).expand_as(energy), reached
 
-    def _tell(self, g: Tensor, slope: _Slope, padding: Tensor | None) -> None:
+    def _report(self, g: Tensor, slope: _Slope, padding: Tensor | None) -> None:
         rows, support = None if padding is None else ~padding, self._support(g.shape[-2], padding)
         scale = float(self.log_beta.detach().exp().mean())
-        report_attention(self, self._queries(g), slope.keys, slope.keys, slope.mean, scale=scale, rows=rows, **support)
+        report_attention(self, self._queries(g), slope.keys, slope.keys, slope.mean, support, scale=scale, rows=rows)

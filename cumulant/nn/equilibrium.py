@@ -20,6 +20,7 @@ from torch.nn.functional import layer_norm, linear
 
 from cumulant.checks import sentence
 from cumulant.kernels import moments
+from cumulant.kernels.arguments import Support
 from cumulant.nn.blocks import SequenceBlock, split
 from cumulant.nn.calls import is_observed, report_attention
 from cumulant.solve import Anderson, Damped, Solution, Status, fixed_point
@@ -145,13 +146,12 @@ class EquilibriumBlock(SequenceBlock):
     def _attend(self, z: Tensor, padding: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         eta = self.head_dim**-0.5 * split(z, self.query)
         key, value = split(z, self.key), split(z, self.value)
-        found = moments(eta, key, value, statistics=("mean",), **self._support(padding)).mean
+        found = moments(eta, key, value, statistics=("mean",), **self._support(padding).arguments()).mean
         assert found is not None
         return eta, key, value, found
 
-    def _support(self, padding: Tensor | None) -> dict:
-        order = {"causal": True} if self.causal else {}
-        return order if padding is None else {"mask": ~padding[:, None, None, :], **order}
+    def _support(self, padding: Tensor | None) -> Support:
+        return Support(None if padding is None else ~padding[:, None, None, :], causal=self.causal)
 
     # ------------------------------------------------------------------ whether it contracts
 
@@ -218,7 +218,7 @@ class EquilibriumBlock(SequenceBlock):
         if not bool(found.converged.all()):
             z = self._fall_back(found, z, tokens, padding)
         if is_observed():
-            self._tell(z, padding)
+            self._report(z, padding)
         return z.reshape(x.shape)
 
     def _found(self, fn: Callable[[Tensor], Tensor], start: Tensor) -> Solution:
@@ -298,11 +298,11 @@ class EquilibriumBlock(SequenceBlock):
         return z.index_copy(0, lost, state)
 
     @torch.no_grad()
-    def _tell(self, z: Tensor, padding: Tensor | None) -> None:
+    def _report(self, z: Tensor, padding: Tensor | None) -> None:
         """At the fixed point only, not at the iterates."""
         rows = None if padding is None else ~padding
         scale = self.head_dim**-0.5
-        report_attention(self, *self._attend(z, padding), scale=scale, rows=rows, **self._support(padding))
+        report_attention(self, *self._attend(z, padding), self._support(padding), scale=scale, rows=rows)
 
 
 class _Remembered:

@@ -21,8 +21,9 @@ from cumulant import hopfield
 from cumulant.checks import require_alike, require_float, sentence, shape
 from cumulant.hopfield import Retrieval
 from cumulant.kernels import moments
+from cumulant.kernels.arguments import Support
 from cumulant.nn.calls import is_observed, report_attention
-from cumulant.nn.masks import seen_by
+from cumulant.nn.masks import as_log_weights, support_of_masks
 from cumulant.nn.projected import check_sizes
 from cumulant.solve import Status
 
@@ -213,10 +214,10 @@ class Hopfield(nn.Module):
         rows = {name: x if x.ndim == 3 else x[None] for name, x in given.items()}
         query, key = rows["state"], rows["stored"]
         masks = {"attn_mask": attn_mask, "key_padding_mask": key_padding_mask}
-        seen = seen_by("Hopfield", query, key.expand(len(query), -1, -1), heads=self.num_heads, **masks)
+        support = support_of_masks("Hopfield", query, key.expand(len(query), -1, -1), heads=self.num_heads, **masks)
         cut = {name: self._split(name, x) for name, x in rows.items()}
-        logs = seen.logs(cut["stored"], query.shape[1])
-        return _Memory(cut["state"], cut["stored"], cut.get("value"), logs)
+        log_weights = as_log_weights(support, cut["stored"], query.shape[1])
+        return _Memory(cut["state"], cut["stored"], cut.get("value"), log_weights)
 
     def _split(self, name: str, x: Tensor) -> Tensor:
         """(batch, n, ·) → (batch, heads, n, ·)"""
@@ -235,9 +236,8 @@ class Hopfield(nn.Module):
         if is_observed():
             batch = (len(eta), -1, -1, -1)
             scale = float(self.beta.detach().mean())
-            report_attention(
-                self, eta, memory.patterns.expand(batch), values.expand(batch), mean, scale=scale, log_weights=w
-            )
+            keys, support = memory.patterns.expand(batch), Support(log_weights=w)
+            report_attention(self, eta, keys, values.expand(batch), mean, support, scale=scale)
         return mean
 
     def _judge(self, found: Retrieval) -> None:

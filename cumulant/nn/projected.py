@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple, Self
 
 import torch
@@ -9,27 +10,23 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from cumulant.checks import require_alike, require_float, sentence, shape
-from cumulant.nn.masks import Seen, seen_by
+from cumulant.kernels.arguments import Support
+from cumulant.nn.masks import as_one_mask, support_of_masks, with_one_more_key
 
 
-class Heads(NamedTuple):
+class ProjectedHeads(NamedTuple):
     """The arguments of a call, head by head.
 
     eta, key, value  (batch, heads, q | n, d); eta is the query times 1/√d
-    seen             which keys a query sees
-    sink             0.0 for one more atom at 0 with value 0 (``add_zero_attn``), or None
+    support          which keys a query sees; its sink is 0.0 with ``add_zero_attn``: one more atom at 0 with value 0
     rows             (batch, q) True for tokens, where padding of the queries is known
     """
 
     eta: Tensor
     key: Tensor
     value: Tensor
-    seen: Seen
-    sink: float | None
+    support: Support
     rows: Tensor | None
-
-    def support(self) -> dict:
-        return self.seen.support() | ({} if self.sink is None else {"sink": self.sink})
 
 
 class Projected(nn.Module):
@@ -111,7 +108,7 @@ class Projected(nn.Module):
     def extra_repr(self) -> str:
         return f"{self.embed_dim}, {self.num_heads}, batch_first={self.batch_first}"
 
-    def _heads(self, query: Tensor, key: Tensor, value: Tensor, **masks) -> Heads:
+    def _heads(self, query: Tensor, key: Tensor, value: Tensor, **masks) -> ProjectedHeads:
         """Projected and split into heads, with torch's masks as what each query sees."""
         where = type(self).__name__
         self._check(where, query, key, value)
@@ -120,16 +117,18 @@ class Projected(nn.Module):
             padding = masks.get("key_padding_mask")
             masks["key_padding_mask"] = padding[None] if isinstance(padding, Tensor) else padding
         query, key, value = self._batches(query, key, value)
-        seen = seen_by(where, query, key, heads=self.num_heads, **masks).one_table(query.shape[1], self.num_heads)
+        support = support_of_masks(where, query, key, heads=self.num_heads, **masks)
+        support = as_one_mask(support, query.shape[1], self.num_heads)
         eta, k, v = (
             part.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for part in self._project(query, key, value)
         )
         if self.bias_k is not None and self.bias_v is not None:
-            seen = seen.widened(query.shape[1], key.shape[1], query.device)
+            support = with_one_more_key(support, query.shape[1], key.shape[1], query.device)
             k, v = self._with_bias(k, self.bias_k), self._with_bias(v, self.bias_v)
         rows = masks.get("key_padding_mask")
         rows = ~rows if same and rows is not None and rows.dtype == torch.bool else None
-        return Heads(eta, k, v, seen, 0.0 if self.add_zero_attn else None, rows)
+        support = replace(support, sink=0.0) if self.add_zero_attn else support
+        return ProjectedHeads(eta, k, v, support, rows)
 
     def _project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """η, keys and values, heads side by side; one product for what is one tensor."""

@@ -232,7 +232,7 @@ def test_listeners_hear_the_attention(kind):
         made(x)
     (call,) = heard
     atoms = call.key.shape[-2]
-    seen = torch.ones(5, atoms, dtype=torch.bool).tril(call.support.get("offset", atoms))
+    seen = torch.ones(5, atoms, dtype=torch.bool).tril(atoms if call.support.offset is None else call.support.offset)
     p = torch.softmax((call.eta @ call.key.mT).masked_fill(~seen, -torch.inf), -1).nan_to_num(0.0)
     torch.testing.assert_close(call.output, p @ call.value, rtol=0, atol=1e-12)
 

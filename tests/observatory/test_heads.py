@@ -45,14 +45,14 @@ def table(call):
     eta, key, value = call.eta.double(), *(x.double().repeat_interleave(group, 1) for x in (call.key, call.value))
     score = eta @ key.mT
     w = torch.zeros_like(score)
-    if call.support.get("log_weights") is not None:
-        w = w + call.support["log_weights"]
-    if call.support.get("mask") is not None:
-        w = w.masked_fill(~call.support["mask"], -torch.inf)
-    if call.support.get("causal"):
+    if call.support.log_weights is not None:
+        w = w + call.support.log_weights
+    if call.support.mask is not None:
+        w = w.masked_fill(~call.support.mask, -torch.inf)
+    if call.support.causal:
         w = w.masked_fill(~torch.ones(score.shape[-2:], dtype=torch.bool).tril(), -torch.inf)
-    if call.support.get("sink") is not None:
-        sink = call.support["sink"].double()[..., None, None].expand(*score.shape[:-1], 1)
+    if call.support.sink is not None:
+        sink = call.support.sink.double()[..., None, None].expand(*score.shape[:-1], 1)
         score, w = torch.cat([score, 0 * sink], -1), torch.cat([w, sink], -1)
         key, value = (torch.cat([x, torch.zeros_like(x[..., :1, :])], -2) for x in (key, value))
     return score, w, key, value
@@ -124,9 +124,9 @@ def test_every_quantity_by_its_definition(kind):
             "collapse_loss": forget,
         }
         if not call.capped:
-            visible = slice(None) if call.support.get("sink") is None else slice(0, -1)
+            visible = slice(None) if call.support.sink is None else slice(0, -1)
             expected["max_score"] = torch.where(w > -torch.inf, score, -torch.inf)[..., visible].amax(-1)
-        if call.support.get("sink") is not None:
+        if call.support.sink is not None:
             expected["sink_mass"] = p[..., -1]
         found = head_quantities(call, ALL)
         rows = torch.ones_like(g, dtype=torch.bool) if call.rows is None else call.rows[:, None].expand_as(g)

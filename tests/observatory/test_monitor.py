@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from cumulant.nn import AttentionCall, on_attention, report_attention
+from cumulant.nn import AttentionCall, Support, on_attention, report_attention
 from cumulant.nn.regularisers import entropy_floor, z_loss
 from cumulant.observatory.monitor.attention import block_of, elements, entrances
 from cumulant.observatory.monitor.head_statistics import QUANTITIES, expansion, merged, see
@@ -35,7 +35,7 @@ class Attention(nn.Module):
         q, k, v = (t.reshape(b, n, self.heads, -1).transpose(1, 2) for t in self.read(x).chunk(3, -1))
         out = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         scale = q.shape[-1] ** -0.5
-        report_attention(self, scale * q, k, v, out, scale=scale, causal=True, offset=0)
+        report_attention(self, scale * q, k, v, out, Support(causal=True, offset=0), scale=scale)
         return self.write(out.transpose(1, 2).reshape(b, n, dim))
 
 
@@ -69,7 +69,7 @@ def heard(b=3, heads=2, q=7, n=7, d=4, *, key_heads=None, rows=None, seed=0, **s
     eta = torch.randn(b, heads, q, d, generator=g, dtype=torch.float64)
     key = torch.randn(b, key_heads or heads, n, d, generator=g, dtype=torch.float64)
     out = torch.randn(b, heads, q, 3, generator=g, dtype=torch.float64)
-    return AttentionCall(nn.Identity(), eta, key, key, support, out, 1.0, rows)
+    return AttentionCall(nn.Identity(), eta, key, key, Support(**support), out, 1.0, rows)
 
 
 def brute(
@@ -80,17 +80,17 @@ def brute(
     b, heads, q, _ = eta.shape
     n, group = key.shape[2], heads // key.shape[1]
     sums: dict[str, list] = {name: [[] for _ in range(heads)] for name in QUANTITIES}
-    mask, weights, sink = (call.support.get(k) for k in ("mask", "log_weights", "sink"))
+    mask, weights, sink = (getattr(call.support, k) for k in ("mask", "log_weights", "sink"))
     for s in range(b):
         for h in range(heads):
             for i in range(q):
                 if counted is not None and not counted[s, i]:
                     continue
                 seen = np.ones(n, bool)
-                if call.support.get("causal"):
-                    seen &= np.arange(n) <= call.support["offset"] + i
-                if call.support.get("window") is not None:
-                    seen &= np.abs(call.support["offset"] + i - np.arange(n)) < call.support["window"]
+                if call.support.causal:
+                    seen &= np.arange(n) <= call.support.offset + i
+                if call.support.window is not None:
+                    seen &= np.abs(call.support.offset + i - np.arange(n)) < call.support.window
                 if mask is not None:
                     seen &= mask.expand(b, heads, q, n)[s, h, i].numpy()
                 bias = np.zeros(n)
@@ -194,9 +194,11 @@ def test_what_is_not_finite_is_seen_and_does_not_raise(bad):
 
 def test_half_precision_is_seen_in_single():
     x = torch.randn(2, 2, 5, 4, generator=torch.Generator().manual_seed(0))
-    low = see(AttentionCall(nn.Identity(), *(x.bfloat16() for _ in range(3)), {}, x.bfloat16(), 1.0, None))
+    low = see(AttentionCall(nn.Identity(), *(x.bfloat16() for _ in range(3)), Support(), x.bfloat16(), 1.0, None))
     high = see(
-        AttentionCall(nn.Identity(), *(x.bfloat16().float() for _ in range(3)), {}, x.bfloat16().float(), 1.0, None)
+        AttentionCall(
+            nn.Identity(), *(x.bfloat16().float() for _ in range(3)), Support(), x.bfloat16().float(), 1.0, None
+        )
     )
     torch.testing.assert_close(low.entropy, high.entropy, atol=1e-5, rtol=0)
 

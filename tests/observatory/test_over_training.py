@@ -193,9 +193,9 @@ def test_masks_beside_an_order_and_sinks_reach_the_call():
         layer(x, x, x, hidden, need_weights=False, is_causal=True)
     support = calls[0].support
     expected = torch.ones(5, 5, dtype=torch.bool).tril() & ~hidden[:, None, None, :]
-    assert torch.equal(support["mask"].expand(2, 1, 5, 5), expected)
-    assert not support["causal"]
-    assert torch.equal(support["sink"], torch.zeros(1, 2))
+    assert torch.equal(support.mask.expand(2, 1, 5, 5), expected)
+    assert not support.causal
+    assert torch.equal(support.sink, torch.zeros(1, 2))
     assert calls[0].name == "blocks.0"
 
 

@@ -12,15 +12,16 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
 
 from cumulant.checks import sentence
+from cumulant.kernels.arguments import Support, intersect
 from cumulant.nn.calls import AttentionCall, Observer, on_attention
 from cumulant.observatory.hooks.blocks import attention_modules
-from cumulant.observatory.hooks.nn_adapter import intersect_rows, reporting_layers, support_of
+from cumulant.observatory.hooks.nn_adapter import reporting_layers, written_out
 from cumulant.observatory.hooks.token_masks import TokenMasks
 from cumulant.observatory.hooks.unwrap import is_transformers, unwrapped
 
@@ -133,11 +134,11 @@ def _layer_observer(hooks: ModelHooks) -> Observer:
         if name is None:
             return
         hooks.calls += 1
-        support, seeing = support_of(call)
+        support, seeing = written_out(call)
         wide = torch.promote_types(call.eta.dtype, torch.float32)
         eta, key, value = call.eta.to(wide), call.key.to(wide), call.value.to(wide)
         tokens = call.rows if call.rows is not None else hooks.masks.rows(name, len(eta), eta.shape[2], None)
-        rows = intersect_rows(tokens, seeing)
+        rows = intersect(tokens, seeing)
         named = AttentionCall(call.module, eta, key, value, support, call.output, call.scale, rows, name)
         if hooks.replacement(named) is not None:
             where, advice = f"replace_attention({name})", "The output of a layer of cumulant.nn cannot be replaced."
@@ -251,10 +252,9 @@ def _call(hooks: ModelHooks, module, query, key, value, mask, extra: dict, outpu
         cap = float(extra["softcap"])
         group = query.shape[1] // key.shape[1]
         score = cap * torch.tanh(eta @ key.to(wide).repeat_interleave(group, 1).mT / cap)
-        bias = support.get("log_weights")
-        support["log_weights"] = score if bias is None else score + bias
-        eta = torch.zeros_like(eta)
-    rows = hooks.masks.rows(name, query.shape[0], q, support.get("mask"))
+        bias = support.log_weights
+        support, eta = replace(support, log_weights=score if bias is None else score + bias), torch.zeros_like(eta)
+    rows = hooks.masks.rows(name, query.shape[0], q, support.mask)
     if n > q and causal:  # keys beyond the queries are an unused cache
         key, value = key[:, :, :q], value[:, :, :q]
     key, value = key.to(wide), value.to(wide)
@@ -265,23 +265,16 @@ def _implementation(module: nn.Module) -> str:
     return getattr(getattr(module, "config", None), "_attn_implementation", "") or ""
 
 
-def _support(mask: Tensor | None, causal: bool, extra: dict, query: Tensor) -> dict:
+def _support(mask: Tensor | None, causal: bool, extra: dict, query: Tensor) -> Support:
     """Masks, biases and sinks of the call as edits of the measure."""
-    support: dict = {"causal": causal}
-    if causal:
-        support["offset"] = 0
-    bias = extra.get("position_bias")
-    if mask is not None and mask.dtype == torch.bool:
-        support["mask"] = mask
-    elif mask is not None:
-        lowest = torch.finfo(mask.dtype).min
-        support["mask"] = mask > lowest / 2  # what models use for −∞
-        additive = torch.where(support["mask"], mask, 0)
-        if bool((additive != 0).any()):
-            bias = additive if bias is None else bias + additive
+    bias, sink = extra.get("position_bias"), extra.get("s_aux")
+    if mask is not None and mask.dtype != torch.bool:
+        added, mask = mask, mask > torch.finfo(mask.dtype).min / 2  # what models use for −∞
+        added = torch.where(mask, added, 0)
+        if bool((added != 0).any()):
+            bias = added if bias is None else bias + added
     if bias is not None:
         wide = torch.promote_types(query.dtype, torch.float32)
-        support["log_weights"] = bias.to(wide).expand(-1, query.shape[1], query.shape[2], -1)
-    if extra.get("s_aux") is not None:
-        support["sink"] = extra["s_aux"].detach().float().reshape(1, -1)
-    return support
+        bias = bias.to(wide).expand(-1, query.shape[1], query.shape[2], -1)
+    sink = None if sink is None else sink.detach().float().reshape(1, -1)
+    return Support(mask, causal, 0 if causal else None, log_weights=bias, sink=sink)

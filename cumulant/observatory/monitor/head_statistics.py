@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from cumulant.kernels import moments
+from cumulant.kernels.arguments import Support
 from cumulant.nn.calls import AttentionCall
 
 TOKENS = 1024  # of a block's states, from which its expansion is taken
@@ -50,14 +51,14 @@ QUANTITIES = Sight._fields[:-1]
 class Sample(NamedTuple):
     """Some queries of some sequences of a call.
 
-    eta (b, heads, s, d), key (b, key heads, n, d), output (b, heads, s, e), support as in `moments` without a band,
+    eta (b, heads, s, d), key (b, key heads, n, d), output (b, heads, s, e), support without a band,
     counted (b, s) False where a query is padding, first (b,) the index of the first key that is a token
     """
 
     eta: Tensor
     key: Tensor
     output: Tensor
-    support: dict
+    support: Support
     counted: Tensor
     first: Tensor
 
@@ -69,9 +70,9 @@ def see(call: AttentionCall, *, sequences: int = 4, queries: int = 32) -> Sight:
     The same places are looked at in every call of the same shape, so that numbers of different steps compare.
 
     >>> import torch
-    >>> from cumulant.nn import AttentionCall
+    >>> from cumulant.nn import AttentionCall, Support
     >>> x = torch.zeros(1, 2, 4, 3)                        # four tokens that look alike, two heads
-    >>> sight = see(AttentionCall(torch.nn.Identity(), x, x, x, {}, x))
+    >>> sight = see(AttentionCall(torch.nn.Identity(), x, x, x, Support(), x))
     >>> sight.entropy, sight.first_mass                    # log 4, 1/4
     (tensor([1.3863, 1.3863], dtype=torch.float64), tensor([0.2500, 0.2500], dtype=torch.float64))
     """
@@ -79,7 +80,7 @@ def see(call: AttentionCall, *, sequences: int = 4, queries: int = 32) -> Sight:
     heads = call.eta.shape[1]
     if 0 in sample.eta.shape or sample.key.shape[-2] == 0:
         return _blank(heads, 0)
-    weights = sample.support.get("log_weights")
+    weights = sample.support.log_weights
     usable = sample.eta.isfinite().all() & sample.key.isfinite().all()
     if weights is not None:
         usable = usable & (weights < torch.inf).all()  # also false for NaN
@@ -93,8 +94,10 @@ def _means(sample: Sample, *, capped: bool) -> Sight:
     is_first = torch.zeros(len(sample.first), n, dtype=sample.key.dtype, device=sample.key.device)
     is_first.scatter_(1, sample.first[:, None], 1)
     is_first = is_first[:, None, :, None].expand(-1, sample.key.shape[1], -1, -1)  # its mean is p of the first key
-    found = moments(sample.eta, sample.key, is_first, statistics=("mean", "entropy", "max_score"), **sample.support)
-    log_n = _log_visible(sample)
+    found = moments(
+        sample.eta, sample.key, is_first, statistics=("mean", "entropy", "max_score"), **sample.support.arguments()
+    )
+    log_n = sample.support.visible_keys(sample.eta, n)[0].to(found.entropy.dtype).log()
     counted = sample.counted[:, None] & (log_n > log(1.5))
     assert found.mean is not None
     values = {
@@ -117,19 +120,6 @@ def _means(sample: Sample, *, capped: bool) -> Sight:
     return Sight(*mean, queries=int(number.max()))
 
 
-def _log_visible(sample: Sample) -> Tensor:
-    """log of the number of keys each query sees, the sink included: G of scores and weights that are all 0."""
-    support = dict(sample.support)
-    for name in ("log_weights", "sink"):
-        given = support.get(name)
-        if isinstance(given, Tensor):
-            support[name] = torch.where(given == -torch.inf, given, 0)
-        elif given is not None:
-            support[name] = given if given == -torch.inf else 0.0
-    eta, key = sample.eta[..., :1], sample.key[..., :1]
-    return moments(torch.zeros_like(eta), torch.zeros_like(key), statistics=(), **support).log_normalizer
-
-
 def take(call: AttentionCall, sequences: int, queries: int) -> Sample:
     """Some queries of some sequences, with a mask in the place of what was said by bands."""
     batch, _, q, _ = call.eta.shape
@@ -146,7 +136,7 @@ def take(call: AttentionCall, sequences: int, queries: int) -> Sample:
         eta=some.queries(call.eta),
         key=some.sequences(call.key),
         output=some.queries(call.output),
-        support=_support(call.support, some, n),
+        support=call.support.of_sequences(chosen).of_queries(picked, n),
         counted=counted,
         first=first,
     )
@@ -178,34 +168,6 @@ class _Some(NamedTuple):
         if tensor.shape[2] == 1 < self.q:
             return tensor
         return tensor.take_along_dim(self.picked[:, None, :, None], 2)
-
-
-def _support(support: dict, some: _Some, n: int) -> dict:
-    """The same edits of the measure for the chosen queries."""
-    out: dict = {}
-    mask, weights, sink = (support.get(name) for name in ("mask", "log_weights", "sink"))
-    if mask is not None:
-        out["mask"] = some.queries(mask.reshape((1,) * (4 - mask.ndim) + mask.shape))
-    band = _band(support, some.picked, n)
-    if band is not None:
-        out["mask"] = band if mask is None else band & out["mask"]
-    if weights is not None:
-        out["log_weights"] = some.queries(weights) if weights.ndim == 4 else weights
-        if weights.ndim == 3:
-            out["log_weights"] = some.sequences(weights)
-    if sink is not None:
-        out["sink"] = some.sequences(sink) if isinstance(sink, Tensor) and sink.ndim == 2 else sink
-    return out
-
-
-def _band(support: dict, picked: Tensor, n: int) -> Tensor | None:
-    """Causal masks and windows as a mask (b, 1, s, n)."""
-    causal, window = bool(support.get("causal")), support.get("window")
-    if not causal and window is None:
-        return None
-    behind = (picked + (support.get("offset") or 0))[:, None, :, None] - torch.arange(n, device=picked.device)
-    seen = behind >= 0 if causal else torch.ones_like(behind, dtype=torch.bool)
-    return seen if window is None else seen & (behind.abs() < window)
 
 
 def _blank(heads: int, queries: int) -> Sight:

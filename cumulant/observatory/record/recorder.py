@@ -102,7 +102,7 @@ class Recorder:
         self.heard[call.name] = self.heard.get(call.name, 0) + 1
         self._count(call)
         values = head_quantities(call, self.wanted)
-        offset = call.key.shape[-2] - call.eta.shape[-2] if call.support.get("causal") else 0
+        offset = call.key.shape[-2] - call.eta.shape[-2] if call.support.causal else 0
         positions = torch.arange(call.eta.shape[-2]) + max(0, offset)
         for name, value in values.items():
             flat = value.movedim(1, 0).flatten(1)  # (heads, batch · q)
@@ -203,8 +203,8 @@ def _require_finite(call: AttentionCall) -> None:
 
     Padding may be anything: models that mask by −∞ leave NaN there.
     """
-    mask, rows = call.support.get("mask"), call.rows
-    scores = call.support["log_weights"] if call.capped else None
+    mask, rows = call.support.mask, call.rows
+    scores = call.support.log_weights if call.capped else None
     if scores is None and all(known(largest(t).isfinite()) for t in (call.eta, call.key)):
         return
     eta, key = (t.isfinite().all(-1).all(1) for t in (call.eta, call.key))  # (batch, q), (batch, n)
@@ -223,7 +223,7 @@ def _require_finite(call: AttentionCall) -> None:
 
 
 def _layer(call: AttentionCall) -> Layer:
-    kind = "cross" if call.eta.shape[-2] != call.key.shape[-2] and not call.support.get("causal") else "self"
+    kind = "cross" if call.eta.shape[-2] != call.key.shape[-2] and not call.support.causal else "self"
     heads, dim, width = call.eta.shape[1], call.eta.shape[3], call.value.shape[3]
     return Layer(call.name, kind, heads, call.key.shape[1], dim, width, call.scale)
 

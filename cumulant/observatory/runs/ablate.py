@@ -307,18 +307,13 @@ def heads_of(call: AttentionCall, heads: list[int]) -> AttentionCall:
     """The same call with some of its heads only, each with keys of its own."""
     group = call.eta.shape[1] // call.key.shape[1]
     shared = [head // group for head in heads]
-    support = dict(call.support)
-    for name in ("mask", "log_weights", "sink"):
-        table = support.get(name)
-        if table is not None and table.shape[1] > 1:
-            support[name] = table[:, heads]
     return replace(
         call,
         eta=call.eta[:, heads],
         key=call.key[:, shared],
         value=call.value[:, shared],
         output=call.output[:, heads],
-        support=support,
+        support=call.support.of_heads(heads),
     )
 
 

@@ -15,9 +15,9 @@ def head_quantities(call: AttentionCall, wanted: frozenset[str]) -> dict[str, Te
     """name → (batch, heads, q); NaN where the query is padding or sees no key."""
     cheap = wanted <= {"log_normalizer", "entropy"}
     if cheap and not call.capped:
-        found = moments(call.eta, call.key, statistics=("entropy",), **call.support)
+        found = moments(call.eta, call.key, statistics=("entropy",), **call.support.arguments())
     else:
-        found = moments(call.eta, call.key, call.value, statistics=FULL, **call.support)
+        found = moments(call.eta, call.key, call.value, statistics=FULL, **call.support.arguments())
     out = {"log_normalizer": found.log_normalizer, "entropy": found.entropy}
     if not cheap:
         out |= _further(call, found)
@@ -29,7 +29,7 @@ def head_quantities(call: AttentionCall, wanted: frozenset[str]) -> dict[str, Te
 
 def _further(call: AttentionCall, found: Moments) -> dict[str, Tensor]:
     g = found.log_normalizer
-    seen, log_mass = visible_keys(call)
+    seen, log_mass = call.support.visible_keys(call.eta, call.key.shape[-2])
     score = found.mean_log_weight if call.capped else found.mean_score  # a capped score is carried as a weight
     base = torch.log(seen) if call.capped else log_mass
     kl = score - g + base  # pyright: ignore[reportOptionalOperand]
@@ -47,36 +47,12 @@ def _further(call: AttentionCall, found: Moments) -> dict[str, Tensor]:
     return out  # pyright: ignore[reportReturnType]
 
 
-def visible_keys(call: AttentionCall) -> tuple[Tensor, Tensor]:
-    """How many keys a query sees, the sink included, and the log of their mass; broadcast to (batch, heads, q)."""
-    shape = call.eta.shape[:-1]
-    q, n = shape[-1], call.key.shape[-2]
-    mask, weights, sink = (call.support.get(name) for name in ("mask", "log_weights", "sink"))
-    if call.support.get("causal"):
-        count = torch.arange(1, q + 1, device=call.eta.device).clamp_max(n).expand(shape)
-    elif mask is not None:
-        count = mask.sum(-1).expand(shape)
-    else:
-        count = torch.full((1,), n, device=call.eta.device).expand(shape)
-    count = count.to(call.eta.dtype)
-    if weights is None:
-        log_mass = count.log()
-    else:
-        table = weights if mask is None else weights.masked_fill(~mask, -torch.inf)
-        if call.support.get("causal"):
-            table = table.masked_fill(~torch.ones(q, n, dtype=torch.bool).tril(), -torch.inf)
-        log_mass = torch.logsumexp(table, -1).expand(shape)
-    if sink is not None:
-        count, log_mass = count + 1, torch.logaddexp(log_mass, sink[..., None].expand(shape))
-    return count, log_mass
-
-
 def _first_mass(call: AttentionCall, g: Tensor) -> Tensor:
     """p of the first key: e^{⟨η,k₀⟩ + w₀ − G}, 0 where it is hidden."""
     group = call.eta.shape[1] // call.key.shape[1]
     first = call.key[:, :, 0].repeat_interleave(group, 1)  # (batch, heads, d)
     logit = (call.eta @ first[..., None])[..., 0] - g
-    weights, mask = call.support.get("log_weights"), call.support.get("mask")
+    weights, mask = call.support.log_weights, call.support.mask
     if weights is not None:
         logit = logit + weights[..., 0]
     if mask is not None:

@@ -72,19 +72,11 @@ def rows_of(call: AttentionCall, sequence: int, index: Tensor) -> Rows:
     heads, group = call.eta.shape[1], call.eta.shape[1] // call.key.shape[1]
     eta = call.eta[sequence, :, index]
     key, value = (x[sequence].repeat_interleave(group, 0) if group > 1 else x[sequence] for x in (call.key, call.value))
-    base = eta.new_zeros(heads, len(index), key.shape[1])
-    weights, mask = call.support.get("log_weights"), call.support.get("mask")
-    if weights is not None:
-        base = base + _of(weights, sequence)[:, index]
-    if mask is not None:
-        table = _of(mask, sequence)
-        base = base.masked_fill(~(table[:, index] if table.shape[1] > 1 else table), -torch.inf)
-    if call.support.get("causal"):
-        base = base.masked_fill(torch.arange(key.shape[1]) > index[:, None], -torch.inf)
+    support = call.support.of_sequences(torch.tensor([sequence]))
+    base = support.weigh(eta.new_zeros(1, heads, len(index), key.shape[1]), index)[0]
     logits = eta @ key.mT + base
-    sink = call.support.get("sink")
-    if sink is not None:
-        column = sink.reshape(-1, 1, 1).expand(heads, len(index), 1)
+    if isinstance(support.sink, Tensor):
+        column = support.sink.reshape(-1, 1, 1).expand(heads, len(index), 1)
         p = torch.softmax(torch.cat([logits, column], -1), -1)[..., :-1]
     else:
         p = torch.softmax(logits, -1)
@@ -169,24 +161,14 @@ def _fit_sums(rows: Rows, under: Covariances) -> dict[str, Tensor]:
 
 def received(call: AttentionCall, sequence: int) -> dict[str, Tensor]:
     """The implied source marginal of one sequence: σ_j = Σ_i p_ij / N over its tokens, as (heads, 1) figures."""
-    eta, key = call.eta[sequence], call.key[sequence]
-    tokens = torch.ones(eta.shape[1], dtype=eta.dtype)
-    if call.rows is not None:
-        tokens = call.rows[sequence].to(eta.dtype)
-    support = {k: v for k, v in call.support.items() if k in ("causal", "offset")}
-    for name in ("mask", "log_weights"):
-        if call.support.get(name) is not None:
-            support[name] = _of(call.support[name], sequence)
-    if call.support.get("sink") is not None:
-        support["sink"] = call.support["sink"][0]
-    share = (tokens / tokens.sum().clamp_min(1)).expand(eta.shape[:2])
-    sigma = attend(eta, key, scale=1.0, source_marginal=share.contiguous(), **support).source_marginal
+    index = torch.tensor([sequence])
+    eta, key, support = call.eta[index], call.key[index], call.support.of_sequences(index)
+    tokens = eta.new_ones(eta.shape[2]) if call.rows is None else call.rows[sequence].to(eta.dtype)
+    share = (tokens / tokens.sum().clamp_min(1)).expand(eta.shape[:3])
+    sigma = attend(eta, key, scale=1.0, source_marginal=share.contiguous(), **support.arguments()).source_marginal
     assert sigma is not None
+    sigma = sigma[0]
     return {
         "received_top": sigma.amax(-1, keepdim=True),
         "received_effective": sigma.sum(-1, keepdim=True).square() / sigma.square().sum(-1, keepdim=True),
     }
-
-
-def _of(table: Tensor, sequence: int) -> Tensor:
-    return table[sequence if table.shape[0] > 1 else 0]

@@ -72,7 +72,7 @@ def local_gaussian(draw: Draw) -> Iterator[Evidence]:
     found = _observed()
     call = found["calls"][2]
     key, eta = array(call.key[0, 3]), array(call.eta[0, 3, 5])
-    visible = array(call.support["mask"][0, 0, 5].bool()) if call.support.get("mask") is not None else slice(None)
+    visible = array(call.support.mask[0, 0, 5].bool()) if call.support.mask is not None else slice(None)
     key = key[visible]
     step = 1e-2 * draw.normal(len(eta)) / np.sqrt(len(eta))
     p = softmax(key @ eta)
