@@ -6,13 +6,14 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
+import torch
 from torch import Tensor, nn
 
 from cumulant.nn.calls import AttentionCall, on_attention
 from cumulant.observatory.hooks.attention import observe_attention
 from cumulant.observatory.hooks.nn_adapter import REPORTING_LAYERS
-from cumulant.observatory.monitor.head_statistics import expansion
 
+EXPANSION_TOKENS = 1024  # of a block's states, from which its expansion is taken
 OnCall = Callable[[str, AttentionCall], None]  # the path of the layer, and its call
 OnExpansion = Callable[[str, float], None]  # the path of the block, and |output| / |input|
 
@@ -110,3 +111,21 @@ def _expansion_hook(path: str, on_expansion: OnExpansion):
             on_expansion(path, expansion(before.detach(), after.detach()))
 
     return hook
+
+
+@torch.no_grad()
+def expansion(before: Tensor, after: Tensor) -> float:
+    """|after| / |before| over some tokens of a block's states (*, D); NaN if there are none or all of them are 0.
+
+    >>> import torch
+    >>> expansion(torch.ones(2, 5, 3), torch.full((2, 5, 3), 2.0))
+    2.0
+    """
+    rows = before.numel() // max(1, before.shape[-1])
+    if rows == 0:
+        return float("nan")
+    stride = -(-rows // EXPANSION_TOKENS)
+    sizes = [
+        torch.linalg.vector_norm(x.reshape(rows, -1)[::stride].to(torch.float32)).double() for x in (after, before)
+    ]
+    return float((sizes[0] / sizes[1]).cpu()) if float(sizes[1]) > 0 else float("nan")

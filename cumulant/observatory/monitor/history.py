@@ -10,15 +10,15 @@ from typing import NamedTuple
 
 from cumulant.checks import sentence
 from cumulant.files import write, write_parquet
-from cumulant.observatory.monitor.head_statistics import QUANTITIES
-from cumulant.observatory.monitor.thresholds import Alarm, Layer
+from cumulant.observatory.monitor.thresholds import Alarm, LayerCheck
+from cumulant.observatory.statistics.heads import MEANS
 
 
 class Check(NamedTuple):
     """What was seen at one step: every attention layer in the order of the model, and the alarms it gave."""
 
     step: int
-    layers: tuple[Layer, ...]
+    layers: tuple[LayerCheck, ...]
     alarms: tuple[Alarm, ...] = ()
 
 
@@ -63,8 +63,8 @@ def rows_of(checks: Iterable[Check]) -> list[dict]:
     return [row for check in checks for number, layer in enumerate(check.layers) for row in _rows(check, number, layer)]
 
 
-def _rows(check: Check, number: int, layer: Layer) -> Iterator[dict]:
-    columns = {name: getattr(layer.sight, name).tolist() for name in QUANTITIES}
+def _rows(check: Check, number: int, layer: LayerCheck) -> Iterator[dict]:
+    columns = {name: getattr(layer.heads, name).tolist() for name in MEANS}
     for head in range(len(layer.dead)):
         row = {"step": check.step, "layer": number, "name": layer.name, "head": head}
         row |= {name: _number(values[head]) for name, values in columns.items()}
@@ -96,11 +96,11 @@ def table(check: Check | None, alarms: Iterable[Alarm]) -> str:
     names, widths = ("layer", "entropy", "least", "G", "score", "first", "expansion"), (5, 8, 7, 8, 8, 6, 9)
     head = " ".join(f"{name:>{width}}" for name, width in zip(names, widths, strict=True)) + "  dead  collapsed"
     lines = [f"step {check.step}", head]
-    for number, (_, sight, growth, dead, collapsed) in enumerate(check.layers):
-        means = [float(x.nanmean()) for x in (sight.entropy, sight.log_normalizer, sight.first_mass)]
+    for number, (_, heads, growth, dead, collapsed) in enumerate(check.layers):
+        means = [float(x.nanmean()) for x in (heads.entropy, heads.log_normalizer, heads.first_mass)]
         lines.append(
-            f"{number:>5} {means[0]:>8.3f} {float(sight.entropy.min()):>7.3f} {means[1]:>8.2f} "
-            f"{float(sight.max_score.max()):>8.2f} {means[2]:>6.3f} {growth:>9.3f}  "
+            f"{number:>5} {means[0]:>8.3f} {float(heads.entropy.min()):>7.3f} {means[1]:>8.2f} "
+            f"{float(heads.max_score.max()):>8.2f} {means[2]:>6.3f} {growth:>9.3f}  "
             f"{int(dead.sum()):>4}  {int(collapsed.sum()):>9}"
         )
     return "\n".join([*lines, *(f"step {a.step}: {a.words}" for a in list(alarms)[-10:])])

@@ -27,9 +27,9 @@ from torch import nn
 from cumulant.checks import sentence
 from cumulant.nn.calls import AttentionCall
 from cumulant.observatory.monitor.attention import block_of, elements, entrances, observe_pass
-from cumulant.observatory.monitor.head_statistics import Sight, merged, see
 from cumulant.observatory.monitor.history import Check, History, rows_of, save, table
-from cumulant.observatory.monitor.thresholds import Alarm, Judge, Layer, Thresholds
+from cumulant.observatory.monitor.thresholds import Alarm, Judge, LayerCheck, Thresholds
+from cumulant.observatory.statistics.heads import HeadStatistics, head_statistics
 
 ALARMS = 1000  # kept at most, the latest
 
@@ -90,7 +90,7 @@ class Monitor:
         self.history, self.alarms = History(keep), deque[Alarm](maxlen=ALARMS)
         self.now = 0
         self._judge = Judge(self.thresholds)
-        self._statistics: dict[str, Sight] = {}
+        self._statistics: dict[str, HeadStatistics] = {}
         self._expansions: dict[str, float] = {}
         self._blocks: dict[str, nn.Module] | None = None
         self._done: set[str] = set()  # layers whose statistics an earlier pass of this step has given
@@ -205,8 +205,8 @@ class Monitor:
     def _on_call(self, name: str, call: AttentionCall) -> None:
         if name in self._done:
             return
-        sight = see(call, sequences=self.sequences, queries=self.queries)
-        self._statistics[name] = merged(self._statistics[name], sight) if name in self._statistics else sight
+        heads = head_statistics(call, sequences=self.sequences, queries=self.queries)
+        self._statistics[name] = self._statistics[name].merge(heads) if name in self._statistics else heads
 
     def _on_expansion(self, path: str, ratio: float) -> None:
         self._expansions.setdefault(path, ratio)
@@ -235,10 +235,10 @@ class Monitor:
             warnings.warn(f"step {self.now}: {alarms[0].words}{more}", MonitorWarning, stacklevel=stacklevel)
         return check
 
-    def _layer(self, name: str, home: str | None) -> Layer:
-        sight, bounds = self._statistics[name], self.thresholds
-        growth = self._expansions.get(home, torch.nan) if home is not None else torch.nan
-        return Layer(name, sight, growth, bounds.dead_heads(sight), bounds.collapsed_heads(sight))
+    def _layer(self, name: str, home: str | None) -> LayerCheck:
+        heads, bounds = self._statistics[name], self.thresholds
+        expansion = self._expansions.get(home, torch.nan) if home is not None else torch.nan
+        return LayerCheck(name, heads, expansion, bounds.dead_heads(heads), bounds.collapsed_heads(heads))
 
 
 def _nothing(*args: object) -> None:
