@@ -17,13 +17,13 @@ from cumulant.observatory.report.layer_table import layer_rows, layer_spectra, r
 from cumulant.observatory.statistics.gaussianity import (
     axes,
     compare,
-    effective_rank,
     lle_error,
     mardia,
     participation_ratio,
 )
 from cumulant.observatory.statistics.stable_hash import priorities
 from cumulant.observatory.statistics.states import SAMPLE, Centred, Sample, Spread, Within, flatten, unflatten
+from cumulant.special import effective_rank
 from tests.observatory.tiny_models import inputs, make
 
 PRE, POST = ["in", "attention", "out"], ["in", "attention", "attention normed", "mlp", "out"]
@@ -375,7 +375,7 @@ def test_statistics_of_a_sample_by_hand():
     assert mardia(torch.as_tensor(y)) == pytest.approx((b1, b2), rel=1e-12)
     value = np.array([4.0, 2.0, 1.0, 0.0])
     p = value[:3] / 7
-    assert effective_rank(torch.as_tensor(value)) == pytest.approx(np.exp(-(p * np.log(p)).sum()), rel=1e-12)
+    assert float(effective_rank(torch.as_tensor(value))) == pytest.approx(np.exp(-(p * np.log(p)).sum()), rel=1e-12)
     assert participation_ratio(torch.as_tensor(value)) == pytest.approx(49 / 21, rel=1e-12)
     assert effective_rank(torch.zeros(3)) == participation_ratio(torch.zeros(3)) == 0
     line = torch.linspace(0, 1, 64, dtype=torch.float64)[:, None] ** torch.ones(1, 5, dtype=torch.float64)

@@ -16,7 +16,8 @@ from torch import nn
 
 from cumulant.nn import AttentionCall, Support, on_attention, report_attention
 from cumulant.nn.regularisers import entropy_floor, z_loss
-from cumulant.observatory.monitor.attention import block_of, elements, entrances, expansion
+from cumulant.observatory.hooks.blocks import block_of, list_elements
+from cumulant.observatory.monitor.attention import entrances, expansion
 from cumulant.observatory.monitor.history import History, save, table
 from cumulant.observatory.monitor.thresholds import Judge, LayerCheck
 from cumulant.observatory.statistics.heads import MEANS, HeadStatistics, head_statistics
@@ -516,9 +517,9 @@ def test_rows_json_parquet_and_table(tmp_path):
 def test_blocks_and_entrances():
     model = Model(layers=1)
     assert block_of(model, "blocks.0.attention") == "blocks.0"
-    assert block_of(nn.Sequential(nn.Sequential(Attention(4, 2))), "0.0") == "0"
+    assert block_of(nn.Sequential(nn.Sequential(Attention(4, 2))), "0.0", sequential=True) == "0"
     assert block_of(Attention(4, 2), "") is None
-    assert list(elements(model)) == ["blocks.0"]
+    assert list(list_elements(model)) == ["blocks.0"]
     assert entrances(model) == [model, model.blocks[0]]
     lone, x = Attention(4, 2), torch.randn(1, 3, 4)
     monitor = Monitor(lone, every=1)

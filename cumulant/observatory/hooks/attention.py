@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from cumulant.checks import sentence
 from cumulant.kernels.arguments import Support, intersect
 from cumulant.nn.calls import AttentionCall, Observer, on_attention
-from cumulant.observatory.hooks.blocks import attention_modules
+from cumulant.observatory.hooks.blocks import attention_modules, list_elements
 from cumulant.observatory.hooks.nn_adapter import reporting_layers, written_out
 from cumulant.observatory.hooks.token_masks import TokenMasks
 from cumulant.observatory.hooks.unwrap import is_transformers, unwrapped
@@ -150,7 +150,7 @@ def _layer_observer(hooks: ModelHooks) -> Observer:
 def unrecordable(model: nn.Module) -> str:
     """The sentence for a model whose attention cannot be recorded, with the reason."""
     if not attention_modules(model):
-        kinds = list(dict.fromkeys(type(m).__name__ for m in _elements(model))) or ["other modules"]
+        kinds = list(dict.fromkeys(type(m).__name__ for m in list_elements(model).values())) or ["other modules"]
         got = f"{type(model).__name__}, which has none: its layers are {', '.join(kinds[:3])}"
         return sentence("attach.model", "a model with attention", got, "Use a model that attends.")
     return sentence(
@@ -160,13 +160,6 @@ def unrecordable(model: nn.Module) -> str:
         "Its attention is written out in its own code, so nothing would be recorded; use another model, or a newer "
         "transformers that has moved it to the interface.",
     )
-
-
-def _elements(model: nn.Module) -> Iterator[nn.Module]:
-    """What the lists of layers of a model hold."""
-    for module in model.modules():
-        if isinstance(module, nn.ModuleList):
-            yield from module
 
 
 def _implementations(model: nn.Module) -> dict[int, tuple]:

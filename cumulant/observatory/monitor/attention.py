@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 from cumulant.nn.calls import AttentionCall, on_attention
 from cumulant.observatory.hooks.attention import observe_attention
 from cumulant.observatory.hooks.nn_adapter import REPORTING_LAYERS
+from cumulant.observatory.hooks.unwrap import transformers_models
 
 EXPANSION_TOKENS = 1024  # of a block's states, from which its expansion is taken
 OnCall = Callable[[str, AttentionCall], None]  # the path of the layer, and its call
@@ -44,23 +44,13 @@ def observe_pass(
 
     with ExitStack() as stack:
         stack.enter_context(on_attention(observe))
-        for foreign in transformers_models(model):
+        for foreign in transformers_models(model).values():
             hooks = stack.enter_context(observe_attention(foreign, observe_foreign))
             if running is not None:  # hooks that are put on during a call come too late for it
                 hooks.masks.begin(*running)
         for path, module in blocks.items():
             stack.callback(module.register_forward_hook(_expansion_hook(path, on_expansion), with_kwargs=True).remove)
         yield
-
-
-def transformers_models(model: nn.Module) -> list[nn.Module]:
-    """The outermost models of the library transformers inside a model, itself included."""
-    library = sys.modules.get("transformers")  # without it there is none
-    kind = getattr(library, "PreTrainedModel", None)
-    if kind is None:
-        return []
-    found = {name: module for name, module in model.named_modules() if isinstance(module, kind)}
-    return [m for name, m in found.items() if not any(_inside(name, other) for other in found if other != name)]
 
 
 def entrances(model: nn.Module) -> list[nn.Module]:
@@ -73,33 +63,6 @@ def entrances(model: nn.Module) -> list[nn.Module]:
         else:
             found.append(module)
     return found
-
-
-def elements(model: nn.Module) -> dict[str, nn.Module]:
-    """Paths and modules of everything that stands in a list or a sequence of modules."""
-    lists = [(name, m) for name, m in model.named_modules() if isinstance(m, nn.ModuleList | nn.Sequential)]
-    return {f"{name}.{k}" if name else k: child for name, m in lists for k, child in m.named_children()}
-
-
-def block_of(model: nn.Module, path: str) -> str | None:
-    """Path of the block that holds the layer at ``path``: the nearest element of an nn.ModuleList, or of the outermost
-    nn.Sequential if there is none; the layer itself may be one. None if it stands in neither.
-
-    >>> from torch import nn
-    >>> block_of(nn.ModuleDict({"blocks": nn.ModuleList([nn.ModuleDict({"attention": nn.Identity()})])}),
-    ...          "blocks.0.attention")
-    'blocks.0'
-    """
-    parts = path.split(".") if path else []
-    paths = [".".join(parts[:end]) for end in range(len(parts), 0, -1)]
-    parents = {p: model.get_submodule(p.rpartition(".")[0]) for p in paths}
-    listed = [p for p in paths if isinstance(parents[p], nn.ModuleList)]
-    in_sequence = [p for p in paths if isinstance(parents[p], nn.Sequential)]
-    return listed[0] if listed else in_sequence[-1] if in_sequence else None
-
-
-def _inside(name: str, other: str) -> bool:
-    return other == "" or name.startswith(f"{other}.")
 
 
 def _expansion_hook(path: str, on_expansion: OnExpansion):

@@ -26,7 +26,8 @@ from torch import nn
 
 from cumulant.checks import sentence
 from cumulant.nn.calls import AttentionCall
-from cumulant.observatory.monitor.attention import block_of, elements, entrances, observe_pass
+from cumulant.observatory.hooks.blocks import block_of, list_elements
+from cumulant.observatory.monitor.attention import entrances, observe_pass
 from cumulant.observatory.monitor.history import Check, History, rows_of, save, table
 from cumulant.observatory.monitor.thresholds import Alarm, Judge, LayerCheck, Thresholds
 from cumulant.observatory.statistics.heads import HeadStatistics, head_statistics
@@ -188,7 +189,7 @@ class Monitor:
             self._stop_observing()
 
     def _start_observing(self, module: nn.Module | None, running: tuple | None) -> None:
-        blocks = elements(self.model) if self._blocks is None else self._blocks
+        blocks = list_elements(self.model, (nn.ModuleList, nn.Sequential)) if self._blocks is None else self._blocks
         self._done = set(self._statistics)
         stack = ExitStack()
         stack.enter_context(observe_pass(self.model, self._on_call, self._on_expansion, blocks, running))
@@ -217,7 +218,7 @@ class Monitor:
             return None
         order = {name: i for i, (name, _) in enumerate(self.model.named_modules())}
         names = sorted(self._statistics, key=lambda name: order.get(name, len(order)))
-        homes = {name: block_of(self.model, name) for name in names}
+        homes = {name: block_of(self.model, name, whole=False, sequential=True) for name in names}
         self._blocks = {path: self.model.get_submodule(path) for path in homes.values() if path is not None}
         layers = tuple(self._layer(name, homes[name]) for name in names)
         alarms = self._judge.judge(self.now, layers)

@@ -14,12 +14,12 @@ from cumulant.observatory.statistics.gaussianity import (
     Comparison,
     axes,
     compare,
-    effective_rank,
     participation_ratio,
     rebuilt,
 )
 from cumulant.observatory.statistics.states import Kept, Sample, Spread, Within, unflatten
 from cumulant.observatory.statistics.tally import Tally
+from cumulant.special import effective_rank
 
 Row = dict[str, str | int | float]
 Names = Sequence[dict[str, str]]
@@ -147,7 +147,7 @@ def _spread_columns(spread: Spread | None) -> Row:
         return dict.fromkeys(("variance", "effective_rank", "participation_ratio", "top_share"), math.nan)
     value = _spectrum(spread)
     total = float(value.sum())
-    rank = effective_rank(value, int(spread.count))
+    rank = float(effective_rank(value, int(spread.count)))
     ratio = min(rank, participation_ratio(value, int(spread.count)))
     return {
         "variance": total,

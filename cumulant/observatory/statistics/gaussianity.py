@@ -71,39 +71,6 @@ class Comparison(NamedTuple):
 NOTHING = Shape(math.nan, math.nan, math.nan, math.nan)
 
 
-def effective_rank(variance: Tensor, count: int | None = None) -> float:
-    """exp of the entropy of the shares of variance; 0 of nothing.
-
-    count   of the vectors whose covariance has these eigenvalues: their scatter makes the rank too small, and is then
-            taken out to first order, H + Σ_ij λ_i λ_j (log λ_i − log λ_j)/(λ_i − λ_j) / (2 n Σλ)
-
-    >>> import torch
-    >>> round(effective_rank(torch.ones(5)), 9), effective_rank(torch.tensor([1.0, 0.0]))
-    (5.0, 1.0)
-    >>> x = torch.randn(200, 100, generator=torch.Generator().manual_seed(0))
-    >>> seen = torch.linalg.eigvalsh(x.T.cov())
-    >>> round(effective_rank(seen)), round(effective_rank(seen, 200))
-    (78, 96)
-    """
-    total = float(variance.sum())
-    if not total > 0:
-        return 0.0
-    share = variance.double().clamp_min(0) / total
-    entropy = float(-torch.xlogy(share, share).sum())
-    if count is not None:
-        share = share[share > 1e-12 * share.max()]
-        entropy = min(entropy + _lost_entropy(share) / (2 * count), math.log(len(share)))
-    return math.exp(entropy)
-
-
-def _lost_entropy(share: Tensor) -> float:
-    """Σ_ij p_i p_j / (logarithmic mean of p_i and p_j)."""
-    p, q, ratio = share[:, None], share, share.log()[:, None] - share.log()
-    gap = p - q
-    equal = gap.abs() <= 1e-6 * (p + q)
-    return float((p * q * torch.where(equal, 2 / (p + q), ratio / torch.where(equal, 1, gap))).sum())
-
-
 def participation_ratio(variance: Tensor, count: int | None = None) -> float:
     """(Σλ)² / Σλ²; 0 of nothing.
 

@@ -45,7 +45,7 @@ def _observed() -> dict[str, Any]:
 @check("M1", "the law of hidden states over the layers of a trained model")
 def hidden_states(draw: Draw) -> Iterator[Evidence]:
     from cumulant.observatory.report.layer_table import layer_rows, layer_spectra
-    from cumulant.observatory.statistics.gaussianity import effective_rank
+    from cumulant.special import effective_rank
 
     found = _observed()
     record, states = found["record"], found["states"]
@@ -58,7 +58,7 @@ def hidden_states(draw: Draw) -> Iterator[Evidence]:
         spread = np.linalg.eigvalsh(np.cov(state.T, bias=True)).clip(0)
         share = spread / spread.sum()
         rank = np.exp(-(share[share > 0] * np.log(share[share > 0])).sum())
-        ours = effective_rank(torch.tensor(spectra[f"{rows[index]['block']}/out"]))
+        ours = float(effective_rank(torch.tensor(spectra[f"{rows[index]['block']}/out"])))
         yield agrees(f"block {index}: effective rank", ours / rank, 1.0, 1e-2)
     ratio = [float(row["sliced_w2"]) / float(row["sliced_w2_null"]) for row in rows]
     yield seen("distance to a Gaussian after the first block, in units of a Gaussian sample's", ratio[0])
