@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from cumulant.observatory.statistics.states import Sample, Spread, unflatten
+from cumulant.observatory.statistics.states import MeanScatter, StateSample, unflatten
 from cumulant.observatory.statistics.tally import BINS, POSITIONS, Tally
 
 if TYPE_CHECKING:
@@ -135,12 +135,12 @@ def _hidden(state: dict[str, Tensor]) -> Iterator[str]:
     for place, kept in unflatten(state).items():
         if isinstance(kept, Tally):
             yield from _tally(place, kept, (1,))
-        elif isinstance(kept, Spread):
+        elif isinstance(kept, MeanScatter):
             size = kept.mean.numel()
             yield from _shape(f"mean of {place}", kept.mean, (size,))
             yield from _shape(f"count of {place}", kept.count, ())
             yield from _shape(f"triangle of {place}", kept.triangle, (size * (size + 1) // 2,))
-        elif isinstance(kept, Sample):
+        elif isinstance(kept, StateSample):
             yield from _shape(f"state of {place}", kept.state, (len(kept.priority), *kept.state.shape[1:2]))
             yield from _shape(f"priority of {place}", kept.priority, (kept.priority.numel(),))
 

@@ -14,7 +14,7 @@ from cumulant.kernels.dense import largest
 from cumulant.nn.calls import AttentionCall
 from cumulant.observatory.hooks.attention import ModelHooks, observe_attention, unrecordable
 from cumulant.observatory.hooks.blocks import attention_modules
-from cumulant.observatory.hooks.hidden_states import LayerWatch, watch
+from cumulant.observatory.hooks.hidden_states import HiddenStateObserver, observe_hidden_states
 from cumulant.observatory.hooks.unwrap import is_transformers, unwrapped
 from cumulant.observatory.hooks.weights import HeadWeights, head_weights
 from cumulant.observatory.record.record import Layer, Record
@@ -66,7 +66,7 @@ def attach(
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         recorder.ear = stack.enter_context(observe_attention(model, hear))
         if hidden_states:
-            recorder.watch = stack.enter_context(watch(model, seed=seed))
+            recorder.watch = stack.enter_context(observe_hidden_states(model, seed=seed))
         yield recorder
 
 
@@ -93,7 +93,7 @@ class Recorder:
         self.offsets: Tensor | None = None  # where they start in their texts
         self.heard: dict[str, int] = {}
         self.tokens = self.sequences = self.counted = 0  # what was read, and the last pass that is in these counts
-        self.watch: LayerWatch | None = None
+        self.watch: HiddenStateObserver | None = None
         self.ear: ModelHooks | None = None
 
     def hear(self, call: AttentionCall) -> None:
