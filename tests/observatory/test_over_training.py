@@ -19,7 +19,7 @@ from typer.testing import CliRunner  # noqa: E402
 
 from cumulant.cli import application  # noqa: E402
 from cumulant.nn import ConvexBlock, EnergyBlock, MultiheadAttention  # noqa: E402
-from cumulant.nn.kinds import FORMAT  # noqa: E402
+from cumulant.nn.block_types import FORMAT  # noqa: E402
 from cumulant.nn.language_model import LanguageConfig, LanguageModel  # noqa: E402
 from cumulant.observatory.hooks.attention import observe_attention, replace_attention  # noqa: E402
 from cumulant.observatory.hooks.blocks import attention_modules  # noqa: E402

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from cumulant.checks import sentence
-from cumulant.nn.kinds import FORMAT
-from cumulant.nn.trunk import Stack
+from cumulant.nn.block_types import FORMAT
+from cumulant.nn.stack import StackConfig
 from cumulant.paper.trainings.task import Task
 from cumulant.paper.trainings.tasks import TASKS
 
@@ -63,7 +63,7 @@ def checkpoint_steps(steps: int, count: int = 10) -> tuple[int, ...]:
     return tuple(sorted({0, *spaced, steps}))
 
 
-def save_checkpoint(run: Path, task: Task, model: nn.Module, config: Stack, *, step: int, seed: int) -> Path:
+def save_checkpoint(run: Path, task: Task, model: nn.Module, config: StackConfig, *, step: int, seed: int) -> Path:
     """A directory with the model at a step; one that is there already is left as it is, for steps repeat exactly."""
     place = step_directory(run, step)
     if place.exists():
@@ -101,7 +101,7 @@ def load_checkpoint(directory: str | Path) -> Checkpoint:
     return Checkpoint(model.eval(), task.name, config, about["step"], about["seed"], _tokenizer(place))
 
 
-def _described(place: Path) -> tuple[dict, Stack]:
+def _described(place: Path) -> tuple[dict, StackConfig]:
     try:
         about = json.loads((place / CONFIG).read_text(encoding="utf-8"))
         kind = type(TASKS[about["task"]]().standard)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from cumulant.figures import COLOURS, figure
-from cumulant.nn.kinds import KINDS
+from cumulant.nn.block_types import BLOCK_TYPES
 from cumulant.paper.trainings.tables import spread
 from cumulant.paper.trainings.task import Task
 from cumulant.paper.trainings.train import Run
@@ -19,7 +19,7 @@ def draw_curves(task: Task, runs: Sequence[Run]) -> Figure:
     """One panel a measure; a line is the mean over seeds, the band around it one standard deviation either way."""
     drawn = figure(4.2 * len(task.measures), 3.4)
     panels = drawn.subplots(1, len(task.measures), squeeze=False)[0]
-    colours = dict(zip(KINDS, COLOURS, strict=False))
+    colours = dict(zip(BLOCK_TYPES, COLOURS, strict=False))
     for panel, measure in zip(panels, task.measures, strict=True):
         for block in dict.fromkeys(run.block for run in runs):
             mine = [row for run in runs if run.block == block for row in run.curve]

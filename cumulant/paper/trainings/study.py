@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from cumulant.checks import sentence
 from cumulant.files import write
-from cumulant.nn.kinds import KINDS, find_kind
+from cumulant.nn.block_types import BLOCK_TYPES, find_block_type
 from cumulant.paper.trainings.task import Task
 from cumulant.paper.trainings.train import Run, Step, train
 
@@ -54,7 +54,7 @@ def claim(place: Path, task: str, *, resume: bool = False, force: bool = False) 
         advice = "Name a new directory, or train what it holds."
         raise ValueError(sentence("--resume", f"a training of {task} in {place}", f"one of {held}", advice))
     if force:
-        for name in entries & {*WRITTEN, *KINDS}:
+        for name in entries & {*WRITTEN, *BLOCK_TYPES}:
             old = place / name
             shutil.rmtree(old) if old.is_dir() else old.unlink()
     place.mkdir(parents=True, exist_ok=True)
@@ -72,7 +72,7 @@ def study(
     task: Task,
     place: Path,
     *,
-    blocks: Sequence[str] = tuple(KINDS),
+    blocks: Sequence[str] = tuple(BLOCK_TYPES),
     seeds: Sequence[int] = (0,),
     steps: int | None = None,
     resume: bool = False,
@@ -86,7 +86,7 @@ def study(
     watch   told what begins, returns what is told after each update
     """
     for block in blocks:
-        find_kind(block)
+        find_block_type(block)
     runs, notes = [], []
     for seed in seeds:
         for block in dict.fromkeys(blocks):
