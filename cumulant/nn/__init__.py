@@ -1,6 +1,6 @@
 """Layers that learn, on the functions of this library: attention, Hopfield memories, and blocks with a guarantee.
 
-Masks mean what they mean in torch.nn: True is blocked. Every layer tells whoever listens what it attended to
+Masks mean what they mean in torch.nn: True is blocked. Every layer reports its attention calls to observers
 (`on_attention`), and has a sentence of what holds for it (``guarantees``).
 """
 

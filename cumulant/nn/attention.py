@@ -20,7 +20,7 @@ from cumulant.kernels import moments
 from cumulant.kernels.dense import accumulate, normalize, without_nonfinite
 from cumulant.nn.calls import report_attention
 from cumulant.nn.masks import without_pairs
-from cumulant.nn.projected import Projected, ProjectedHeads
+from cumulant.nn.projected import ProjectedAttention, ProjectedHeads
 
 
 class MultiheadAttended(NamedTuple):
@@ -35,7 +35,7 @@ class MultiheadAttended(NamedTuple):
 
 
 @final
-class MultiheadAttention(Projected):
+class MultiheadAttention(ProjectedAttention):
     """torch.nn.MultiheadAttention, argument for argument and parameter for parameter: state dicts load both ways.
 
         output = W_o [Σ_j p_hij W_v,h c_j]_h + b_o
@@ -93,12 +93,12 @@ class MultiheadAttention(Projected):
         """
         masks = {"attn_mask": attn_mask, "key_padding_mask": key_padding_mask, "is_causal": is_causal}
         h = self._dropped(self._heads(query, key, value, **masks))
-        loose = self.training and self.dropout > 0 and self.drop == "weights"
-        if need_weights or loose or not h.eta.shape[0]:
-            output, weights = self._dense(h, self.dropout if loose else 0.0)
+        drops_weights = self.training and self.dropout > 0 and self.drop == "weights"
+        if need_weights or drops_weights or not h.eta.shape[0]:
+            output, weights = self._dense(h, self.dropout if drops_weights else 0.0)
         else:
-            found = moments(h.eta, h.key, h.value, statistics=("mean",), **h.support.arguments())
-            output, weights = found.mean, None
+            output = moments(h.eta, h.key, h.value, statistics=("mean",), **h.support.arguments()).mean
+            weights = None
         assert output is not None
         self._report(h, output)
         out = self._joined(output, query.ndim == 3)
@@ -127,12 +127,12 @@ class MultiheadAttention(Projected):
             )
         masks = {"attn_mask": attn_mask, "key_padding_mask": key_padding_mask, "is_causal": is_causal}
         h = self._dropped(self._heads(query, key, value, **masks))
-        found = attend(h.eta, h.key, h.value, scale=1.0, **h.support.arguments())
-        self._report(h, found.output)
-        out = self._joined(found.output, query.ndim == 3)
+        heads = attend(h.eta, h.key, h.value, scale=1.0, **h.support.arguments())
+        self._report(h, heads.output)
+        out = self._joined(heads.output, query.ndim == 3)
         if query.ndim == 2:
-            found = Attended(*(None if part is None else part[0] for part in found))  # pyright: ignore[reportArgumentType]
-        return MultiheadAttended(out, found)
+            heads = Attended(*(None if part is None else part[0] for part in heads))  # pyright: ignore[reportArgumentType]
+        return MultiheadAttended(out, heads)
 
     def _dropped(self, h: ProjectedHeads) -> ProjectedHeads:
         if not (self.training and self.dropout > 0 and self.drop == "keys"):

@@ -18,11 +18,11 @@ from torch.nn import functional
 from cumulant.checks import holds, sentence, shape
 from cumulant.kernels.arguments import Support
 from cumulant.kernels.dense import accumulate, normalize
-from cumulant.nn.masks import surely
+from cumulant.nn.masks import known_true_everywhere
 
-CHUNK = 64  # queries behind a causal mask at a time
-LARGE = 1 << 22  # scores held at once
-LLOYD = 10  # steps of k-means
+QUERY_CHUNK = 64  # queries behind a causal mask at a time
+MAX_SCORES = 1 << 22  # scores held at once
+KMEANS_STEPS = 10  # steps of k-means
 
 
 def approximate_by_gaussian(
@@ -103,13 +103,13 @@ def approximate_by_mixture(
         raise ValueError(sentence("approximate_by_mixture.components", "at least 1", components, advice))
     if base is None:
         expected, advice = "queries that all see the same keys", "Give responsibilities, or use one Gaussian."
-        raise Differing(sentence("approximate_by_mixture.mask", expected, "rows that differ", advice))
+        raise DifferentKeysError(sentence("approximate_by_mixture.mask", expected, "rows that differ", advice))
     with torch.no_grad():
         label = clusters(call.key, call.base_weights(base)[0], components, seed)
     return _components(call, base, functional.one_hot(label, components).to(call.eta.dtype))
 
 
-class Differing(ValueError):
+class DifferentKeysError(ValueError):
     """Queries see different keys, so that no clusters serve all of them."""
 
 
@@ -134,7 +134,7 @@ class _Call:
             table = getattr(self, name)
             if table is None:
                 continue
-            if table.shape[-2] > 1 and not surely(table == table[..., :1, :]):
+            if table.shape[-2] > 1 and not known_true_everywhere(table == table[..., :1, :]):
                 return None
             first = table[..., 0, :]
             base = base + first if name == "log_weights" else torch.where(first, base, -torch.inf)
@@ -166,7 +166,7 @@ class _Call:
             return None
         last = self.mask[..., -1:, :]
         before = torch.ones(q, n, dtype=torch.bool, device=self.mask.device).tril()
-        return last[..., 0, :] if surely(self.mask == (last & before)) else None
+        return last[..., 0, :] if known_true_everywhere(self.mask == (last & before)) else None
 
     def base_rows(self, rows: Tensor) -> Tensor:
         """Log base weights (…, rows, n) of some queries."""
@@ -193,8 +193,8 @@ def _running(call: _Call, seen: Tensor) -> Tensor:
     count = (sink - top).exp()[..., None, None]  # the sink, which every query sees, at −centre
     k_sum, v_sum, product = -count * k_centre, -count * v_centre, count * k_centre.mT @ v_centre
     parts = []
-    for first in range(0, key.shape[-2], CHUNK):
-        eta, k, v, w = (x[..., first : first + CHUNK, :] for x in (call.eta, key, value, weight))
+    for first in range(0, key.shape[-2], QUERY_CHUNK):
+        eta, k, v, w = (x[..., first : first + QUERY_CHUNK, :] for x in (call.eta, key, value, weight))
         n, k_all, v_all = count + w.cumsum(-2), k_sum + (w * k).cumsum(-2), v_sum + (w * v).cumsum(-2)
         second = eta @ product + ((eta @ k.mT) * w.mT).tril() @ v
         least = n.clamp_min(torch.finfo(n.dtype).tiny)
@@ -214,7 +214,7 @@ def _by_row(call: _Call, shares: Tensor | None) -> Tensor:
     index = torch.arange(call.eta.shape[-2], device=call.eta.device)
     width = call.key.shape[-2] * call.eta.shape[0] * call.eta.shape[1] * (1 if shares is None else shares.shape[-1])
     parts = []
-    for rows in index.split(max(1, LARGE // max(1, width))):
+    for rows in index.split(max(1, MAX_SCORES // max(1, width))):
         p, sink = call.base_weights(call.base_rows(rows))
         score = call.eta[..., rows, :] @ call.key.mT
         if shares is None:  # the sink scores 0 and carries 0
@@ -281,18 +281,18 @@ def clusters(key: Tensor, weight: Tensor, components: int, seed: int) -> Tensor:
     """Labels (…, n) of weighted k-means, from k-means++ with the same draws for every sequence and head."""
     if not key.shape[-2]:
         return torch.zeros(weight.shape, dtype=torch.int64, device=key.device)
-    drawn = torch.rand(components, generator=torch.Generator().manual_seed(seed)).tolist()
-    chance, centres = weight, []
+    draws = torch.rand(components, generator=torch.Generator().manual_seed(seed)).tolist()
+    probability, centres = weight, []
     distance = torch.full_like(weight, torch.inf)
-    for u in drawn:
-        along = chance.cumsum(-1)
+    for u in draws:
+        along = probability.cumsum(-1)
         at = torch.searchsorted(along, u * along[..., -1:]).clamp_max(key.shape[-2] - 1)
         centres.append(key.gather(-2, at[..., None].expand(*at.shape, key.shape[-1])))
         distance = distance.minimum((key - centres[-1]).square().sum(-1))
-        chance = weight * distance
+        probability = weight * distance
     centre = torch.cat(centres, -2)  # (…, c, d)
     label = torch.cdist(key, centre).argmin(-1)
-    for _ in range(LLOYD):
+    for _ in range(KMEANS_STEPS):
         part = weight[..., None, :] * functional.one_hot(label, components).mT
         mass = part.sum(-1, keepdim=True)
         centre = torch.where(mass > 0, part @ key / mass.clamp_min(torch.finfo(mass.dtype).tiny), centre)

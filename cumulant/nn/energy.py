@@ -30,7 +30,7 @@ from torch.nn.functional import relu
 from cumulant.checks import sentence, shape
 from cumulant.kernels import Moments, moments
 from cumulant.kernels.arguments import Support, intersect
-from cumulant.nn.blocks import SequenceBlock, join, look_back, split
+from cumulant.nn.blocks import SequenceBlock, join, split, strict_past_moments
 from cumulant.nn.calls import is_observed, report_attention
 from cumulant.typing import PerQuery, Queries
 
@@ -194,10 +194,10 @@ class EnergyBlock(SequenceBlock):
     def _queries(self, g: Tensor) -> Tensor:
         return self.log_beta.exp()[:, None, None] * split(g, self.query)
 
-    def _look(self, g: Tensor, keys: Tensor, padding: Tensor | None, statistics: tuple[str, ...]) -> Moments:
+    def _moments(self, g: Tensor, keys: Tensor, padding: Tensor | None, statistics: tuple[str, ...]) -> Moments:
         support = self._support(g.shape[-2], padding)
         if support.offset == -1:
-            return look_back(self._queries(g), keys, statistics, support.mask)
+            return strict_past_moments(self._queries(g), keys, statistics, support.mask)
         return moments(self._queries(g), keys, statistics=statistics, **support.arguments())
 
     def _energy(self, x: Tensor, frozen: Tensor | None, padding: Tensor | None) -> Tensor:
@@ -205,24 +205,24 @@ class EnergyBlock(SequenceBlock):
         g = self.normalize(x)
         keys = split(g, self.key) if frozen is None else frozen
         active = relu(g @ self.memory.mT)
-        return self._parts(self._look(g, keys, padding, ()).log_normalizer, active, padding)
+        return self._parts(self._moments(g, keys, padding, ()).log_normalizer, active, padding)
 
     def _parts(self, log_normalizer: Tensor, active: Tensor, padding: Tensor | None) -> Tensor:
-        seen = torch.where(log_normalizer == -torch.inf, 0, log_normalizer)
-        energy = -((-self.log_beta).exp()[:, None] * seen).sum(-2) - active.square().sum(-1) / 2
+        g = torch.where(log_normalizer == -torch.inf, 0, log_normalizer)
+        energy = -((-self.log_beta).exp()[:, None] * g).sum(-2) - active.square().sum(-1) / 2
         return energy if padding is None else energy.masked_fill(padding, 0)
 
     def _gradient(self, g: Tensor, frozen: Tensor | None, padding: Tensor | None) -> _Slope:
         """∂E/∂g; with frozen keys the query's term alone."""
         keys = split(g, self.key) if frozen is None else frozen
-        found = self._look(g, keys, padding, ("mean",))
-        assert found.mean is not None
+        heads = self._moments(g, keys, padding, ("mean",))
+        assert heads.mean is not None
         active = relu(g @ self.memory.mT)
-        gradient = -join(found.mean, self.query) - active @ self.memory
+        gradient = -join(heads.mean, self.query) - active @ self.memory
         if frozen is None:
-            gradient = gradient - join(self._received(g, keys, found.log_normalizer, padding), self.key)
+            gradient = gradient - join(self._received(g, keys, heads.log_normalizer, padding), self.key)
         gradient = gradient if padding is None else gradient.masked_fill(padding[..., None], 0)
-        return _Slope(gradient, self._parts(found.log_normalizer, active, padding).detach(), keys, found.mean)
+        return _Slope(gradient, self._parts(heads.log_normalizer, active, padding).detach(), keys, heads.mean)
 
     def _received(self, g: Tensor, keys: Tensor, log_normalizer: Tensor, padding: Tensor | None) -> Tensor:
         """Σ_C p_CA Q_C: keys ask queries of log weight −G_C, whose total mass is the attention that a key receives."""
@@ -254,8 +254,8 @@ class EnergyBlock(SequenceBlock):
             with torch.no_grad():
                 energies.append(self._energy(state, frozen, padding))
         taken = torch.stack(lengths) if lengths else x.new_zeros(0)
-        kept, lead = torch.stack(energies), x.shape[:-1]
-        return Descent(state.reshape(x.shape), kept.reshape(len(kept), *lead), taken.reshape(self.steps, *lead))
+        trace, lead = torch.stack(energies), x.shape[:-1]
+        return Descent(state.reshape(x.shape), trace.reshape(len(trace), *lead), taken.reshape(self.steps, *lead))
 
     def _descend(
         self, x: Tensor, frozen: Tensor | None, padding: Tensor | None
@@ -288,9 +288,9 @@ class EnergyBlock(SequenceBlock):
             trial = x - length[..., None] * v
             after = self._energy(trial, None, padding)
             promised = (v * (g - self.normalize(trial))).sum((-2, -1))[:, None]
-            found = searching & (after.sum(-1, keepdim=True) <= before - ARMIJO * promised)
-            reached = torch.where(found, after, reached)
-            searching = searching & ~found
+            accepted = searching & (after.sum(-1, keepdim=True) <= before - ARMIJO * promised)
+            reached = torch.where(accepted, after, reached)
+            searching = searching & ~accepted
             if not searching.any():
                 break
             length = torch.where(searching, length / 2, length)

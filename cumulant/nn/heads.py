@@ -10,10 +10,10 @@ from torch import Tensor
 from cumulant.checks import sentence
 from cumulant.nn.calls import report_attention
 from cumulant.nn.closures import approximate_by_gaussian, approximate_by_mixture
-from cumulant.nn.projected import Projected, ProjectedHeads
+from cumulant.nn.projected import ProjectedAttention, ProjectedHeads
 
 
-class _Approximate(Projected, ABC):
+class _Approximate(ProjectedAttention, ABC):
     """`MultiheadAttention` with something simpler in the place of the keys. Abstract; its kinds are final."""
 
     @abstractmethod

@@ -71,5 +71,5 @@ class LanguageModel(nn.Module):
     def loss(self, input_ids: Tensor, targets: Tensor, *, reduction: str = "mean") -> Tensor:
         """Nats per token, without holding the logits; targets (batch, n), `IGNORED` where none is asked for."""
         hidden = self.hidden(input_ids)
-        found = linear_cross_entropy(hidden, self.embedding.weight, targets, ignore_index=IGNORED, reduction=reduction)
-        return found if isinstance(found, Tensor) else found.loss
+        loss = linear_cross_entropy(hidden, self.embedding.weight, targets, ignore_index=IGNORED, reduction=reduction)
+        return loss if isinstance(loss, Tensor) else loss.loss

@@ -110,12 +110,12 @@ def _visible_or_weight(table: Tensor, dtype: torch.dtype) -> tuple[Tensor | None
     if table.dtype == torch.bool:
         return ~table, None
     shut = table == -torch.inf
-    if not table.requires_grad and surely(shut | (table == 0)):
+    if not table.requires_grad and known_true_everywhere(shut | (table == 0)):
         return ~shut, None
     return None, table.to(dtype)
 
 
-def surely(condition: Tensor) -> bool:
+def known_true_everywhere(condition: Tensor) -> bool:
     """Whether ``condition`` is true everywhere and can be read."""
     return holds(condition) and not holds(torch.zeros_like(condition[..., :1, :1], dtype=torch.bool))
 

@@ -1,4 +1,4 @@
-"""What every multi-head layer has in common: parameters by torch's names, projections, heads, shapes."""
+"""The base of the multi-head layers: parameters by torch's names, projections, heads, shapes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ProjectedHeads(NamedTuple):
     rows: Tensor | None
 
 
-class Projected(nn.Module):
+class ProjectedAttention(nn.Module):
     """Projections into heads and out of them; how a head averages is what its subclasses say.
 
     The parameters are those of torch.nn.MultiheadAttention, by name, shape and initial values for a given seed.
@@ -61,17 +61,17 @@ class Projected(nn.Module):
         self.kdim, self.vdim = (embed_dim if size is None else size for size in (kdim, vdim))
         # torch.nn's encoder layers look at this name before they call
         self._qkv_same_embed_dim = self.kdim == embed_dim and self.vdim == embed_dim
-        place = {"device": device, "dtype": dtype}
+        factory = {"device": device, "dtype": dtype}
 
         def empty(*size: int) -> nn.Parameter:
-            return nn.Parameter(torch.empty(*size, **place))
+            return nn.Parameter(torch.empty(*size, **factory))
 
         packed = self._qkv_same_embed_dim
         self.register_parameter("in_proj_weight", empty(3 * embed_dim, embed_dim) if packed else None)
         for name, width in (("q", embed_dim), ("k", self.kdim), ("v", self.vdim)):
             self.register_parameter(f"{name}_proj_weight", None if packed else empty(embed_dim, width))
         self.register_parameter("in_proj_bias", empty(3 * embed_dim) if bias else None)
-        self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias, **place)
+        self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias, **factory)
         for name in ("bias_k", "bias_v"):
             self.register_parameter(name, empty(1, 1, embed_dim) if add_bias_kv else None)
         self.reset_parameters()
@@ -90,26 +90,26 @@ class Projected(nn.Module):
                 nn.init.xavier_normal_(extra)
 
     @classmethod
-    def of(cls, module: nn.MultiheadAttention | Projected, **options) -> Self:
+    def of(cls, module: nn.MultiheadAttention | ProjectedAttention, **options) -> Self:
         """This layer on the very parameters of ``module``, which may be torch's: a swap in one line."""
-        if not isinstance(module, nn.MultiheadAttention | Projected):
+        if not isinstance(module, nn.MultiheadAttention | ProjectedAttention):
             got, advice = type(module).__name__, "Its parameters must have torch's names."
             raise TypeError(sentence(f"{cls.__name__}.of", "a multi-head attention layer", got, advice))
         sizes = {name: getattr(module, name) for name in ("embed_dim", "num_heads", "dropout", "kdim", "vdim")}
         rest = {name: getattr(module, name) for name in ("batch_first", "add_zero_attn")}
         shaped = {"bias": module.in_proj_bias is not None, "add_bias_kv": module.bias_k is not None}
-        found = cls(**sizes, **rest, **shaped, device="meta", **options)
+        layer = cls(**sizes, **rest, **shaped, device="meta", **options)
         for name, parameter in module.named_parameters(recurse=False):
-            setattr(found, name, parameter)
+            setattr(layer, name, parameter)
         for name, parameter in module.out_proj.named_parameters():
-            setattr(found.out_proj, name, parameter)
-        return found.train(module.training)
+            setattr(layer.out_proj, name, parameter)
+        return layer.train(module.training)
 
     def extra_repr(self) -> str:
         return f"{self.embed_dim}, {self.num_heads}, batch_first={self.batch_first}"
 
     def _heads(self, query: Tensor, key: Tensor, value: Tensor, **masks) -> ProjectedHeads:
-        """Projected and split into heads, with torch's masks as what each query sees."""
+        """Projections split into heads, with torch's masks as what each query sees."""
         where = type(self).__name__
         self._check(where, query, key, value)
         same = query is key

@@ -94,8 +94,8 @@ SUPPORTS = {
 
 @pytest.mark.parametrize("name", SUPPORTS)
 def test_gaussian_output_is_the_sum_written_out(name, monkeypatch):
-    monkeypatch.setattr(closures, "CHUNK", 3)
-    monkeypatch.setattr(closures, "LARGE", 120)
+    monkeypatch.setattr(closures, "QUERY_CHUNK", 3)
+    monkeypatch.setattr(closures, "MAX_SCORES", 120)
     q, n, support = SUPPORTS[name]
     call = call_of(q, n, **support)
     torch.testing.assert_close(gaussian_output(call), by_hand(call), rtol=1e-11, atol=1e-11)

@@ -15,9 +15,9 @@ from cumulant.kernels.arguments import Support, intersect
 from cumulant.nn.blocks import SequenceBlock
 from cumulant.nn.calls import AttentionCall
 from cumulant.nn.hopfield import Hopfield
-from cumulant.nn.projected import Projected
+from cumulant.nn.projected import ProjectedAttention
 
-REPORTING_LAYERS = (Projected, SequenceBlock, Hopfield)  # the modules that call `report_attention` themselves
+REPORTING_LAYERS = (ProjectedAttention, SequenceBlock, Hopfield)  # the modules that call `report_attention` themselves
 
 
 def reporting_layers(model: nn.Module) -> list[str]:

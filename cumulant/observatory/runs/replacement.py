@@ -6,7 +6,7 @@ from torch import Tensor
 
 from cumulant.checks import sentence
 from cumulant.nn.calls import AttentionCall
-from cumulant.nn.closures import Differing, approximate_by_gaussian, approximate_by_mixture
+from cumulant.nn.closures import DifferentKeysError, approximate_by_gaussian, approximate_by_mixture
 
 
 def gaussian_output(call: AttentionCall) -> Tensor:
@@ -30,7 +30,7 @@ def mixture_output(call: AttentionCall, components: int, seed: int = 0) -> Tenso
         return approximate_by_mixture(
             call.eta, call.key, call.value, components=components, seed=seed, **call.support.arguments()
         )
-    except Differing:
+    except DifferentKeysError:
         return None
 
 
