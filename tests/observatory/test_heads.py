@@ -7,8 +7,8 @@ import torch
 
 from cumulant.observatory.hooks.attention import observe_attention
 from cumulant.observatory.statistics.heads import head_quantities
-from cumulant.observatory.statistics.quantities import DEFAULT, QUANTITIES, chosen
-from cumulant.observatory.statistics.sampled_heads import look_closely, received, rows_of
+from cumulant.observatory.statistics.quantities import DEFAULT, QUANTITIES, select_quantities
+from cumulant.observatory.statistics.sampled_heads import query_rows, received_attention, sampled_statistics
 from tests.observatory.tiny_models import inputs as inputs_of
 from tests.observatory.tiny_models import make
 
@@ -147,11 +147,11 @@ def test_sampled_rows_and_received_attention(kind):
         score, w, key, value = table(call)
         p = torch.softmax(score + w, -1)
         index = torch.tensor([1, 3])
-        rows = rows_of(call, 1, index).p.double()
+        rows = query_rows(call, 1, index).p.double()
         torch.testing.assert_close(rows, p[1][:, index, : rows.shape[-1]], rtol=0, atol=1e-6)
         heads, d = call.eta.shape[1], call.eta.shape[-1]
         product = torch.randn(heads, d, call.value.shape[-1], dtype=torch.float64)
-        found = {k: v.double() for k, v in look_closely(call, [(1, index)], product).quantities.items()}
+        found = {k: v.double() for k, v in sampled_statistics(call, [(1, index)], product).quantities.items()}
         for head in range(heads):
             for j, i in enumerate(index.tolist()):
                 q, k, v = p[1, head, i], key[1, head], value[1, head]  # the sink, where there is one, is an atom at 0
@@ -166,7 +166,7 @@ def test_sampled_rows_and_received_attention(kind):
                 q = q[: call.key.shape[-2]]
                 top = q.sort(descending=True).values.cumsum(0)
                 assert found["k90"][head, j] == int((top < 0.9 * q.sum() - 1e-9).sum()) + 1
-        taken = received(call, 1)
+        taken = received_attention(call, 1)
         tokens = torch.ones(p.shape[2], dtype=torch.bool) if call.rows is None else call.rows[1]
         sigma = p[1][:, tokens].mean(1)[:, : call.key.shape[-2]]
         torch.testing.assert_close(taken["received_top"][:, 0].double(), sigma.amax(-1), rtol=1e-4, atol=1e-5)
@@ -175,17 +175,17 @@ def test_sampled_rows_and_received_attention(kind):
 def test_the_gaussian_fit_is_exact_for_small_queries():
     model, inputs = build("bert")
     call = calls_of(model, inputs)[1][0]
-    small = look_closely(replace(call, eta=1e-3 * call.eta), [(1, torch.arange(9))], None).sums
-    large = look_closely(replace(call, eta=20 * call.eta), [(1, torch.arange(9))], None).sums
+    small = sampled_statistics(replace(call, eta=1e-3 * call.eta), [(1, torch.arange(9))], None).sums
+    large = sampled_statistics(replace(call, eta=20 * call.eta), [(1, torch.arange(9))], None).sums
     assert (1 - small["gauss/left"] / small["gauss/whole"] > 0.999).all()
     assert (1 - large["gauss/left"] / large["gauss/whole"] < 0.9).any()
 
 
 def test_names_are_checked():
-    assert chosen(["cheap"]) == {"log_normalizer", "entropy"}
-    assert chosen(None) == {q.name for q in QUANTITIES}
+    assert select_quantities(["cheap"]) == {"log_normalizer", "entropy"}
+    assert select_quantities(None) == {q.name for q in QUANTITIES}
     with pytest.raises(ValueError, match="entropy"):
-        chosen(["entropi"])
+        select_quantities(["entropi"])
 
 
 def test_what_cannot_be_heard_says_so():

@@ -16,11 +16,11 @@ from cumulant.observatory.hooks.hidden_states import merge_layers, observe_hidde
 from cumulant.observatory.hooks.perturbation import PERTURBATION_SIZE, perturbation
 from cumulant.observatory.report.layer_table import layer_rows, layer_spectra, read_covariance
 from cumulant.observatory.statistics.gaussianity import (
-    axes,
-    compare,
+    compare_with_gaussian,
     lle_error,
     mardia,
     participation_ratio,
+    principal_axes,
 )
 from cumulant.observatory.statistics.stable_hash import priorities
 from cumulant.observatory.statistics.states import (
@@ -352,7 +352,7 @@ def test_rows_hold_every_quantity():
 
 def cloud(x):
     sample, spread = torch.as_tensor(x), MeanScatter.of(torch.as_tensor(x))
-    return compare(sample[:SAMPLE_SIZE], axes(spread.mean, spread.covariance, len(x)), len(x))
+    return compare_with_gaussian(sample[:SAMPLE_SIZE], principal_axes(spread.mean, spread.covariance, len(x)), len(x))
 
 
 def test_gaussian_clouds_are_inside_the_null_and_others_outside():

@@ -18,8 +18,8 @@ from cumulant.nn import AttentionCall, Support, on_attention, report_attention
 from cumulant.nn.regularisers import entropy_floor, z_loss
 from cumulant.observatory.hooks.blocks import block_of, list_elements
 from cumulant.observatory.monitor.attention import entrances, expansion
-from cumulant.observatory.monitor.history import History, save, table
-from cumulant.observatory.monitor.thresholds import Judge, LayerCheck
+from cumulant.observatory.monitor.history import CheckHistory, save, table
+from cumulant.observatory.monitor.thresholds import AlarmDetector, LayerCheck
 from cumulant.observatory.statistics.heads import MEANS, HeadStatistics, head_statistics
 from cumulant.training import Alarm, Check, Monitor, MonitorWarning, Thresholds
 
@@ -373,8 +373,8 @@ def layer(entropy=2.0, *, evenness=0.7, score=1.0, size=1.0, growth=1.0, heads=2
 
 
 def words(*checks, every=100, **bounds) -> list[list[str]]:
-    judge = Judge(Thresholds(**bounds))
-    return [[a.words for a in judge.judge(every * i, [check])] for i, check in enumerate(checks)]
+    judge = AlarmDetector(Thresholds(**bounds))
+    return [[a.words for a in judge.alarms(every * i, [check])] for i, check in enumerate(checks)]
 
 
 def test_a_fall_of_entropy_is_said_once_in_words():
@@ -453,7 +453,7 @@ def test_weights_that_are_not_finite_do_not_stop_the_model():
 
 def test_a_history_is_thinned_evenly_and_never_grows_past_its_bound():
     for keep in (3, 4, 7, 10):
-        history = History(keep)
+        history = CheckHistory(keep)
         for step in range(200):
             history.add(Check(step, ()))
             steps = [c.step for c in history]
@@ -461,8 +461,8 @@ def test_a_history_is_thinned_evenly_and_never_grows_past_its_bound():
             assert steps[0] == 0
             assert steps[-1] == step
             assert len({b - a for a, b in pairwise(steps[:-1])}) <= 1
-    with pytest.raises(ValueError, match=r"History.keep: expected at least 3 checks, got 2"):
-        History(2)
+    with pytest.raises(ValueError, match=r"CheckHistory.keep: expected at least 3 checks, got 2"):
+        CheckHistory(2)
 
 
 @pytest.mark.long
@@ -664,11 +664,11 @@ def test_tensorboard_gets_curves_and_alarms(tmp_path):
     writer.close()
     events = EventAccumulator(str(tmp_path)).Reload()
     found = events.Scalars("entropy/layer 00")
-    first = monitor.history.kept[0].layers[0]
+    first = monitor.history.checks[0].layers[0]
     assert [e.step for e in found] == [0, 1]
     assert found[0].value == pytest.approx(float(first.heads.entropy.mean()), rel=1e-6)
     assert events.Scalars("max_score/layer 01")[0].value == pytest.approx(
-        float(monitor.history.kept[0].layers[1].heads.max_score.max()), rel=1e-6
+        float(monitor.history.checks[0].layers[1].heads.max_score.max()), rel=1e-6
     )
     per_head = events.Scalars("entropy per head/layer 00 head 01")[0].value
     assert per_head == pytest.approx(float(first.heads.entropy[1]), rel=1e-6)

@@ -28,15 +28,15 @@ from cumulant.checks import sentence
 from cumulant.nn.calls import AttentionCall
 from cumulant.observatory.hooks.blocks import block_of, list_elements
 from cumulant.observatory.monitor.attention import entrances, observe_pass
-from cumulant.observatory.monitor.history import Check, History, rows_of, save, table
-from cumulant.observatory.monitor.thresholds import Alarm, Judge, LayerCheck, Thresholds
+from cumulant.observatory.monitor.history import Check, CheckHistory, check_rows, save, table
+from cumulant.observatory.monitor.thresholds import Alarm, AlarmDetector, LayerCheck, Thresholds
 from cumulant.observatory.statistics.heads import HeadStatistics, head_statistics
 
 ALARMS = 1000  # kept at most, the latest
 
 
 class MonitorWarning(UserWarning):
-    """What a monitor warns of."""
+    """A warning of a monitor."""
 
 
 class Monitor:
@@ -88,9 +88,9 @@ class Monitor:
         self.model, self.every, self.writer, self.on_alarm = model, every, writer, on_alarm
         self.sequences, self.queries = sequences, queries
         self.thresholds = Thresholds() if thresholds is None else thresholds
-        self.history, self.alarms = History(keep), deque[Alarm](maxlen=ALARMS)
+        self.history, self.alarms = CheckHistory(keep), deque[Alarm](maxlen=ALARMS)
         self.now = 0
-        self._judge = Judge(self.thresholds)
+        self._detector = AlarmDetector(self.thresholds)
         self._statistics: dict[str, HeadStatistics] = {}
         self._expansions: dict[str, float] = {}
         self._blocks: dict[str, nn.Module] | None = None
@@ -140,7 +140,7 @@ class Monitor:
             raise ValueError(sentence("Monitor.start.step", "a whole number, 0 or more", step, "0 is the beginning."))
         self.now = step
         self._clear()
-        self._judge.forget()
+        self._detector.reset()
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -156,7 +156,7 @@ class Monitor:
 
     def rows(self) -> list[dict]:
         """The history as rows, one per check, layer and head; None where there is no number."""
-        return rows_of(self.history)
+        return check_rows(self.history)
 
     def save(self, path: str | PathLike) -> None:
         """The rows as .parquet (needs cumulant[report]), or with the alarms as .json; replaced in one step."""
@@ -221,7 +221,7 @@ class Monitor:
         homes = {name: block_of(self.model, name, whole=False, sequential=True) for name in names}
         self._blocks = {path: self.model.get_submodule(path) for path in homes.values() if path is not None}
         layers = tuple(self._layer(name, homes[name]) for name in names)
-        alarms = self._judge.judge(self.now, layers)
+        alarms = self._detector.alarms(self.now, layers)
         check = Check(self.now, layers, tuple(alarms))
         self._clear()
         self.history.add(check)

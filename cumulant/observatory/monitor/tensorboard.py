@@ -1,4 +1,4 @@
-"""What a monitor sees, as curves in TensorBoard."""
+"""The statistics of a monitor as curves in TensorBoard."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When what a monitor sees is worth a warning, and the warning in words."""
+"""Bounds on what a monitor measures, and the alarms where they are crossed."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Alarm(NamedTuple):
 
 
 class LayerCheck(NamedTuple):
-    """What was seen of one layer in one check; expansion is that of its block, NaN where it stands in none."""
+    """One layer in one check; expansion is that of its block, NaN where it stands in none."""
 
     name: str
     heads: HeadStatistics
@@ -96,7 +96,7 @@ class LayerCheck(NamedTuple):
 
 
 @dataclass
-class Judge:
+class AlarmDetector:
     """Compares every check with those before it.
 
     An alarm sounds when its condition begins to hold, not while it does, and not again before it has been silent for as
@@ -105,25 +105,25 @@ class Judge:
 
     thresholds: Thresholds
     recent: deque[tuple[int, dict[str, LayerCheck]]] = field(init=False)
-    held: dict[tuple, int] = field(default_factory=dict)  # what, where → the last check it held in
+    active: dict[tuple, int] = field(default_factory=dict)  # what, where → the last check it held in
     checks: int = 0
 
     def __post_init__(self) -> None:
         self.recent = deque(maxlen=self.thresholds.reach)
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Begin anew: nothing to compare with, nothing sounding."""
         self.recent.clear()
-        self.held.clear()
+        self.active.clear()
 
-    def judge(self, step: int, layers: Iterable[LayerCheck]) -> list[Alarm]:
-        """What is new in this check."""
+    def alarms(self, step: int, layers: Iterable[LayerCheck]) -> list[Alarm]:
+        """The alarms that are new in this check."""
         layers = list(layers)
         found = [alarm for number, layer in enumerate(layers) for alarm in self._of_layer(step, number, layer)]
         quiet = self.checks - self.thresholds.reach
-        self.held = {key: number for key, number in self.held.items() if number >= quiet}
-        new = [a for a in found if (a.kind, a.name, a.head) not in self.held]
-        self.held |= {(a.kind, a.name, a.head): self.checks for a in found}
+        self.active = {key: number for key, number in self.active.items() if number >= quiet}
+        new = [a for a in found if (a.kind, a.name, a.head) not in self.active]
+        self.active |= {(a.kind, a.name, a.head): self.checks for a in found}
         self.checks += 1
         self.recent.append((step, {layer.name: layer for layer in layers}))
         return new

@@ -19,8 +19,8 @@ from cumulant.observatory.hooks.unwrap import is_transformers, unwrapped
 from cumulant.observatory.hooks.weights import HeadWeights, head_weights
 from cumulant.observatory.record.record import Layer, Record
 from cumulant.observatory.statistics.heads import head_quantities
-from cumulant.observatory.statistics.quantities import BY_NAME, chosen
-from cumulant.observatory.statistics.sampled_heads import ROWS, look_closely, received
+from cumulant.observatory.statistics.quantities import BY_NAME, select_quantities
+from cumulant.observatory.statistics.sampled_heads import MAX_ROWS, received_attention, sampled_statistics
 from cumulant.observatory.statistics.stable_hash import uniform
 from cumulant.observatory.statistics.tally import Tally
 
@@ -57,7 +57,7 @@ def attach(
     in ``record.meta["layer_notes"]``; if none goes through it, the model is refused.
     """
     model = unwrapped(model)
-    recorder = Recorder(model, chosen(quantities), seed)
+    recorder = Recorder(model, select_quantities(quantities), seed)
     hear = recorder.hear if alter is None else lambda call: recorder.hear(alter(call))
     if is_transformers(model) and not attention_modules(model):
         raise ValueError(unrecordable(model))
@@ -122,11 +122,11 @@ class Recorder:
         picked = self._pick(call)
         if not picked:
             return
-        found, sums = look_closely(call, picked, self._product(call))
+        found, sums = sampled_statistics(call, picked, self._product(call))
         text, offset = (x.expand(len(call.eta), 1)[:, 0] for x in self._names(len(call.eta)))
         # one sequence in SAMPLE, and the first: received attention is another sum over all pairs
         counted = (uniform(self.seed, text, offset) < 1 / SAMPLE) | ((text == 0) & (offset == 0))
-        parts = [received(call, b) for b, _ in picked if counted[b]]
+        parts = [received_attention(call, b) for b, _ in picked if counted[b]]
         if parts:
             found |= {name: torch.cat([part[name] for part in parts], 1) for name in parts[0]}
         for name, value in found.items():
@@ -136,11 +136,11 @@ class Recorder:
             part.sums[name] = part.sums[name] + value if name in part.sums else value
 
     def _pick(self, call: AttentionCall) -> list[tuple[int, Tensor]]:
-        """Of every sequence one query in SAMPLE, at least one and at most ROWS; by what they are, not by when."""
+        """Of every sequence one query in SAMPLE, at least one and at most MAX_ROWS; by what they are, not by when."""
         batch, _, q, _ = call.eta.shape
         tokens = torch.ones(batch, q, dtype=torch.bool) if call.rows is None else call.rows.cpu()
         drawn = uniform(self.seed, *self._names(batch), torch.arange(q)).masked_fill(~tokens, 2.0)
-        count = (drawn < 1 / SAMPLE).sum(1).clamp(1, ROWS).minimum(tokens.sum(1)).tolist()
+        count = (drawn < 1 / SAMPLE).sum(1).clamp(1, MAX_ROWS).minimum(tokens.sum(1)).tolist()
         return [(b, drawn[b].argsort()[: count[b]].sort().values) for b in range(batch) if count[b]]
 
     def _names(self, batch: int) -> tuple[Tensor, Tensor]:

@@ -12,10 +12,10 @@ from torch import Tensor
 from cumulant.checks import sentence
 from cumulant.observatory.statistics.gaussianity import (
     Comparison,
-    axes,
-    compare,
+    compare_with_gaussian,
     participation_ratio,
-    rebuilt,
+    principal_axes,
+    reconstructed_vectors,
 )
 from cumulant.observatory.statistics.states import MeanScatter, StateSample, Statistic, WithinScatter, unflatten
 from cumulant.observatory.statistics.tally import Tally
@@ -122,16 +122,16 @@ def _cloud_columns(kept: dict[str, Statistic], cell: str, seed: int, drawn: dict
     if isinstance(within, WithinScatter) and isinstance(sample, StateSample):
         compared = _compared(within, sample, seed, drawn)
         row |= {"whitened": int(within.tokens), "freedom": int(within.tokens - within.sequences)}
-    row["reconstructed"] = 0 if compared is None else rebuilt(int(row["sampled"]), compared.rank)
+    row["reconstructed"] = 0 if compared is None else reconstructed_vectors(int(row["sampled"]), compared.rank)
     return row | _shape_columns(compared)
 
 
 def _compared(within: WithinScatter, sample: StateSample, seed: int, drawn: dict) -> Comparison:
     count, sequences = int(within.tokens), int(within.sequences)
     mean = torch.zeros(sample.state.shape[1], dtype=torch.float64)
-    along = axes(mean, within.covariance, count - sequences + 1)
+    along = principal_axes(mean, within.covariance, count - sequences + 1)
     names = {"sequences": sequences, "sequence": sample.sequence, "length": sample.length}
-    return compare(sample.state, along, count, **names, seed=seed, drawn=drawn)
+    return compare_with_gaussian(sample.state, along, count, **names, seed=seed, drawn=drawn)
 
 
 def _tally_columns(tally: Statistic | None, quantity: str) -> Row:

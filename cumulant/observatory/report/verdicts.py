@@ -10,7 +10,7 @@ from statistics import NormalDist, median
 from typing import NamedTuple
 
 from cumulant.observatory.report.layer_table import Row
-from cumulant.observatory.statistics.gaussianity import OUTSIDE, needed_freedom
+from cumulant.observatory.statistics.gaussianity import TAIL_SHARE, needed_freedom
 from cumulant.observatory.statistics.states import MAX_COVARIANCE_WIDTH
 
 
@@ -231,12 +231,12 @@ def _undecided(ends: list[Row], share: float) -> str | None:
 def _inside(row: Row, blocks: int) -> bool:
     """Whether a block is no further from a Gaussian than chance allows, in one of so many blocks.
 
-    The band holds all but `OUTSIDE` of the Gaussian samples on either side of it; it is widened so that all blocks
+    The band holds all but `TAIL_SHARE` of the Gaussian samples on either side of it; it is widened so that all blocks
     of a Gaussian model lie in it that often, with the logarithm of the distance taken as normal.
     """
     null, high = float(row["sliced_w2_null"]), float(row["sliced_w2_null_high"])
     normal = NormalDist()
-    wider = normal.inv_cdf(1 - OUTSIDE / blocks) / normal.inv_cdf(1 - OUTSIDE)
+    wider = normal.inv_cdf(1 - TAIL_SHARE / blocks) / normal.inv_cdf(1 - TAIL_SHARE)
     return log(float(row["sliced_w2"]) / null) <= wider * log(high / null)
 
 
