@@ -63,7 +63,7 @@ def figure(path: str) -> None:
 
     fig, axes = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained", sharey=True)
     for axis, (rate, (monitor, loss)) in zip(axes, runs.items(), strict=True):
-        heads = torch.stack([check.layers[0].sight.entropy for check in monitor.history])
+        heads = torch.stack([check.layers[0].heads.entropy for check in monitor.history])
         axis.plot([check.step for check in monitor.history], heads, color="tab:blue")
         axis.vlines([alarm.step for alarm in monitor.alarms], 0, 2.5, "tab:red", "dotted")
         axis.set(title=f"rate {rate}: loss {loss:.2f}", xlabel="step", ylabel="entropy of each head (nats)")

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cumulant import special
 from cumulant.checks import require_alike, require_float, sentence, shape
 from cumulant.kernels import moments
 from cumulant.typing import Codes, PerQuery, Queries
@@ -117,9 +118,7 @@ def effective_rank(x: Queries) -> PerQuery:
     """
     away, flat = _centred(_cloud("effective_rank", x))
     gram = away.mT @ away if x.shape[-1] <= x.shape[-2] else away @ away.mT  # the same eigenvalues but for zeros
-    values = torch.linalg.eigvalsh(gram).clamp_min(0)
-    share = values / torch.where(flat, 1, values.sum(-1))[..., None]
-    return torch.where(flat, 0, torch.special.entr(share).sum(-1).exp())
+    return torch.where(flat, 0, special.effective_rank(torch.linalg.eigvalsh(gram).clamp_min(0)))
 
 
 class Clusters(NamedTuple):

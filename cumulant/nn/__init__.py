@@ -1,9 +1,10 @@
 """Layers that learn, on the functions of this library: attention, Hopfield memories, and blocks with a guarantee.
 
-Masks mean what they mean in torch.nn: True is blocked. Every layer tells whoever listens what it attended to
+Masks mean what they mean in torch.nn: True is blocked. Every layer reports its attention calls to observers
 (`on_attention`), and has a sentence of what holds for it (``guarantees``).
 """
 
+from cumulant.kernels.arguments import Support
 from cumulant.nn.attention import MultiheadAttended, MultiheadAttention
 from cumulant.nn.calls import AttentionCall, on_attention, report_attention
 from cumulant.nn.closures import approximate_by_gaussian, approximate_by_mixture
@@ -29,6 +30,7 @@ __all__ = [
     "MultiheadAttended",
     "MultiheadAttention",
     "Recall",
+    "Support",
     "approximate_by_gaussian",
     "approximate_by_mixture",
     "entropy_floor",

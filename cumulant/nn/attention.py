@@ -19,7 +19,8 @@ from cumulant.checks import sentence
 from cumulant.kernels import moments
 from cumulant.kernels.dense import accumulate, normalize, without_nonfinite
 from cumulant.nn.calls import report_attention
-from cumulant.nn.projected import Heads, Projected
+from cumulant.nn.masks import without_pairs
+from cumulant.nn.projected import ProjectedAttention, ProjectedHeads
 
 
 class MultiheadAttended(NamedTuple):
@@ -34,7 +35,7 @@ class MultiheadAttended(NamedTuple):
 
 
 @final
-class MultiheadAttention(Projected):
+class MultiheadAttention(ProjectedAttention):
     """torch.nn.MultiheadAttention, argument for argument and parameter for parameter: state dicts load both ways.
 
         output = W_o [Σ_j p_hij W_v,h c_j]_h + b_o
@@ -92,13 +93,13 @@ class MultiheadAttention(Projected):
         """
         masks = {"attn_mask": attn_mask, "key_padding_mask": key_padding_mask, "is_causal": is_causal}
         h = self._dropped(self._heads(query, key, value, **masks))
-        loose = self.training and self.dropout > 0 and self.drop == "weights"
-        if need_weights or loose or not h.eta.shape[0]:
-            output, weights = self._dense(h, self.dropout if loose else 0.0)
+        drops_weights = self.training and self.dropout > 0 and self.drop == "weights"
+        if need_weights or drops_weights or not h.eta.shape[0]:
+            output, weights = self._dense(h, self.dropout if drops_weights else 0.0)
         else:
-            found = moments(h.eta, h.key, h.value, statistics=("mean",), **h.support())
-            output, weights = found.mean, None
-        self._tell(h, output)
+            output = moments(h.eta, h.key, h.value, statistics=("mean",), **h.support.arguments()).mean
+            weights = None
+        self._report(h, output)
         out = self._joined(output, query.ndim == 3)
         if not need_weights or weights is None:
             return out, None
@@ -125,33 +126,33 @@ class MultiheadAttention(Projected):
             )
         masks = {"attn_mask": attn_mask, "key_padding_mask": key_padding_mask, "is_causal": is_causal}
         h = self._dropped(self._heads(query, key, value, **masks))
-        found = attend(h.eta, h.key, h.value, scale=1.0, **h.support())
-        self._tell(h, found.output)
-        out = self._joined(found.output, query.ndim == 3)
+        heads = attend(h.eta, h.key, h.value, scale=1.0, **h.support.arguments())
+        self._report(h, heads.output)
+        out = self._joined(heads.output, query.ndim == 3)
         if query.ndim == 2:
-            found = Attended(*(None if part is None else part[0] for part in found))  # pyright: ignore[reportArgumentType]
-        return MultiheadAttended(out, found)
+            heads = Attended(*(None if part is None else part[0] for part in heads))  # pyright: ignore[reportArgumentType]
+        return MultiheadAttended(out, heads)
 
-    def _dropped(self, h: Heads) -> Heads:
+    def _dropped(self, h: ProjectedHeads) -> ProjectedHeads:
         if not (self.training and self.dropout > 0 and self.drop == "keys"):
             return h
         size = (*h.eta.shape[:-1], h.key.shape[-2])
         gone = torch.rand(size, device=h.eta.device) < self.dropout
-        return h._replace(seen=h.seen.without(gone))
+        return h._replace(support=without_pairs(h.support, gone))
 
-    def _dense(self, h: Heads, rate: float) -> tuple[Tensor, Tensor]:
+    def _dense(self, h: ProjectedHeads, rate: float) -> tuple[Tensor, Tensor]:
         """Means (batch, heads, q, d) and weights (batch, heads, q, n), the sink's last where there is one."""
         eta, key, value = accumulate(h.eta), accumulate(h.key), h.value
-        if h.seen.everything:
+        if h.support.unrestricted:
             logits = eta @ key.mT
         else:
-            absent = h.seen.weigh(eta.new_zeros(1, 1, eta.shape[-2], key.shape[-2])) == -torch.inf
+            absent = h.support.weigh(eta.new_zeros(1, 1, eta.shape[-2], key.shape[-2])) == -torch.inf
             eta, key, value = without_nonfinite(eta, key, value, ~absent)
-            logits = h.seen.weigh(eta @ key.mT).masked_fill(absent, -torch.inf)
-        if h.sink is not None:
-            logits = pad(logits, (0, 1), value=h.sink)
+            logits = h.support.weigh(eta @ key.mT).masked_fill(absent, -torch.inf)
+        if self.add_zero_attn:
+            logits = pad(logits, (0, 1), value=0.0)
         p = dropout(normalize(logits)[1], rate).to(h.value.dtype)
         return p[..., : key.shape[-2]] @ value, p
 
-    def _tell(self, h: Heads, output: Tensor) -> None:
-        report_attention(self, h.eta, h.key, h.value, output, scale=self.head_dim**-0.5, rows=h.rows, **h.support())
+    def _report(self, h: ProjectedHeads, output: Tensor) -> None:
+        report_attention(self, h.eta, h.key, h.value, output, h.support, scale=self.head_dim**-0.5, rows=h.rows)

@@ -1,4 +1,4 @@
-"""What a block of a sequence model is here: tokens in, tokens of the same shape out, and one sentence that holds.
+"""The interface of a block of a sequence model: tokens in, tokens of the same shape out, and one sentence that holds.
 
 The residual is inside: a model is a chain x = block(x), and one kind of block can take the place of another.
 """
@@ -56,21 +56,21 @@ class SequenceBlock(nn.Module, ABC):
 
     def _positive(self, name: str, number: float | Tensor, size: int) -> Tensor:
         """A number or one per head, as a tensor (size,) of its logarithm."""
-        found = torch.as_tensor(number, dtype=torch.get_default_dtype())
-        if found.shape not in ((), (size,)) or not bool(((found > 0) & (found < torch.inf)).all()):
+        positive = torch.as_tensor(number, dtype=torch.get_default_dtype())
+        if positive.shape not in ((), (size,)) or not bool(((positive > 0) & (positive < torch.inf)).all()):
             expected, advice = f"a positive number, or {size} of them", "It may be learned, through its logarithm."
             raise ValueError(sentence(self._at(name), expected, number, advice))
-        return found.log().expand(size).clone()
+        return positive.log().expand(size).clone()
 
     def _number(self, name: str, number: float) -> float:
         if isinstance(number, bool) or not isinstance(number, int | float) or not (number > 0 and isfinite(number)):
             raise ValueError(sentence(self._at(name), "a positive number", number, "See the formula."))
         return float(number)
 
-    def _choice(self, name: str, chosen: str, known: tuple[str, ...]) -> str:
-        if chosen not in known:
-            raise ValueError(sentence(self._at(name), f"one of {', '.join(known)}", repr(chosen), "Pick one."))
-        return chosen
+    def _choice(self, name: str, value: str, known: tuple[str, ...]) -> str:
+        if value not in known:
+            raise ValueError(sentence(self._at(name), f"one of {', '.join(known)}", repr(value), "Pick one."))
+        return value
 
     def _tokens(self, name: str, x: Tensor) -> Tensor:
         """(*batch, n, dim) → (b, n, dim)"""
@@ -123,7 +123,7 @@ def join(y: Tensor, weight: Tensor) -> Tensor:
     return y.transpose(-3, -2).flatten(-2) @ weight.flatten(0, 1)
 
 
-def look_back(eta: Tensor, keys: Tensor, statistics: Collection[str], mask: Tensor | None = None) -> Moments:
+def strict_past_moments(eta: Tensor, keys: Tensor, statistics: Collection[str], mask: Tensor | None = None) -> Moments:
     """What every query sees of the keys strictly before it; the first sees nothing.
 
     Query i + 1 and key i stand at one index after a shift by one, the order that the fused kernel knows.
@@ -131,8 +131,8 @@ def look_back(eta: Tensor, keys: Tensor, statistics: Collection[str], mask: Tens
     eta, keys  (b, heads, n, d);  mask  (b, 1, 1, n), True = seen
     """
     mask = None if mask is None or eta.shape[-2] < 2 else mask[..., :-1]
-    found = moments(eta[..., 1:, :], keys[..., :-1, :], causal=True, mask=mask, statistics=statistics)
-    g = torch.nn.functional.pad(found.log_normalizer, (1, 0), value=-torch.inf)
-    if "mean" not in found.statistics:
+    past = moments(eta[..., 1:, :], keys[..., :-1, :], causal=True, mask=mask, statistics=statistics)
+    g = torch.nn.functional.pad(past.log_normalizer, (1, 0), value=-torch.inf)
+    if "mean" not in past.statistics:
         return Moments(g)
-    return Moments(g, {"mean": torch.nn.functional.pad(found.mean, (0, 0, 1, 0))})
+    return Moments(g, {"mean": torch.nn.functional.pad(past.mean, (0, 0, 1, 0))})

@@ -15,6 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from cumulant.checks import sentence, shape
+from cumulant.kernels.arguments import Support
+
+EVERYTHING = Support()
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,7 +28,7 @@ class AttentionCall:
     eta      (batch, heads, q, d) natural parameters: queries times their scale, after rotation and normalisation
     key      (batch, key heads, n, d); fewer heads than eta are shared by groups
     value    (batch, key heads, n, e)
-    support  arguments of `moments` that say which keys a query sees and with what weight
+    support  which keys a query sees, and with what weight
     output   (batch, heads, q, e) what attention returned, before any output projection
     scale    the factor in eta, or the mean over heads of a learned one
     rows     (batch, q) True where the query is a token, False where it is padding; None: all are
@@ -37,7 +40,7 @@ class AttentionCall:
     eta: Tensor
     key: Tensor
     value: Tensor
-    support: dict
+    support: Support
     output: Tensor
     scale: float = 1.0
     rows: Tensor | None = None
@@ -79,13 +82,12 @@ def report_attention(
     key: Tensor,
     value: Tensor,
     output: Tensor,
+    support: Support = EVERYTHING,
     *,
     scale: float = 1.0,
     rows: Tensor | None = None,
-    **support,
 ) -> None:
-    """Hand one call of ``module`` to all observers, as an `AttentionCall`; arguments of the support that are None are
-    left out."""
+    """Hand one call of ``module`` to all observers, as an `AttentionCall`."""
     if not _observers:
         return
     parts = {"eta": eta, "key": key, "value": value, "output": output}
@@ -93,9 +95,8 @@ def report_attention(
         if tensor.ndim != 4:
             expected, advice = "four axes (batch, heads, tokens, dim)", "Insert the missing ones with size 1."
             raise ValueError(sentence(f"report_attention.{name}", expected, shape(tensor), advice))
-    visible = {k: v.detach() if isinstance(v, Tensor) else v for k, v in support.items() if v is not None}
     eta, key, value, output = (tensor.detach() for tensor in parts.values())
     with torch.no_grad():
-        call = AttentionCall(module, eta, key, value, visible, output, scale, rows)
+        call = AttentionCall(module, eta, key, value, support.detach(), output, scale, rows)
         for observer in tuple(_observers):
             observer(call)

@@ -9,17 +9,20 @@ width d both take O((n + q) d²) where `attend` takes O(n q d).
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from cumulant.checks import holds, sentence, shape
+from cumulant.kernels.arguments import Support
 from cumulant.kernels.dense import accumulate, normalize
-from cumulant.nn.masks import surely
+from cumulant.nn.masks import known_true_everywhere
 
-CHUNK = 64  # queries behind a causal mask at a time
-LARGE = 1 << 22  # scores held at once
-LLOYD = 10  # steps of k-means
+QUERY_CHUNK = 64  # queries behind a causal mask at a time
+MAX_SCORES = 1 << 22  # scores held at once
+KMEANS_STEPS = 10  # steps of k-means
 
 
 def approximate_by_gaussian(
@@ -51,7 +54,7 @@ def approximate_by_gaussian(
     >>> approximate_by_gaussian(torch.full((1, 1, 1, 1), 0.1), k, k)      # attention is tanh 0.1 = 0.0997
     tensor([[[[0.1000]]]])
     """
-    call = _Call(eta, key, value, mask, log_weights, causal, offset, sink)
+    call = _Call(eta, key, value, Support(mask, causal, offset, None, log_weights, sink))
     base = call.common_base()
     if base is not None:
         return _shared(call, base)
@@ -90,7 +93,7 @@ def approximate_by_mixture(
     >>> approximate_by_mixture(torch.full((1, 1, 1, 1), 0.1), k, k, components=2)
     tensor([[[[0.0997]]]])
     """
-    call = _Call(eta, key, value, mask, log_weights, causal, offset, sink)
+    call = _Call(eta, key, value, Support(mask, causal, offset, None, log_weights, sink))
     base = call.common_base()
     if responsibilities is not None:
         shares = _shares(responsibilities, call)
@@ -100,50 +103,38 @@ def approximate_by_mixture(
         raise ValueError(sentence("approximate_by_mixture.components", "at least 1", components, advice))
     if base is None:
         expected, advice = "queries that all see the same keys", "Give responsibilities, or use one Gaussian."
-        raise Differing(sentence("approximate_by_mixture.mask", expected, "rows that differ", advice))
+        raise DifferentKeysError(sentence("approximate_by_mixture.mask", expected, "rows that differ", advice))
     with torch.no_grad():
         label = clusters(call.key, call.base_weights(base)[0], components, seed)
     return _components(call, base, functional.one_hot(label, components).to(call.eta.dtype))
 
 
-class Differing(ValueError):
+class DifferentKeysError(ValueError):
     """Queries see different keys, so that no clusters serve all of them."""
 
 
 class _Call:
     """The arguments, keys repeated for every head."""
 
-    def __init__(
-        self,
-        eta: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None,
-        log_weights: Tensor | None,
-        causal: bool,
-        offset: int,
-        sink: float | Tensor | None,
-    ):
+    def __init__(self, eta: Tensor, key: Tensor, value: Tensor, support: Support):
         group = eta.shape[1] // key.shape[1]
         self.eta = accumulate(eta)
         parts = (accumulate(x) for x in (key, value))
         self.key, self.value = (x.repeat_interleave(group, 1) if group > 1 else x for x in parts)
-        self.mask, self.causal, self.offset = mask, causal, offset
-        self.log_weights: Tensor | None = log_weights
-        if log_weights is not None and log_weights.ndim < eta.ndim:
-            self.log_weights = log_weights[..., None, :]
+        self.mask, self.log_weights, sink = support.pair_mask(), support.pair_weights(eta.shape[1]), support.sink
+        self.support = replace(support, log_weights=self.log_weights)
         self.sink = None if sink is None else torch.as_tensor(sink, dtype=self.eta.dtype, device=eta.device)
 
     def common_base(self) -> Tensor | None:
         """Log base weights (…, n) of the keys if all queries have the same, else None."""
-        if self.causal:
+        if self.support.causal:
             return None
         base = self.eta.new_zeros(1, 1, self.key.shape[-2])
         for name in ("log_weights", "mask"):
             table = getattr(self, name)
             if table is None:
                 continue
-            if table.shape[-2] > 1 and not surely(table == table[..., :1, :]):
+            if table.shape[-2] > 1 and not known_true_everywhere(table == table[..., :1, :]):
                 return None
             first = table[..., 0, :]
             base = base + first if name == "log_weights" else torch.where(first, base, -torch.inf)
@@ -165,9 +156,9 @@ class _Call:
     def prefix(self) -> Tensor | None:
         """Which keys can be seen at all, (…, n), if query i sees those of them up to i; else None."""
         q, n = self.eta.shape[-2], self.key.shape[-2]
-        if q != n or self.log_weights is not None or self.offset:
+        if q != n or self.log_weights is not None or self.support.offset:
             return None
-        if self.causal:
+        if self.support.causal:
             if self.mask is None:
                 return torch.ones(1, 1, n, dtype=torch.bool, device=self.eta.device)
             return self.mask[..., 0, :] if self.mask.shape[-2] == 1 else None
@@ -175,20 +166,11 @@ class _Call:
             return None
         last = self.mask[..., -1:, :]
         before = torch.ones(q, n, dtype=torch.bool, device=self.mask.device).tril()
-        return last[..., 0, :] if surely(self.mask == (last & before)) else None
+        return last[..., 0, :] if known_true_everywhere(self.mask == (last & before)) else None
 
     def base_rows(self, rows: Tensor) -> Tensor:
         """Log base weights (…, rows, n) of some queries."""
-        n = self.key.shape[-2]
-        base = self.eta.new_zeros(1, 1, len(rows), n)
-        if self.log_weights is not None:
-            base = base + (self.log_weights[..., rows, :] if self.log_weights.shape[-2] > 1 else self.log_weights)
-        if self.mask is not None:
-            base = torch.where(self.mask[..., rows, :] if self.mask.shape[-2] > 1 else self.mask, base, -torch.inf)
-        if self.causal:
-            late = torch.arange(n, device=base.device) > rows[:, None] + self.offset
-            base = base.masked_fill(late, -torch.inf)
-        return base
+        return self.support.weigh(self.eta.new_zeros(1, 1, len(rows), self.key.shape[-2]), rows)
 
 
 def _shared(call: _Call, base: Tensor) -> Tensor:
@@ -211,8 +193,8 @@ def _running(call: _Call, seen: Tensor) -> Tensor:
     count = (sink - top).exp()[..., None, None]  # the sink, which every query sees, at −centre
     k_sum, v_sum, product = -count * k_centre, -count * v_centre, count * k_centre.mT @ v_centre
     parts = []
-    for first in range(0, key.shape[-2], CHUNK):
-        eta, k, v, w = (x[..., first : first + CHUNK, :] for x in (call.eta, key, value, weight))
+    for first in range(0, key.shape[-2], QUERY_CHUNK):
+        eta, k, v, w = (x[..., first : first + QUERY_CHUNK, :] for x in (call.eta, key, value, weight))
         n, k_all, v_all = count + w.cumsum(-2), k_sum + (w * k).cumsum(-2), v_sum + (w * v).cumsum(-2)
         second = eta @ product + ((eta @ k.mT) * w.mT).tril() @ v
         least = n.clamp_min(torch.finfo(n.dtype).tiny)
@@ -232,7 +214,7 @@ def _by_row(call: _Call, shares: Tensor | None) -> Tensor:
     index = torch.arange(call.eta.shape[-2], device=call.eta.device)
     width = call.key.shape[-2] * call.eta.shape[0] * call.eta.shape[1] * (1 if shares is None else shares.shape[-1])
     parts = []
-    for rows in index.split(max(1, LARGE // max(1, width))):
+    for rows in index.split(max(1, MAX_SCORES // max(1, width))):
         p, sink = call.base_weights(call.base_rows(rows))
         score = call.eta[..., rows, :] @ call.key.mT
         if shares is None:  # the sink scores 0 and carries 0
@@ -299,18 +281,18 @@ def clusters(key: Tensor, weight: Tensor, components: int, seed: int) -> Tensor:
     """Labels (…, n) of weighted k-means, from k-means++ with the same draws for every sequence and head."""
     if not key.shape[-2]:
         return torch.zeros(weight.shape, dtype=torch.int64, device=key.device)
-    drawn = torch.rand(components, generator=torch.Generator().manual_seed(seed)).tolist()
-    chance, centres = weight, []
+    draws = torch.rand(components, generator=torch.Generator().manual_seed(seed)).tolist()
+    probability, centres = weight, []
     distance = torch.full_like(weight, torch.inf)
-    for u in drawn:
-        along = chance.cumsum(-1)
+    for u in draws:
+        along = probability.cumsum(-1)
         at = torch.searchsorted(along, u * along[..., -1:]).clamp_max(key.shape[-2] - 1)
         centres.append(key.gather(-2, at[..., None].expand(*at.shape, key.shape[-1])))
         distance = distance.minimum((key - centres[-1]).square().sum(-1))
-        chance = weight * distance
+        probability = weight * distance
     centre = torch.cat(centres, -2)  # (…, c, d)
     label = torch.cdist(key, centre).argmin(-1)
-    for _ in range(LLOYD):
+    for _ in range(KMEANS_STEPS):
         part = weight[..., None, :] * functional.one_hot(label, components).mT
         mass = part.sum(-1, keepdim=True)
         centre = torch.where(mass > 0, part @ key / mass.clamp_min(torch.finfo(mass.dtype).tiny), centre)

@@ -21,8 +21,9 @@ from torch.nn.functional import layer_norm
 
 from cumulant.checks import broadcast, require_finite, sentence, shape
 from cumulant.kernels import Moments, moments
+from cumulant.kernels.arguments import Support
 from cumulant.measures import Empirical
-from cumulant.nn.blocks import SequenceBlock, join, look_back, split
+from cumulant.nn.blocks import SequenceBlock, join, split, strict_past_moments
 from cumulant.nn.calls import is_observed, report_attention
 from cumulant.potentials import Block, Potential, ReluSquare, Units
 from cumulant.solve import Solution, newton
@@ -33,19 +34,19 @@ UNITS = {"softplus": Units, "relu": ReluSquare}
 
 @final
 @dataclass(frozen=True, eq=False)
-class Heads(Potential):
-    """Heads with gains on one stream: Φ(x) = Σ_h c_h G_h(W_h x), convex for c_h > 0 (X-12).
+class MultiheadPotential(Potential):
+    """MultiheadPotential with gains on one stream: Φ(x) = Σ_h c_h G_h(W_h x), convex for c_h > 0 (X-12).
 
     weight   (heads, d, D)
     gain     (heads), positive
     atoms    (b, heads, n, d)
-    seen     (b, n) Boolean, False where an atom is absent; None: all are there
+    visible  (b, n) Boolean, False where an atom is absent; None: all are there
     offset   None: every query sees every atom; a number: query i sees atoms j ≤ offset + i
 
     A head that sees no atom adds 0. With equal gains of 1 this is `potentials.multihead` of `Empirical` measures.
 
     >>> import torch
-    >>> heads = Heads(torch.eye(2)[None], torch.ones(1), torch.eye(2)[None, None])
+    >>> heads = MultiheadPotential(torch.eye(2)[None], torch.ones(1), torch.eye(2)[None, None])
     >>> heads.gradient(torch.zeros(1, 1, 2))
     tensor([[[0.5000, 0.5000]]])
     """
@@ -53,7 +54,7 @@ class Heads(Potential):
     weight: Tensor
     gain: Tensor
     atoms: Tensor
-    seen: Tensor | None = None
+    visible: Tensor | None = None
     offset: int | None = None
 
     @property
@@ -61,35 +62,30 @@ class Heads(Potential):
         return self.weight.shape[-1]
 
     @property
-    def support(self) -> dict:
-        order = {} if self.offset is None else {"causal": True, "offset": self.offset}
-        if self.seen is None or not self.atoms.shape[-2]:
-            return order
-        return {"mask": self.seen[:, None, None, :], **order}
+    def support(self) -> Support:
+        """The atoms that a token sees."""
+        mask = None if self.visible is None or not self.atoms.shape[-2] else self.visible[:, None, None, :]
+        return Support(mask, causal=self.offset is not None, offset=self.offset)
 
-    def look(self, eta: Queries, *statistics: str) -> Moments:
+    def head_moments(self, eta: Queries, *statistics: str) -> Moments:
         """What the heads see of tokens (b, q, D)."""
         if self.offset == -1:
-            return look_back(split(eta, self.weight), self.atoms, statistics, self.support.get("mask"))
-        return moments(split(eta, self.weight), self.atoms, statistics=statistics, **self.support)
+            return strict_past_moments(split(eta, self.weight), self.atoms, statistics, self.support.mask)
+        return moments(split(eta, self.weight), self.atoms, statistics=statistics, **self.support.arguments())
 
     def value(self, eta: Queries) -> PerQuery:
-        g = self.look(eta).log_normalizer
+        g = self.head_moments(eta).log_normalizer
         return (self.gain[:, None] * torch.where(g == -torch.inf, 0, g)).sum(-2)
 
     def gradient(self, eta: Queries) -> Queries:
-        return self.written(self.look(eta, "mean"))
+        return self.project(self.head_moments(eta, "mean"))
 
-    def written(self, found: Moments) -> Queries:
+    def project(self, heads: Moments) -> Queries:
         """Σ_h c_h W_hᵀ m_h from the means of the heads."""
-        return join(self.gain[:, None, None] * found.mean, self.weight)
+        return join(self.gain[:, None, None] * heads.mean, self.weight)
 
     def hessian(self, eta: Queries) -> Matrices:
-        q, n = eta.shape[-2], self.atoms.shape[-2]
-        seen = torch.ones(q, n, dtype=torch.bool, device=eta.device)
-        seen = seen if self.offset is None else seen.tril(self.offset)
-        seen = seen if self.seen is None else seen & self.seen[:, None, None, :]
-        log_weights = eta.new_zeros(*self.atoms.shape[:2], q, n).masked_fill(~seen, -torch.inf)
+        log_weights = self.support.weigh(eta.new_zeros(*self.atoms.shape[:2], eta.shape[-2], self.atoms.shape[-2]))
         fisher = Empirical(self.atoms, log_weights).fisher(split(eta, self.weight))  # (b, heads, q, d, d)
         w = self.weight[:, None]
         return (self.gain[:, None, None, None] * (w.mT @ fisher @ w)).sum(-4)
@@ -97,7 +93,7 @@ class Heads(Potential):
 
 @final
 class ConvexBlock(SequenceBlock):
-    """x + ∇Φ(x | context), where the context is the tokens themselves unless another is given.
+    """x + ∇Φ(x | context), where the context is the tokens themselves unless another is passed.
 
     dim, heads    as in `SequenceBlock`; head_dim is dim / heads if None
     hidden        number of units, 4 dim if None; 0 leaves the heads alone
@@ -160,23 +156,25 @@ class ConvexBlock(SequenceBlock):
 
     # ------------------------------------------------------------------ the potential
 
-    def _heads(self, context: Tensor, seen: Tensor | None, offset: int | None) -> Heads:
+    def _heads(self, context: Tensor, visible: Tensor | None, offset: int | None) -> MultiheadPotential:
         """The heads over a context (b, n, D), learned atoms first."""
         keys = split(layer_norm(context, (self.dim,)) if self.norm_context else context, self.key)
         size = self.memory.shape[-2]
         if size:
             keys = torch.cat([self.memory.expand(keys.shape[0], -1, -1, -1), keys], -2)
-            seen = None if seen is None else torch.nn.functional.pad(seen, (size, 0), value=True)
-        return Heads(self.query, self.log_gain.exp(), keys, seen, None if offset is None else offset + size)
+            visible = None if visible is None else torch.nn.functional.pad(visible, (size, 0), value=True)
+        return MultiheadPotential(
+            self.query, self.log_gain.exp(), keys, visible, None if offset is None else offset + size
+        )
 
     def _rest(self) -> tuple[Empirical, Units | ReluSquare]:
         """Drift, a point mass, and units."""
         return Empirical(self.drift[None]), UNITS[self.units](self.unit_weight, self.unit_bias)
 
     def _potential(self, x: Tensor, context: Tensor | None, key_padding_mask: Tensor | None) -> Block:
-        return Block((self._given(x, context, key_padding_mask), *self._rest()))
+        return Block((self._context_heads(x, context, key_padding_mask), *self._rest()))
 
-    def _given(self, x: Tensor, context: Tensor | None, key_padding_mask: Tensor | None) -> Heads:
+    def _context_heads(self, x: Tensor, context: Tensor | None, key_padding_mask: Tensor | None) -> MultiheadPotential:
         source = x if context is None else context
         tokens, padding = self._tokens("context", source), self._padding(key_padding_mask, source)
         broadcast(self._at("context"), x.shape[:-2], source.shape[:-2])
@@ -194,9 +192,9 @@ class ConvexBlock(SequenceBlock):
     def hessian(
         self, x: Queries, key_padding_mask: Tensor | None = None, *, context: Queries | None = None
     ) -> Matrices:
-        """∇²Φ of every token given the context, (*batch, q, dim, dim); the Jacobian is I + ∇²Φ."""
-        found = self._potential(x, context, key_padding_mask).hessian(self._tokens("x", x))
-        return found.reshape(*x.shape, self.dim)
+        """∇²Φ of every token at its context, (*batch, q, dim, dim); the Jacobian is I + ∇²Φ."""
+        hessian = self._potential(x, context, key_padding_mask).hessian(self._tokens("x", x))
+        return hessian.reshape(*x.shape, self.dim)
 
     def forward(self, x: Tensor, key_padding_mask: Tensor | None = None, *, context: Tensor | None = None) -> Tensor:
         """x (*batch, q, dim) one step up the potential of its context.
@@ -204,17 +202,18 @@ class ConvexBlock(SequenceBlock):
         context           (*batch, n, dim), seen by every token; x itself if None
         key_padding_mask  (*batch, n) over the context, True = padding, which no token sees
         """
-        tokens, heads = self._tokens("x", x), self._given(x, context, key_padding_mask)
+        tokens, heads = self._tokens("x", x), self._context_heads(x, context, key_padding_mask)
         if not x.numel():
             return x
-        found = heads.look(tokens, "mean")
-        self._tell(tokens, heads, found)
-        step = heads.written(found) + Block(self._rest()).gradient(tokens)
+        head_moments = heads.head_moments(tokens, "mean")
+        self._report(tokens, heads, head_moments)
+        step = heads.project(head_moments) + Block(self._rest()).gradient(tokens)
         return x + step.reshape(x.shape)
 
-    def _tell(self, tokens: Tensor, heads: Heads, found: Moments) -> None:
+    def _report(self, tokens: Tensor, heads: MultiheadPotential, head_moments: Moments) -> None:
         if is_observed():
-            report_attention(self, split(tokens, self.query), heads.atoms, heads.atoms, found.mean, **heads.support)
+            eta = split(tokens, self.query)
+            report_attention(self, eta, heads.atoms, heads.atoms, head_moments.mean, heads.support)
 
     # ------------------------------------------------------------------ the inverse
 
@@ -233,36 +232,36 @@ class ConvexBlock(SequenceBlock):
         Without a context a causal block is undone from left to right, each token given those before it. For any other
         the context is what has been lost. Not differentiable.
         """
-        given = self._tokens("y", y)
-        require_finite(self._at("y"), given)
+        tokens = self._tokens("y", y)
+        require_finite(self._at("y"), tokens)
         with torch.no_grad():
             if context is not None:
-                found = _undo(self._potential(y, context, key_padding_mask), given, max_steps)
+                solution = _undo(self._potential(y, context, key_padding_mask), tokens, max_steps)
             elif self.causal:
-                found = self._left_to_right(given, self._padding(key_padding_mask, y), max_steps)
+                solution = self._left_to_right(tokens, self._padding(key_padding_mask, y), max_steps)
             else:
                 advice = "Keep the block's input, or use causal=True."
                 raise ValueError(sentence(self._at("context"), "the tokens that were seen", None, advice))
         lead = y.shape[:-1]
-        status, steps, residual = (part.reshape(lead) for part in (found.status, found.steps, found.residual))
-        trace = found.trace.reshape(len(found.trace), *lead)
-        return Solution(found.value.reshape(y.shape), status, steps, residual, trace)
+        status, steps, residual = (part.reshape(lead) for part in (solution.status, solution.steps, solution.residual))
+        trace = solution.trace.reshape(len(solution.trace), *lead)
+        return Solution(solution.value.reshape(y.shape), status, steps, residual, trace)
 
     def _left_to_right(self, y: Tensor, padding: Tensor | None, max_steps: int) -> Solution:
-        x, found = y[:, :0], []
+        x, solutions = y[:, :0], []
         for i in range(y.shape[1]):
-            seen = None if padding is None else ~padding[:, :i]
-            potential = Block((self._heads(x, seen, None), *self._rest()))
-            found.append(_undo(potential, y[:, i : i + 1], max_steps))
-            x = torch.cat([x, found[-1].value], 1)
-        if not found:
+            visible = None if padding is None else ~padding[:, :i]
+            potential = Block((self._heads(x, visible, None), *self._rest()))
+            solutions.append(_undo(potential, y[:, i : i + 1], max_steps))
+            x = torch.cat([x, solutions[-1].value], 1)
+        if not solutions:
             none = y.new_zeros(y.shape[:2])
             return Solution(y, none.to(torch.int8), none.long(), none, none[None])
-        depth = max(part.trace.shape[0] for part in found)
+        depth = max(part.trace.shape[0] for part in solutions)
         status, steps, residual = (
-            torch.cat([getattr(part, name) for part in found], 1) for name in ("status", "steps", "residual")
+            torch.cat([getattr(part, name) for part in solutions], 1) for name in ("status", "steps", "residual")
         )
-        traces = [torch.cat([p.trace, p.trace[-1:].expand(depth - p.trace.shape[0], -1, -1)]) for p in found]
+        traces = [torch.cat([p.trace, p.trace[-1:].expand(depth - p.trace.shape[0], -1, -1)]) for p in solutions]
         return Solution(x, status, steps, residual, torch.cat(traces, -1))
 
 

@@ -20,7 +20,8 @@ concave in g_C, so that E_C(g⁺) ≤ E_C(g) + ⟨v, g⁺ − g⟩ ≤ E_C(g) fo
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, final
+from dataclasses import replace
+from typing import NamedTuple, final
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +29,8 @@ from torch.nn.functional import relu
 
 from cumulant.checks import sentence, shape
 from cumulant.kernels import Moments, moments
-from cumulant.nn.blocks import SequenceBlock, join, look_back, split
+from cumulant.kernels.arguments import Support, intersect
+from cumulant.nn.blocks import SequenceBlock, join, split, strict_past_moments
 from cumulant.nn.calls import is_observed, report_attention
 from cumulant.typing import PerQuery, Queries
 
@@ -180,49 +182,46 @@ class EnergyBlock(SequenceBlock):
             raise ValueError(sentence(self._at("context"), expected, shape(context), "One key per token."))
         return split(self.normalize(tokens), self.key)
 
-    def _support(self, n: int, padding: Tensor | None) -> dict[str, Any]:
-        """What a token sees, as arguments of `moments`."""
-        support: dict[str, Any] = {}
+    def _support(self, n: int, padding: Tensor | None) -> Support:
+        """The tokens that a token sees."""
+        mask = None if padding is None else ~padding[:, None, None, :]
         if self.causal:
-            support = {"causal": True, "offset": 0 if self.self_included else -1}
-        elif not self.self_included:
-            support["mask"] = ~torch.eye(n, dtype=torch.bool, device=self.shift.device)
-        if padding is not None:
-            seen = ~padding[:, None, None, :]
-            support["mask"] = seen & support["mask"] if "mask" in support else seen
-        return support
+            return Support(mask, causal=True, offset=0 if self.self_included else -1)
+        if not self.self_included:
+            mask = intersect(mask, ~torch.eye(n, dtype=torch.bool, device=self.shift.device))
+        return Support(mask)
 
     def _queries(self, g: Tensor) -> Tensor:
         return self.log_beta.exp()[:, None, None] * split(g, self.query)
 
-    def _look(self, g: Tensor, keys: Tensor, padding: Tensor | None, statistics: tuple[str, ...]) -> Moments:
+    def _moments(self, g: Tensor, keys: Tensor, padding: Tensor | None, statistics: tuple[str, ...]) -> Moments:
         support = self._support(g.shape[-2], padding)
-        if support.get("offset") == -1:
-            return look_back(self._queries(g), keys, statistics, support.get("mask"))
-        return moments(self._queries(g), keys, statistics=statistics, **support)
+        if support.offset == -1:
+            return strict_past_moments(self._queries(g), keys, statistics, support.mask)
+        return moments(self._queries(g), keys, statistics=statistics, **support.arguments())
 
     def _energy(self, x: Tensor, frozen: Tensor | None, padding: Tensor | None) -> Tensor:
         """E per token, (b, n)."""
         g = self.normalize(x)
         keys = split(g, self.key) if frozen is None else frozen
         active = relu(g @ self.memory.mT)
-        return self._parts(self._look(g, keys, padding, ()).log_normalizer, active, padding)
+        return self._parts(self._moments(g, keys, padding, ()).log_normalizer, active, padding)
 
     def _parts(self, log_normalizer: Tensor, active: Tensor, padding: Tensor | None) -> Tensor:
-        seen = torch.where(log_normalizer == -torch.inf, 0, log_normalizer)
-        energy = -((-self.log_beta).exp()[:, None] * seen).sum(-2) - active.square().sum(-1) / 2
+        g = torch.where(log_normalizer == -torch.inf, 0, log_normalizer)
+        energy = -((-self.log_beta).exp()[:, None] * g).sum(-2) - active.square().sum(-1) / 2
         return energy if padding is None else energy.masked_fill(padding, 0)
 
     def _gradient(self, g: Tensor, frozen: Tensor | None, padding: Tensor | None) -> _Slope:
         """∂E/∂g; with frozen keys the query's term alone."""
         keys = split(g, self.key) if frozen is None else frozen
-        found = self._look(g, keys, padding, ("mean",))
+        heads = self._moments(g, keys, padding, ("mean",))
         active = relu(g @ self.memory.mT)
-        gradient = -join(found.mean, self.query) - active @ self.memory
+        gradient = -join(heads.mean, self.query) - active @ self.memory
         if frozen is None:
-            gradient = gradient - join(self._received(g, keys, found.log_normalizer, padding), self.key)
+            gradient = gradient - join(self._received(g, keys, heads.log_normalizer, padding), self.key)
         gradient = gradient if padding is None else gradient.masked_fill(padding[..., None], 0)
-        return _Slope(gradient, self._parts(found.log_normalizer, active, padding).detach(), keys, found.mean)
+        return _Slope(gradient, self._parts(heads.log_normalizer, active, padding).detach(), keys, heads.mean)
 
     def _received(self, g: Tensor, keys: Tensor, log_normalizer: Tensor, padding: Tensor | None) -> Tensor:
         """Σ_C p_CA Q_C: keys ask queries of log weight −G_C, whose total mass is the attention that a key receives."""
@@ -230,8 +229,8 @@ class EnergyBlock(SequenceBlock):
         absent = absent if padding is None else absent | padding[:, None, :]
         weights = torch.where(absent, -torch.inf, -torch.where(absent, 0, log_normalizer))
         eta = self.log_beta.exp()[:, None, None] * keys
-        support = self._support(g.shape[-2], None)
-        back = moments(eta, split(g, self.query), log_weights=weights, statistics=("mean",), **support)
+        support = replace(self._support(g.shape[-2], None), log_weights=weights)
+        back = moments(eta, split(g, self.query), statistics=("mean",), **support.arguments())
         return back.log_normalizer.exp()[..., None] * back.mean
 
     # ------------------------------------------------------------------ descent
@@ -253,8 +252,8 @@ class EnergyBlock(SequenceBlock):
             with torch.no_grad():
                 energies.append(self._energy(state, frozen, padding))
         taken = torch.stack(lengths) if lengths else x.new_zeros(0)
-        kept, lead = torch.stack(energies), x.shape[:-1]
-        return Descent(state.reshape(x.shape), kept.reshape(len(kept), *lead), taken.reshape(self.steps, *lead))
+        trace, lead = torch.stack(energies), x.shape[:-1]
+        return Descent(state.reshape(x.shape), trace.reshape(len(trace), *lead), taken.reshape(self.steps, *lead))
 
     def _descend(
         self, x: Tensor, frozen: Tensor | None, padding: Tensor | None
@@ -265,7 +264,7 @@ class EnergyBlock(SequenceBlock):
             g = self.normalize(x)
             slope = self._gradient(g, frozen, padding)
             if step == 0 and is_observed():
-                self._tell(g, slope, padding)
+                self._report(g, slope, padding)
             if self.causal or self.search == "fixed":
                 energies.append(slope.energy)
                 length = torch.full_like(slope.energy, self.step_size)
@@ -287,15 +286,15 @@ class EnergyBlock(SequenceBlock):
             trial = x - length[..., None] * v
             after = self._energy(trial, None, padding)
             promised = (v * (g - self.normalize(trial))).sum((-2, -1))[:, None]
-            found = searching & (after.sum(-1, keepdim=True) <= before - ARMIJO * promised)
-            reached = torch.where(found, after, reached)
-            searching = searching & ~found
+            accepted = searching & (after.sum(-1, keepdim=True) <= before - ARMIJO * promised)
+            reached = torch.where(accepted, after, reached)
+            searching = searching & ~accepted
             if not searching.any():
                 break
             length = torch.where(searching, length / 2, length)
         return torch.where(searching, 0, length).expand_as(energy), reached
 
-    def _tell(self, g: Tensor, slope: _Slope, padding: Tensor | None) -> None:
+    def _report(self, g: Tensor, slope: _Slope, padding: Tensor | None) -> None:
         rows, support = None if padding is None else ~padding, self._support(g.shape[-2], padding)
         scale = float(self.log_beta.detach().exp().mean())
-        report_attention(self, self._queries(g), slope.keys, slope.keys, slope.mean, scale=scale, rows=rows, **support)
+        report_attention(self, self._queries(g), slope.keys, slope.keys, slope.mean, support, scale=scale, rows=rows)

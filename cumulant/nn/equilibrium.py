@@ -20,6 +20,7 @@ from torch.nn.functional import layer_norm, linear
 
 from cumulant.checks import sentence
 from cumulant.kernels import moments
+from cumulant.kernels.arguments import Support
 from cumulant.nn.blocks import SequenceBlock, split
 from cumulant.nn.calls import is_observed, report_attention
 from cumulant.solve import Anderson, Damped, Solution, Status, fixed_point
@@ -114,7 +115,7 @@ class EquilibriumBlock(SequenceBlock):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """f starts with slopes well below 1, so that the first fixed points are found."""
+        """f starts with slopes well below 1, so that the first fixed points exist and are reached."""
         for weight in (self.query, self.key, self.value, self.up):
             nn.init.normal_(weight, std=self.dim**-0.5)
         nn.init.normal_(self.output, std=0.3 * (self.heads * self.head_dim) ** -0.5)
@@ -135,8 +136,8 @@ class EquilibriumBlock(SequenceBlock):
         return self._layer(self._tokens("z", z), self._tokens("x", x), padding).reshape(x.shape)
 
     def _layer(self, z: Tensor, x: Tensor, padding: Tensor | None) -> Tensor:
-        seen = self._attend(z, padding)[-1]
-        step = seen.transpose(1, 2).flatten(2) @ self.output.flatten(0, 1)
+        means = self._attend(z, padding)[-1]
+        step = means.transpose(1, 2).flatten(2) @ self.output.flatten(0, 1)
         step = step + linear(torch.relu(linear(z, self.up, self.up_bias)), self.down, self.down_bias)
         step = step if padding is None else step.masked_fill(padding[..., None], 0)
         return layer_norm(x + step, (self.dim,), self.gain, self.shift, self.eps)
@@ -144,12 +145,11 @@ class EquilibriumBlock(SequenceBlock):
     def _attend(self, z: Tensor, padding: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         eta = self.head_dim**-0.5 * split(z, self.query)
         key, value = split(z, self.key), split(z, self.value)
-        found = moments(eta, key, value, statistics=("mean",), **self._support(padding)).mean
-        return eta, key, value, found
+        mean = moments(eta, key, value, statistics=("mean",), **self._support(padding).arguments()).mean
+        return eta, key, value, mean
 
-    def _support(self, padding: Tensor | None) -> dict:
-        order = {"causal": True} if self.causal else {}
-        return order if padding is None else {"mask": ~padding[:, None, None, :], **order}
+    def _support(self, padding: Tensor | None) -> Support:
+        return Support(None if padding is None else ~padding[:, None, None, :], causal=self.causal)
 
     # ------------------------------------------------------------------ whether it contracts
 
@@ -210,46 +210,46 @@ class EquilibriumBlock(SequenceBlock):
             return x
         with torch.no_grad():
             start = layer_norm(tokens, (self.dim,), self.gain, self.shift, self.eps)
-        found = self._found(lambda z: self._layer(z, tokens, padding), start)
-        self.last, self.backward_last = _settled(found, x.shape[:-2]), None
-        z = self._attach(found, tokens, padding, x.shape[:-2])
-        if not bool(found.converged.all()):
-            z = self._fall_back(found, z, tokens, padding)
+        solution = self._solve_forward(lambda z: self._layer(z, tokens, padding), start)
+        self.last, self.backward_last = _solver_record(solution, x.shape[:-2]), None
+        z = self._attach(solution, tokens, padding, x.shape[:-2])
+        if not bool(solution.converged.all()):
+            z = self._fall_back(solution, z, tokens, padding)
         if is_observed():
-            self._tell(z, padding)
+            self._report(z, padding)
         return z.reshape(x.shape)
 
-    def _found(self, fn: Callable[[Tensor], Tensor], start: Tensor) -> Solution:
+    def _solve_forward(self, fn: Callable[[Tensor], Tensor], start: Tensor) -> Solution:
         if not self.causal:
             return self._solve(fn, start, self.solver)
         ordered = replace(self.solver, width=self.dim) if isinstance(self.solver, Anderson) else self.solver
-        remembered = _Remembered(ordered)
-        found = self._solve(fn, start, remembered)
-        if remembered.latest is None or bool(found.converged.all()):
-            return found
-        latest = remembered.latest.reshape(start.shape)
-        kept = found.converged | ~latest.flatten(1).isfinite().all(1)
-        value = torch.where(kept[:, None, None], found.value, latest)
-        residual = torch.where(kept, found.residual, found.trace[-1])
-        return Solution(value, found.status, found.steps, residual, found.trace)
+        with_proposal = _WithLastProposal(ordered)
+        solution = self._solve(fn, start, with_proposal)
+        if with_proposal.latest is None or bool(solution.converged.all()):
+            return solution
+        latest = with_proposal.latest.reshape(start.shape)
+        keep = solution.converged | ~latest.flatten(1).isfinite().all(1)
+        value = torch.where(keep[:, None, None], solution.value, latest)
+        residual = torch.where(keep, solution.residual, solution.trace[-1])
+        return Solution(value, solution.status, solution.steps, residual, solution.trace)
 
     def _solve(self, fn: Callable[[Tensor], Tensor], start: Tensor, solver: Stepper) -> Solution:
         options = {"max_steps": self.max_steps, "tol": self.tol, "event_ndim": 2, "adjoint": "none"}
         return fixed_point(fn, start, solver=solver, **options)
 
-    def _attach(self, found: Solution, x: Tensor, padding: Tensor | None, lead: torch.Size) -> Tensor:
+    def _attach(self, solution: Solution, x: Tensor, padding: Tensor | None, lead: torch.Size) -> Tensor:
         """The answer with its gradient, g = v + Jᵀg where it converged and g = v, one application, where it did not.
 
         As `solve.implicit` has it, but with a status: what backward cannot solve is not passed over in silence.
         """
         if not torch.is_grad_enabled():
-            return found.value
-        attached = self._layer(found.value, x, padding)
+            return solution.value
+        attached = self._layer(solution.value, x, padding)
         if not attached.requires_grad:
-            return found.value
-        anchor = found.value.detach().requires_grad_()
+            return solution.value
+        anchor = solution.value.detach().requires_grad_()
         image = self._layer(anchor, x, padding)
-        settled = found.converged[:, None, None]
+        settled = solution.converged[:, None, None]
 
         def backward(v: Tensor) -> Tensor:
             # the equation is linear: solved for unit vectors, its tolerance does not depend on the scale of the loss
@@ -260,50 +260,50 @@ class EquilibriumBlock(SequenceBlock):
                 return unit + torch.autograd.grad(image, anchor, g * settled, retain_graph=True)[0]
 
             solution = self._solve(onward, unit, Anderson())
-            self.backward_last = _settled(solution, lead)
+            self.backward_last = _solver_record(solution, lead)
             if not bool(solution.converged.all()):
-                self._say(solution, "backward", "Their best iterate is used")
+                self._warn_once(solution, "backward", "Their best iterate is used")
             return size * solution.value
 
         attached.register_hook(backward)
-        return found.value + attached - attached.detach()
+        return solution.value + attached - attached.detach()
 
-    def _say(self, found: Solution, way: str, what: str) -> None:
+    def _warn_once(self, solution: Solution, way: str, what: str) -> None:
         if way not in self._warned:
             advice = f"{what}; the status of every pass is in the block's record, this is said once."
-            warnings.warn(self._lost(found, way, advice), RuntimeWarning, stacklevel=6)
+            warnings.warn(self._unconverged_message(solution, way, advice), RuntimeWarning, stacklevel=6)
             self._warned.add(way)
 
-    def _lost(self, found: Solution, way: str, advice: str) -> str:
-        lost = ~found.converged
-        worst = float(found.residual[lost].max())
+    def _unconverged_message(self, solution: Solution, way: str, advice: str) -> str:
+        lost = ~solution.converged
+        worst = float(solution.residual[lost].max())
         got = f"{int(lost.sum())} of {len(lost)} samples without one, residual up to {worst:.2g}"
         return sentence(self._at(way), f"a fixed point within {self.max_steps} steps", got, advice)
 
-    def _fall_back(self, found: Solution, z: Tensor, x: Tensor, padding: Tensor | None) -> Tensor:
+    def _fall_back(self, solution: Solution, z: Tensor, x: Tensor, padding: Tensor | None) -> Tensor:
         if self.fallback == "raise":
             advice = 'Raise max_steps or tol, shrink the weights, or choose fallback="last" or "unrolled".'
-            raise ArithmeticError(self._lost(found, "forward", advice))
+            raise ArithmeticError(self._unconverged_message(solution, "forward", advice))
         if self.fallback == "last":
-            self._say(found, "forward", f"Their {'last' if self.causal else 'best'} iterate is used")
+            self._warn_once(solution, "forward", f"Their {'last' if self.causal else 'best'} iterate is used")
             return z
-        self._say(found, "forward", f"{self.max_steps} damped steps are used")
-        lost = (~found.converged).nonzero()[:, 0]
-        mine = None if padding is None else padding[lost]
+        self._warn_once(solution, "forward", f"{self.max_steps} damped steps are used")
+        lost = (~solution.converged).nonzero()[:, 0]
+        lost_padding = None if padding is None else padding[lost]
         state = layer_norm(x[lost], (self.dim,), self.gain, self.shift, self.eps)
         for _ in range(self.max_steps):
-            _, state = self.damped.step(None, state, self._layer(state, x[lost], mine))
+            state, _ = self.damped.step(None, state, self._layer(state, x[lost], lost_padding))
         return z.index_copy(0, lost, state)
 
     @torch.no_grad()
-    def _tell(self, z: Tensor, padding: Tensor | None) -> None:
+    def _report(self, z: Tensor, padding: Tensor | None) -> None:
         """At the fixed point only, not at the iterates."""
         rows = None if padding is None else ~padding
         scale = self.head_dim**-0.5
-        report_attention(self, *self._attend(z, padding), scale=scale, rows=rows, **self._support(padding))
+        report_attention(self, *self._attend(z, padding), self._support(padding), scale=scale, rows=rows)
 
 
-class _Remembered:
+class _WithLastProposal:
     """A method that keeps its last proposal."""
 
     def __init__(self, method: Stepper):
@@ -318,10 +318,10 @@ class _Remembered:
         return state, self.latest
 
 
-def _settled(found: Solution, lead: torch.Size, last: int = 5) -> Settled:
+def _solver_record(solution: Solution, lead: torch.Size, last: int = 5) -> Settled:
     """The record, with the rate (r_t / r_{t−k})^{1/k} over the last k ≤ ``last`` steps of each sample."""
-    first = (found.steps - last).clamp_min(0)
-    early, late = (found.trace.gather(0, at[None])[0] for at in (first, found.steps))
-    ratio = torch.where(early > 0, late / early, 0) ** (1 / (found.steps - first).clamp_min(1))
+    first = (solution.steps - last).clamp_min(0)
+    early, late = (solution.trace.gather(0, at[None])[0] for at in (first, solution.steps))
+    ratio = torch.where(early > 0, late / early, 0) ** (1 / (solution.steps - first).clamp_min(1))
     rate = torch.where(ratio.isfinite(), ratio, torch.inf)
-    return Settled(*(part.reshape(lead) for part in (found.status, found.steps, found.residual, rate)))
+    return Settled(*(part.reshape(lead) for part in (solution.status, solution.steps, solution.residual, rate)))

@@ -10,14 +10,14 @@ from torch import Tensor
 from cumulant.checks import sentence
 from cumulant.nn.calls import report_attention
 from cumulant.nn.closures import approximate_by_gaussian, approximate_by_mixture
-from cumulant.nn.projected import Heads, Projected
+from cumulant.nn.projected import ProjectedAttention, ProjectedHeads
 
 
-class _Approximate(Projected, ABC):
+class _Approximate(ProjectedAttention, ABC):
     """`MultiheadAttention` with something simpler in the place of the keys. Abstract; its kinds are final."""
 
     @abstractmethod
-    def _approximate(self, h: Heads, **options) -> Tensor:
+    def _approximate(self, h: ProjectedHeads, **options) -> Tensor:
         """(batch, heads, q, e) from the projected heads."""
 
     def _forward(self, query: Tensor, key: Tensor, value: Tensor, need_weights: bool, masks: dict, **options):
@@ -30,7 +30,7 @@ class _Approximate(Projected, ABC):
             raise ValueError(sentence(f"{where}.dropout", "0 in training: no weights to drop", self.dropout, advice))
         h = self._heads(query, key, value, **masks)
         output = self._approximate(h, **options)
-        report_attention(self, h.eta, h.key, h.value, output, scale=self.head_dim**-0.5, rows=h.rows, **h.support())
+        report_attention(self, h.eta, h.key, h.value, output, h.support, scale=self.head_dim**-0.5, rows=h.rows)
         return self._joined(output, query.ndim == 3), None
 
 
@@ -68,8 +68,8 @@ class GaussianHead(_Approximate):
         masks = {"attn_mask": attn_mask, "key_padding_mask": key_padding_mask, "is_causal": is_causal}
         return self._forward(query, key, value, need_weights, masks)
 
-    def _approximate(self, h: Heads, **options) -> Tensor:
-        return approximate_by_gaussian(h.eta, h.key, h.value, **h.support())
+    def _approximate(self, h: ProjectedHeads, **options) -> Tensor:
+        return approximate_by_gaussian(h.eta, h.key, h.value, **h.support.arguments())
 
 
 @final
@@ -124,6 +124,6 @@ class MixtureHead(_Approximate):
         masks = {"attn_mask": attn_mask, "key_padding_mask": key_padding_mask, "is_causal": is_causal}
         return self._forward(query, key, value, need_weights, masks, responsibilities=responsibilities)
 
-    def _approximate(self, h: Heads, **options) -> Tensor:
-        chosen = {"components": self.components, "seed": self.seed}
-        return approximate_by_mixture(h.eta, h.key, h.value, **chosen, **options, **h.support())
+    def _approximate(self, h: ProjectedHeads, **options) -> Tensor:
+        clusters = {"components": self.components, "seed": self.seed}
+        return approximate_by_mixture(h.eta, h.key, h.value, **clusters, **options, **h.support.arguments())

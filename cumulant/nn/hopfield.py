@@ -21,8 +21,9 @@ from cumulant import hopfield
 from cumulant.checks import require_alike, require_float, sentence, shape
 from cumulant.hopfield import Retrieval
 from cumulant.kernels import moments
+from cumulant.kernels.arguments import Support
 from cumulant.nn.calls import is_observed, report_attention
-from cumulant.nn.masks import seen_by
+from cumulant.nn.masks import as_log_weights, support_of_masks
 from cumulant.nn.projected import check_sizes
 from cumulant.solve import Status
 
@@ -42,7 +43,7 @@ class Recall(NamedTuple):
     heads: Retrieval
 
 
-class _Memory(NamedTuple):
+class _HeadArguments(NamedTuple):
     """Arguments head by head, (batch | 1, heads, ·, ·), and log weights of the patterns."""
 
     state: Tensor
@@ -108,12 +109,12 @@ class Hopfield(nn.Module):
         self.steps, self.gate, self.tol, self.max_steps = steps, gate, tol, max_steps
         self.fallback, self.projections = fallback, tuple(dict.fromkeys(projections))
         self._check_settings()
-        place = {"device": device, "dtype": dtype}
+        factory = {"device": device, "dtype": dtype}
         inner = self.value_size if self.own_values and "value" not in self.projections else self.hidden_size
         sizes = {"state": dim, "stored": self.stored_size, "value": self.value_size, "output": inner}
         for name in self.projections:
             width = dim if name == "output" else self.hidden_size
-            self.add_module(f"{name}_projection", nn.Linear(sizes[name], width, bias=bias, **place))
+            self.add_module(f"{name}_projection", nn.Linear(sizes[name], width, bias=bias, **factory))
         logs = self._log_beta(beta).to(device=device, dtype=torch.get_default_dtype() if dtype is None else dtype)
         if learn_beta:
             self.log_beta = nn.Parameter(logs)
@@ -160,7 +161,7 @@ class Hopfield(nn.Module):
         single = state.ndim == 2
         memory = self._memory(state, stored, value, key_padding_mask, attn_mask)
         steps = None if self.steps is None else self.steps - 1
-        found = hopfield.retrieve(
+        retrieval = hopfield.retrieve(
             memory.state,
             memory.patterns,
             beta=self.beta,
@@ -170,14 +171,16 @@ class Hopfield(nn.Module):
             tol=self.tol,
             max_steps=self.max_steps,
         )
-        self.last = Retrieval(*(part.detach() for part in found))
+        self.last = Retrieval(*(part.detach() for part in retrieval))
         if steps is None:
-            self._judge(found)
-        output = self._average(memory, found.state)
+            self._check_convergence(retrieval)
+        output = self._average(memory, retrieval.state)
         out = self._projected("output", output.transpose(1, 2).flatten(-2))
         if not single:
-            return Recall(out, found)
-        heads = Retrieval(found.state[0], found.energy[:, 0], found.steps[0], found.status[0], found.residual[0])
+            return Recall(out, retrieval)
+        heads = Retrieval(
+            retrieval.state[0], retrieval.energy[:, 0], retrieval.steps[0], retrieval.status[0], retrieval.residual[0]
+        )
         return Recall(out[0], heads)
 
     def energy(
@@ -190,33 +193,33 @@ class Hopfield(nn.Module):
     ) -> Tensor:
         """E_h of the states as they come in, (batch, heads, q); ½|ξ|² for one that sees no pattern."""
         memory = self._memory(state, stored, None, key_padding_mask, attn_mask)
-        found = hopfield.energy(memory.state, memory.patterns, beta=self.beta, log_weights=memory.log_weights)
-        return found[0] if state.ndim == 2 else found
+        energy = hopfield.energy(memory.state, memory.patterns, beta=self.beta, log_weights=memory.log_weights)
+        return energy[0] if state.ndim == 2 else energy
 
     def extra_repr(self) -> str:
         return f"{self.dim}, {self.num_heads}, steps={self.steps}"
 
     # ------------------------------------------------------------------ arguments
 
-    def _memory(self, state, stored, value, key_padding_mask, attn_mask) -> _Memory:
+    def _memory(self, state, stored, value, key_padding_mask, attn_mask) -> _HeadArguments:
         stored = state if stored is None else stored
         value = stored if value is None and "value" in self.projections else value
         widths = {"state": self.dim, "stored": self.stored_size, "value": self.value_size}
-        given: dict[str, Tensor] = {"state": state, "stored": stored} | ({} if value is None else {"value": value})
-        for name, x in given.items():
+        arguments: dict[str, Tensor] = {"state": state, "stored": stored} | ({} if value is None else {"value": value})
+        for name, x in arguments.items():
             self._check(name, x, widths[name], state)
         if value is not None and value.shape[-2] != stored.shape[-2]:
             expected = f"one value for each of {stored.shape[-2]} patterns"
             raise ValueError(sentence("Hopfield.value", expected, shape(value), "Check the patterns' axis."))
         if key_padding_mask is not None and state.ndim == 2:
             key_padding_mask = key_padding_mask[None]
-        rows = {name: x if x.ndim == 3 else x[None] for name, x in given.items()}
+        rows = {name: x if x.ndim == 3 else x[None] for name, x in arguments.items()}
         query, key = rows["state"], rows["stored"]
         masks = {"attn_mask": attn_mask, "key_padding_mask": key_padding_mask}
-        seen = seen_by("Hopfield", query, key.expand(len(query), -1, -1), heads=self.num_heads, **masks)
+        support = support_of_masks("Hopfield", query, key.expand(len(query), -1, -1), heads=self.num_heads, **masks)
         cut = {name: self._split(name, x) for name, x in rows.items()}
-        logs = seen.logs(cut["stored"], query.shape[1])
-        return _Memory(cut["state"], cut["stored"], cut.get("value"), logs)
+        log_weights = as_log_weights(support, cut["stored"], query.shape[1])
+        return _HeadArguments(cut["state"], cut["stored"], cut.get("value"), log_weights)
 
     def _split(self, name: str, x: Tensor) -> Tensor:
         """(batch, n, ·) → (batch, heads, n, ·)"""
@@ -225,7 +228,7 @@ class Hopfield(nn.Module):
     def _projected(self, name: str, x: Tensor) -> Tensor:
         return getattr(self, f"{name}_projection")(x) if name in self.projections else x
 
-    def _average(self, memory: _Memory, state: Tensor) -> Tensor:
+    def _average(self, memory: _HeadArguments, state: Tensor) -> Tensor:
         """The mean of the values as this state sees them, which for patterns as values is one more step."""
         eta = self.beta[:, None, None] * state
         values = memory.patterns if memory.values is None else memory.values
@@ -234,19 +237,18 @@ class Hopfield(nn.Module):
         if is_observed():
             batch = (len(eta), -1, -1, -1)
             scale = float(self.beta.detach().mean())
-            report_attention(
-                self, eta, memory.patterns.expand(batch), values.expand(batch), mean, scale=scale, log_weights=w
-            )
+            keys, support = memory.patterns.expand(batch), Support(log_weights=w)
+            report_attention(self, eta, keys, values.expand(batch), mean, support, scale=scale)
         return mean
 
-    def _judge(self, found: Retrieval) -> None:
+    def _check_convergence(self, retrieval: Retrieval) -> None:
         if torch.compiler.is_compiling():
             return
-        lost = int((found.status != Status.CONVERGED).sum())
+        lost = int((retrieval.status != Status.CONVERGED).sum())
         if not lost:
             return
         expected = f"states at rest within {self.max_steps} steps"
-        got = f"{lost} of {found.status.numel()} that are not, residual up to {float(found.residual.max()):.2g}"
+        got = f"{lost} of {retrieval.status.numel()} that are not, residual up to {float(retrieval.residual.max()):.2g}"
         advice = "Raise max_steps or tol, or set a number of steps; layer.last has the status of every state."
         if self.fallback == "raise":
             raise ArithmeticError(sentence("Hopfield.forward", expected, got, advice))
@@ -288,9 +290,9 @@ class Hopfield(nn.Module):
 
     def _log_beta(self, beta: float | Sequence[float] | Tensor | None) -> Tensor:
         width = self.hidden_size // self.num_heads
-        given = torch.as_tensor(1 / math.sqrt(width) if beta is None else beta, dtype=torch.float64).detach()
-        if given.shape not in ((), (self.num_heads,)) or not bool(((given > 0) & given.isfinite()).all()):
+        positive = torch.as_tensor(1 / math.sqrt(width) if beta is None else beta, dtype=torch.float64).detach()
+        if positive.shape not in ((), (self.num_heads,)) or not bool(((positive > 0) & positive.isfinite()).all()):
             expected = f"a positive number, or one for each of {self.num_heads} heads"
-            got = beta if given.ndim < 2 else shape(given)
+            got = beta if positive.ndim < 2 else shape(positive)
             raise ValueError(sentence("Hopfield.beta", expected, got, "It is an inverse temperature."))
-        return given.log().expand(self.num_heads).clone()
+        return positive.log().expand(self.num_heads).clone()

@@ -9,13 +9,13 @@ from torch import Tensor, nn
 
 from cumulant.checks import sentence, shape
 from cumulant.contrastive import linear_cross_entropy
-from cumulant.nn.trunk import Stack, Trunk
+from cumulant.nn.stack import BlockStack, StackConfig
 
 IGNORED = -100  # a target that is not counted
 
 
 @dataclass(frozen=True)
-class LanguageConfig(Stack):
+class LanguageConfig(StackConfig):
     """A causal stack of blocks, the number of tokens in the vocabulary and the longest sequence."""
 
     dim: int = 128
@@ -45,7 +45,7 @@ class LanguageModel(nn.Module):
         self.config = config
         self.embedding = nn.Embedding(config.vocabulary, config.dim)
         self.position = nn.Parameter(torch.empty(config.context, config.dim))
-        self.trunk = Trunk(config)
+        self.trunk = BlockStack(config)
         self.readout = nn.Linear(config.dim, config.dim, bias=False)
         nn.init.normal_(self.embedding.weight, std=0.1)  # small as logits, and yet more than the positions
         nn.init.normal_(self.position, std=0.02)
@@ -71,5 +71,5 @@ class LanguageModel(nn.Module):
     def loss(self, input_ids: Tensor, targets: Tensor, *, reduction: str = "mean") -> Tensor:
         """Nats per token, without holding the logits; targets (batch, n), `IGNORED` where none is asked for."""
         hidden = self.hidden(input_ids)
-        found = linear_cross_entropy(hidden, self.embedding.weight, targets, ignore_index=IGNORED, reduction=reduction)
-        return found if isinstance(found, Tensor) else found.loss
+        loss = linear_cross_entropy(hidden, self.embedding.weight, targets, ignore_index=IGNORED, reduction=reduction)
+        return loss if isinstance(loss, Tensor) else loss.loss

@@ -6,80 +6,47 @@ In this room ``attn_mask`` and ``key_padding_mask`` mean what they mean in torch
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from cumulant.checks import holds, sentence, shape
+from cumulant.kernels.arguments import Support, intersect
 
-LARGE = 1 << 25  # entries of a mask that may be made for the sake of speed
+LARGEST_MASK = 1 << 25  # entries of a mask that may be made for the sake of speed
 
 
-@dataclass(frozen=True, eq=False)
-class Seen:
-    """What queries see of n keys.
+def as_one_mask(support: Support, queries: int, heads: int) -> Support:
+    """Causal order and mask as one mask where that is not too large: the fused kernel takes one of the two."""
+    mask = support.mask
+    if not support.causal or mask is None or mask.shape[0] * heads * queries * mask.shape[-1] > LARGEST_MASK:
+        return support
+    return replace(support, mask=mask & ~after(queries, mask.shape[-1], mask.device), causal=False, offset=None)
 
-    mask         (batch | 1, heads | 1, q | 1, n) True = attend; None: everything
-    log_weights  (batch | 1, heads | 1, q | 1, n) added to the scores; None: nothing
-    causal       key j is visible to query i iff j ≤ i
-    """
 
-    mask: Tensor | None = None
-    log_weights: Tensor | None = None
-    causal: bool = False
+def without_pairs(support: Support, dropped: Tensor) -> Support:
+    """Fewer keys: ``dropped`` (batch, heads, q, n) is True for those that go."""
+    return replace(support, mask=intersect(support.mask, ~dropped))
 
-    @property
-    def everything(self) -> bool:
-        """Every query sees every key, all with the same weight."""
-        return self.mask is None and self.log_weights is None and not self.causal
 
-    def support(self) -> dict:
-        """Arguments of `moments` that say the same; weights that are alike for all queries go with the keys."""
-        w = self.log_weights
-        if w is not None and w.shape[-2] == 1:
-            w = w[..., 0, :]
-        given = {"mask": self.mask, "log_weights": w}
-        found: dict = {name: tensor for name, tensor in given.items() if tensor is not None}
-        return found | {"causal": True, "offset": 0} if self.causal else found
+def with_one_more_key(support: Support, queries: int, keys: int, device: torch.device) -> Support:
+    """One more key at the end, which every query sees, in causal order too."""
+    mask, w = support.mask, support.log_weights
+    if support.causal:
+        mask = intersect(mask, ~after(queries, keys, device)[None, None])
+    mask = None if mask is None else pad(mask, (0, 1), value=True)
+    return Support(mask=mask, log_weights=None if w is None else pad(w, (0, 1)))
 
-    def one_table(self, queries: int, heads: int) -> Seen:
-        """Causal order and mask as one mask where that is not too large: the fused kernel takes one of the two."""
-        mask = self.mask
-        if not self.causal or mask is None or mask.shape[0] * heads * queries * mask.shape[-1] > LARGE:
-            return self
-        return replace(self, mask=mask & ~after(queries, mask.shape[-1], mask.device), causal=False)
 
-    def without(self, dropped: Tensor) -> Seen:
-        """Fewer keys: ``dropped`` (batch, heads, q, n) is True for those that go."""
-        return replace(self, mask=~dropped if self.mask is None else self.mask & ~dropped)
-
-    def widened(self, queries: int, keys: int, device: torch.device) -> Seen:
-        """One more key, which every query sees."""
-        mask, w = self.mask, self.log_weights
-        if self.causal:
-            before = ~after(queries, keys, device)[None, None]
-            mask = before if mask is None else mask & before
-        mask = None if mask is None else pad(mask, (0, 1), value=True)
-        return Seen(mask, None if w is None else pad(w, (0, 1)))
-
-    def weigh(self, score: Tensor) -> Tensor:
-        """(batch, heads, q, n) scores with all this added."""
-        if self.log_weights is not None:
-            score = score + self.log_weights
-        if self.mask is not None:
-            score = score.masked_fill(~self.mask, -torch.inf)
-        late = after(score.shape[-2], score.shape[-1], score.device) if self.causal else None
-        return score if late is None else score.masked_fill(late, -torch.inf)
-
-    def logs(self, like: Tensor, queries: int) -> Tensor | None:
-        """The same as log weights alone, (…, n) where all queries have the same and (…, q, n) else."""
-        if self.everything:
-            return None
-        rows = queries if self.causal else 1
-        w = self.weigh(like.new_zeros(1, 1, rows, like.shape[-2]))
-        return w[..., 0, :] if w.shape[-2] == 1 else w
+def as_log_weights(support: Support, key: Tensor, queries: int) -> Tensor | None:
+    """The same as log weights alone, (…, n) where all queries have the same and (…, q, n) else."""
+    if support.unrestricted:
+        return None
+    rows = queries if support.causal else 1
+    w = support.weigh(key.new_zeros(1, 1, rows, key.shape[-2]))
+    return w[..., 0, :] if w.shape[-2] == 1 else w
 
 
 def after(queries: int, keys: int, device: torch.device | None = None) -> Tensor:
@@ -87,7 +54,7 @@ def after(queries: int, keys: int, device: torch.device | None = None) -> Tensor
     return torch.ones(queries, keys, dtype=torch.bool, device=device).triu(1)
 
 
-def seen_by(
+def support_of_masks(
     where: str,
     query: Tensor,
     key: Tensor,
@@ -96,8 +63,8 @@ def seen_by(
     attn_mask: Tensor | None = None,
     key_padding_mask: Tensor | None = None,
     is_causal: bool = False,
-) -> Seen:
-    """Masks in torch's convention for query (batch, q, ·) and key (batch, n, ·).
+) -> Support:
+    """What masks in torch's convention show to query (batch, q, ·) and key (batch, n, ·).
 
     attn_mask         (q, n) or (batch · heads, q, n); True is blocked, numbers are added to the scores
     key_padding_mask  (batch, n), likewise
@@ -118,10 +85,12 @@ def seen_by(
         parts.append(_visible_or_weight(table, query.dtype))
     masks = [mask for mask, _ in parts if mask is not None]
     weights = [w for _, w in parts if w is not None]
-    return Seen(
+    w = None if not weights else weights[0] if len(weights) == 1 else weights[0] + weights[1]
+    return Support(
         mask=None if not masks else masks[0] if len(masks) == 1 else masks[0] & masks[1],
-        log_weights=None if not weights else weights[0] if len(weights) == 1 else weights[0] + weights[1],
+        log_weights=w[..., 0, :] if w is not None and w.shape[-2] == 1 else w,  # alike for all queries: of the keys
         causal=is_causal,
+        offset=0 if is_causal else None,
     )
 
 
@@ -141,12 +110,12 @@ def _visible_or_weight(table: Tensor, dtype: torch.dtype) -> tuple[Tensor | None
     if table.dtype == torch.bool:
         return ~table, None
     shut = table == -torch.inf
-    if not table.requires_grad and surely(shut | (table == 0)):
+    if not table.requires_grad and known_true_everywhere(shut | (table == 0)):
         return ~shut, None
     return None, table.to(dtype)
 
 
-def surely(condition: Tensor) -> bool:
+def known_true_everywhere(condition: Tensor) -> bool:
     """Whether ``condition`` is true everywhere and can be read."""
     return holds(condition) and not holds(torch.zeros_like(condition[..., :1, :1], dtype=torch.bool))
 

@@ -1,7 +1,8 @@
-"""What every multi-head layer has in common: parameters by torch's names, projections, heads, shapes."""
+"""The base of the multi-head layers: parameters by torch's names, projections, heads, shapes."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple, Self
 
 import torch
@@ -9,30 +10,26 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from cumulant.checks import require_alike, require_float, sentence, shape
-from cumulant.nn.masks import Seen, seen_by
+from cumulant.kernels.arguments import Support
+from cumulant.nn.masks import as_one_mask, support_of_masks, with_one_more_key
 
 
-class Heads(NamedTuple):
+class ProjectedHeads(NamedTuple):
     """The arguments of a call, head by head.
 
     eta, key, value  (batch, heads, q | n, d); eta is the query times 1/√d
-    seen             which keys a query sees
-    sink             0.0 for one more atom at 0 with value 0 (``add_zero_attn``), or None
+    support          which keys a query sees; its sink is 0.0 with ``add_zero_attn``: one more atom at 0 with value 0
     rows             (batch, q) True for tokens, where padding of the queries is known
     """
 
     eta: Tensor
     key: Tensor
     value: Tensor
-    seen: Seen
-    sink: float | None
+    support: Support
     rows: Tensor | None
 
-    def support(self) -> dict:
-        return self.seen.support() | ({} if self.sink is None else {"sink": self.sink})
 
-
-class Projected(nn.Module):
+class ProjectedAttention(nn.Module):
     """Projections into heads and out of them; how a head averages is what its subclasses say.
 
     The parameters are those of torch.nn.MultiheadAttention, by name, shape and initial values for a given seed.
@@ -64,17 +61,17 @@ class Projected(nn.Module):
         self.kdim, self.vdim = (embed_dim if size is None else size for size in (kdim, vdim))
         # torch.nn's encoder layers look at this name before they call
         self._qkv_same_embed_dim = self.kdim == embed_dim and self.vdim == embed_dim
-        place = {"device": device, "dtype": dtype}
+        factory = {"device": device, "dtype": dtype}
 
         def empty(*size: int) -> nn.Parameter:
-            return nn.Parameter(torch.empty(*size, **place))
+            return nn.Parameter(torch.empty(*size, **factory))
 
         packed = self._qkv_same_embed_dim
         self.register_parameter("in_proj_weight", empty(3 * embed_dim, embed_dim) if packed else None)
         for name, width in (("q", embed_dim), ("k", self.kdim), ("v", self.vdim)):
             self.register_parameter(f"{name}_proj_weight", None if packed else empty(embed_dim, width))
         self.register_parameter("in_proj_bias", empty(3 * embed_dim) if bias else None)
-        self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias, **place)
+        self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias, **factory)
         for name in ("bias_k", "bias_v"):
             self.register_parameter(name, empty(1, 1, embed_dim) if add_bias_kv else None)
         self.reset_parameters()
@@ -93,26 +90,26 @@ class Projected(nn.Module):
                 nn.init.xavier_normal_(extra)
 
     @classmethod
-    def of(cls, module: nn.MultiheadAttention | Projected, **options) -> Self:
+    def of(cls, module: nn.MultiheadAttention | ProjectedAttention, **options) -> Self:
         """This layer on the very parameters of ``module``, which may be torch's: a swap in one line."""
-        if not isinstance(module, nn.MultiheadAttention | Projected):
+        if not isinstance(module, nn.MultiheadAttention | ProjectedAttention):
             got, advice = type(module).__name__, "Its parameters must have torch's names."
             raise TypeError(sentence(f"{cls.__name__}.of", "a multi-head attention layer", got, advice))
         sizes = {name: getattr(module, name) for name in ("embed_dim", "num_heads", "dropout", "kdim", "vdim")}
         rest = {name: getattr(module, name) for name in ("batch_first", "add_zero_attn")}
         shaped = {"bias": module.in_proj_bias is not None, "add_bias_kv": module.bias_k is not None}
-        found = cls(**sizes, **rest, **shaped, device="meta", **options)
+        layer = cls(**sizes, **rest, **shaped, device="meta", **options)
         for name, parameter in module.named_parameters(recurse=False):
-            setattr(found, name, parameter)
+            setattr(layer, name, parameter)
         for name, parameter in module.out_proj.named_parameters():
-            setattr(found.out_proj, name, parameter)
-        return found.train(module.training)
+            setattr(layer.out_proj, name, parameter)
+        return layer.train(module.training)
 
     def extra_repr(self) -> str:
         return f"{self.embed_dim}, {self.num_heads}, batch_first={self.batch_first}"
 
-    def _heads(self, query: Tensor, key: Tensor, value: Tensor, **masks) -> Heads:
-        """Projected and split into heads, with torch's masks as what each query sees."""
+    def _heads(self, query: Tensor, key: Tensor, value: Tensor, **masks) -> ProjectedHeads:
+        """Projections split into heads, with torch's masks as what each query sees."""
         where = type(self).__name__
         self._check(where, query, key, value)
         same = query is key
@@ -120,16 +117,18 @@ class Projected(nn.Module):
             padding = masks.get("key_padding_mask")
             masks["key_padding_mask"] = padding[None] if isinstance(padding, Tensor) else padding
         query, key, value = self._batches(query, key, value)
-        seen = seen_by(where, query, key, heads=self.num_heads, **masks).one_table(query.shape[1], self.num_heads)
+        support = support_of_masks(where, query, key, heads=self.num_heads, **masks)
+        support = as_one_mask(support, query.shape[1], self.num_heads)
         eta, k, v = (
             part.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for part in self._project(query, key, value)
         )
         if self.bias_k is not None and self.bias_v is not None:
-            seen = seen.widened(query.shape[1], key.shape[1], query.device)
+            support = with_one_more_key(support, query.shape[1], key.shape[1], query.device)
             k, v = self._with_bias(k, self.bias_k), self._with_bias(v, self.bias_v)
         rows = masks.get("key_padding_mask")
         rows = ~rows if same and rows is not None and rows.dtype == torch.bool else None
-        return Heads(eta, k, v, seen, 0.0 if self.add_zero_attn else None, rows)
+        support = replace(support, sink=0.0) if self.add_zero_attn else support
+        return ProjectedHeads(eta, k, v, support, rows)
 
     def _project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """η, keys and values, heads side by side; one product for what is one tensor."""

@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from cumulant.checks import sentence, shape
 from cumulant.nn.blocks import SequenceBlock
 
-Block = TypeVar("Block", bound=nn.Module)
+AnyModule = TypeVar("AnyModule", bound=nn.Module)
 
 
-def swap(model: nn.Module, path: str, block: Block) -> Block:
+def swap(model: nn.Module, path: str, block: AnyModule) -> AnyModule:
     """Put ``block`` where ``path`` leads in ``model``, on the device and in the dtype of what was there; returns it.
 
     The layer of a causal model needs a causal block, and its width is the block's. The new weights are not trained.
@@ -36,7 +36,7 @@ def swap(model: nn.Module, path: str, block: Block) -> Block:
     >>> model(torch.zeros(3, 5, 16)).shape
     torch.Size([3, 5, 16])
     """
-    old = _found(model, path)
+    old = _layer_at(model, path)
     names = _names(old)
     if names is not None and isinstance(block, SequenceBlock):
         _require_width(old, block.dim)
@@ -50,7 +50,7 @@ def swap(model: nn.Module, path: str, block: Block) -> Block:
     return block
 
 
-def _found(model: nn.Module, path: str) -> nn.Module:
+def _layer_at(model: nn.Module, path: str) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise TypeError(sentence("swap.model", "a torch.nn.Module", type(model).__name__, "Pass the model."))
     try:
@@ -58,8 +58,8 @@ def _found(model: nn.Module, path: str) -> nn.Module:
             return model.get_submodule(path)
     except AttributeError:
         pass
-    some = ", ".join([name for name, part in model.named_modules() if isinstance(part, nn.ModuleList)][:3])
-    advice = f"Lists of layers: {some}." if some else "See model.named_modules()."
+    lists = ", ".join([name for name, part in model.named_modules() if isinstance(part, nn.ModuleList)][:3])
+    advice = f"Lists of layers: {lists}." if lists else "See model.named_modules()."
     raise ValueError(sentence("swap.path", "the name of a layer", repr(path), advice))
 
 
@@ -109,14 +109,14 @@ class TransformersLayer(nn.Module):
         return str(self.block.guarantees)
 
     def forward(self, hidden_states: Tensor, *args: object, **kwargs: object) -> Tensor:
-        given = dict(zip(self.names[1:], args, strict=False)) | kwargs
-        if any(hasattr(part, "get_seq_length") for part in given.values()):
+        arguments = dict(zip(self.names[1:], args, strict=False)) | kwargs
+        if any(hasattr(part, "get_seq_length") for part in arguments.values()):
             advice = "Set model.config.use_cache = False: a block looks at all tokens every time."
             raise ValueError(sentence("TransformersLayer", "no cache of keys", "one", advice))
-        if given.get("encoder_hidden_states") is not None:
+        if arguments.get("encoder_hidden_states") is not None:
             advice = "Blocks attend to their own tokens alone."
             raise ValueError(sentence("TransformersLayer", "no second sequence", "encoder_hidden_states", advice))
-        mask = given.get("attention_mask")
+        mask = arguments.get("attention_mask")
         padding = self._padding(mask, hidden_states) if isinstance(mask, Tensor) else None
         return self.block(hidden_states, key_padding_mask=padding)
 

@@ -35,7 +35,7 @@ from cumulant.observatory.runs.runner import (
 )
 from cumulant.observatory.runs.shards import Job
 from cumulant.observatory.series_command import Place, observe_checkpoints, rewrite_series
-from cumulant.observatory.statistics.quantities import chosen
+from cumulant.observatory.statistics.quantities import select_quantities
 from cumulant.observatory.text.corpus import plan
 from cumulant.terminal import INTERRUPTED, sentences
 
@@ -116,7 +116,7 @@ def observe_command(
     wanted = None if not quantities else tuple(quantities)
     job = Job(model, device, dtype, allow_pickle, wanted, max_length, batch_size, seed)
     with sentences(errors, "what is finished is kept, and --resume goes on from it", OPTIONS), ExitStack() as stack:
-        chosen(wanted)
+        select_quantities(wanted)
         names = chosen_nulls(null)
         max_tokens = (MOST if checkpoints is None else TOKENS) if max_tokens is None else max_tokens
         _check(ablation, max_tokens, resume, force, ray, workers)

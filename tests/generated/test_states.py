@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from scipy.special import digamma, ndtri
 from torch import Tensor
 
-from cumulant.observatory.hooks.hidden_states import LayerWatch, watch
+from cumulant.observatory.hooks.hidden_states import HiddenStateObserver, observe_hidden_states
 from cumulant.observatory.report.layer_table import layer_rows
 from cumulant.observatory.report.verdicts import Answer, verdicts
 from cumulant.observatory.statistics.stable_hash import priorities, uniform
@@ -70,25 +70,25 @@ def identity(channels: int, blocks: int = 2) -> torch.nn.Module:
     return model
 
 
-def read(case: States, *, perturb: bool = False) -> LayerWatch:
+def read(case: States, *, perturb: bool = False) -> HiddenStateObserver:
     """What is kept of the states of a case."""
     model, x = identity(case.channels), case.states()
     rows = torch.arange(x.shape[1]) < torch.tensor(case.lengths)[:, None]
     texts = torch.arange(len(x))
     some = uniform(case.seed, texts, torch.tensor(-1)) < case.looked
-    with torch.no_grad(), watch(model, seed=case.seed, perturb=perturb) as layers:
+    with torch.no_grad(), observe_hidden_states(model, seed=case.seed, perturb=perturb) as layers:
         for part in texts.chunk(case.passes):
-            chosen = {} if case.looked == 1 else {"some": some[part]}
+            chosen = {} if case.looked == 1 else {"sampled": some[part]}
             layers.expect(texts=texts[part], rows=rows[part], **chosen)
             model(inputs_embeds=x[part], use_cache=False)
     return layers
 
 
-def ends(layers: LayerWatch) -> list[dict]:
+def ends(layers: HiddenStateObserver) -> list[dict]:
     return [row for row in layer_rows(layers.state(), layers.names(), seed=1) if row["stage"] == "out"]
 
 
-def asked(layers: LayerWatch, share: float = 1.0) -> Answer:
+def asked(layers: HiddenStateObserver, share: float = 1.0) -> Answer:
     (answer,) = [
         a
         for a in verdicts([], layer_rows(layers.state(), layers.names(), seed=1), [], 1, share=share)
@@ -204,10 +204,10 @@ def positions(lengths: tuple[int, ...]) -> Tensor:
     return torch.cat([torch.arange(n) for n in lengths])
 
 
-def watched(case: States, x: Tensor) -> LayerWatch:
+def watched(case: States, x: Tensor) -> HiddenStateObserver:
     """The same sizes with other states."""
     model = identity(case.channels)
-    with torch.no_grad(), watch(model, seed=case.seed, perturb=False) as layers:
+    with torch.no_grad(), observe_hidden_states(model, seed=case.seed, perturb=False) as layers:
         model(inputs_embeds=x.float(), use_cache=False)
     return layers
 
@@ -251,7 +251,7 @@ def _around(channels: int, length: int, part: float, looked: float, seed: int) -
 @holds_for(budgets(), examples=4)
 def test_a_verdict_is_given_from_the_stated_number_of_tokens_on(case: Budget) -> None:
     layers = read(case.states())
-    within = layers.kept["layers.1/out/within"]
+    within = layers.statistics["layers.1/out/within"]
     answer = asked(layers, case.looked)
     enough = int(within.tokens - within.sequences) >= max(512, 2 * case.channels)
     assert (answer.answer != "open") == enough, answer
@@ -264,7 +264,7 @@ def test_a_verdict_is_given_from_the_stated_number_of_tokens_on(case: Budget) ->
     told = int(answer.words.split("read ")[-1].split(" tokens")[0].replace(",", ""))
     assert told > case.tokens
     assert told < 4 * (max(512, 2 * case.channels) + 16 * case.length) / case.looked  # and not without need
-    again = read(replace(case, tokens=told).states()).kept["layers.1/out/within"]
+    again = read(replace(case, tokens=told).states()).statistics["layers.1/out/within"]
     assert int(again.tokens - again.sequences) >= max(512, 2 * case.channels)
 
 
@@ -332,8 +332,8 @@ def test_growth_and_contraction_are_those_of_gaussian_states():
     """A block that adds nothing has growth 1; RMSNorm of N(0, σ²I) divides by |x|/√D and takes out one direction."""
     case, sigma, d = States(24, (32,) * 40, seed=8), 2.5, 24
     model = identity(d)
-    with torch.no_grad(), watch(model, seed=0) as layers:
-        layers.expect(moved=torch.ones(40, dtype=torch.bool))
+    with torch.no_grad(), observe_hidden_states(model, seed=0) as layers:
+        layers.expect(perturbed=torch.ones(40, dtype=torch.bool))
         model(inputs_embeds=sigma * (case.states() - 3), use_cache=False)
     rows = {(r["block"], r["stage"]): r for r in layer_rows(layers.state(), layers.names())}
     assert abs(rows["layers.0", "out"]["growth_mean"]) < 1e-4

@@ -16,10 +16,12 @@ from cumulant.nn import (
     GaussianHead,
     MixtureHead,
     MultiheadAttention,
+    Support,
     approximate_by_gaussian,
     approximate_by_mixture,
 )
-from cumulant.nn.masks import Seen, seen_by
+from cumulant.nn.calls import is_observed, on_attention, report_attention
+from cumulant.nn.masks import as_log_weights, as_one_mask, support_of_masks
 
 BATCH, QUERIES, KEYS, WIDTH, HEADS = 3, 5, 7, 12, 4
 
@@ -337,7 +339,7 @@ def test_listeners_hear_what_reproduces_the_output():
         assert torch.equal(call.rows, ~padding)
         assert call.scale == (WIDTH // HEADS) ** -0.5
         assert not call.output.requires_grad
-        mean = moments(call.eta, call.key, call.value, statistics=("mean",), **call.support).mean
+        mean = moments(call.eta, call.key, call.value, statistics=("mean",), **call.support.arguments()).mean
         assert (mean - call.output).abs().max() < 1e-12
     ours(x, x, x)
     assert len(heard) == 2
@@ -374,12 +376,16 @@ def test_what_queries_see_in_three_forms():
         {"attn_mask": bias, "key_padding_mask": blocked(2, 5)},
         {},
     ):
-        seen = seen_by("test", eta[:, 0], key[:, 0], heads=HEADS, **options)
+        seen = support_of_masks("test", eta[:, 0], key[:, 0], heads=HEADS, **options)
         dense = torch.logsumexp(seen.weigh(eta @ key.mT), -1)
-        for form in (seen.support(), seen.one_table(5, HEADS).support(), {"log_weights": seen.logs(key, 5)}):
+        for form in (
+            seen.arguments(),
+            as_one_mask(seen, 5, HEADS).arguments(),
+            {"log_weights": as_log_weights(seen, key, 5)},
+        ):
             found = moments(eta, key, statistics=(), **form).log_normalizer
             assert (found - dense).abs().max() < 1e-12
-    assert Seen().logs(key, 5) is None
+    assert as_log_weights(Support(), key, 5) is None
 
 
 def test_a_learned_bias_gets_its_gradient():
@@ -616,7 +622,7 @@ def test_closed_layers_take_over_trained_ones(kind):
     (call,) = heard
     options = {"components": 8} if kind is MixtureHead else {}
     function = approximate_by_mixture if options else approximate_by_gaussian
-    again = function(call.eta, call.key, call.value, **options, **call.support)
+    again = function(call.eta, call.key, call.value, **options, **call.support.arguments())
     assert (again - call.output).abs().max() < 1e-12
     assert (exact.out_proj(again.transpose(1, 2).flatten(-2)) - out).abs().max() < 1e-12
 

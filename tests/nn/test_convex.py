@@ -10,7 +10,7 @@ from torch import nn
 
 from cumulant import Empirical
 from cumulant.nn.calls import on_attention
-from cumulant.nn.convex import ConvexBlock, Heads
+from cumulant.nn.convex import ConvexBlock, MultiheadPotential
 from cumulant.potentials import asymmetry, multihead
 
 KINDS = [
@@ -149,7 +149,7 @@ def test_the_volume_of_a_causal_block_is_that_of_its_tokens():
 
 def test_heads_with_unit_gains_are_a_convolution_of_measures():
     weight, atoms, x = tokens(2, 3, 5), tokens(1, 2, 4, 3, seed=2), tokens(1, 6, 5, seed=3)
-    heads = Heads(weight, torch.ones(2, dtype=torch.float64), atoms)
+    heads = MultiheadPotential(weight, torch.ones(2, dtype=torch.float64), atoms)
     measure = multihead([Empirical(atoms[0, 0]), Empirical(atoms[0, 1])], list(weight))
     torch.testing.assert_close(heads.value(x), measure.log_normalizer(x), rtol=0, atol=1e-12)
     torch.testing.assert_close(heads.gradient(x), measure.mean(x), rtol=0, atol=1e-12)
@@ -232,7 +232,7 @@ def test_listeners_hear_the_attention(kind):
         made(x)
     (call,) = heard
     atoms = call.key.shape[-2]
-    seen = torch.ones(5, atoms, dtype=torch.bool).tril(call.support.get("offset", atoms))
+    seen = torch.ones(5, atoms, dtype=torch.bool).tril(atoms if call.support.offset is None else call.support.offset)
     p = torch.softmax((call.eta @ call.key.mT).masked_fill(~seen, -torch.inf), -1).nan_to_num(0.0)
     torch.testing.assert_close(call.output, p @ call.value, rtol=0, atol=1e-12)
 

@@ -212,7 +212,7 @@ def test_listeners_hear_the_state_at_rest():
     (call,) = heard
     assert call.scale == pytest.approx(2.0)
     assert call.key.shape == (2, 2, 5, 2)
-    mean = moments(call.eta, call.key, call.value, statistics=("mean",), **call.support).mean
+    mean = moments(call.eta, call.key, call.value, statistics=("mean",), **call.support.arguments()).mean
     assert (mean - call.output).abs().max() < 1e-12
     assert (call.output.transpose(1, 2).flatten(-2) - out).abs().max() < 1e-12
 

@@ -9,10 +9,10 @@ import torch
 
 hf = pytest.importorskip("transformers", reason="install cumulant[hf] to observe models")
 
-from cumulant.nn import closures  # noqa: E402
+from cumulant.nn import Support, closures  # noqa: E402
 from cumulant.nn.calls import AttentionCall  # noqa: E402
 from cumulant.observatory import load  # noqa: E402
-from cumulant.observatory.hooks.attention import intervene, listen  # noqa: E402
+from cumulant.observatory.hooks.attention import observe_attention, replace_attention  # noqa: E402
 from cumulant.observatory.models.load import Loaded  # noqa: E402
 from cumulant.observatory.report.page import condense  # noqa: E402
 from cumulant.observatory.runs.ablate import ablate, heads_of  # noqa: E402
@@ -27,23 +27,22 @@ def call_of(q: int, n: int, *, scale: float = 1.0, seed: int = 0, dtype=torch.fl
     eta = scale * torch.randn(2, 4, q, 3, generator=draw, dtype=dtype)
     key = torch.randn(2, 2, n, 3, generator=draw, dtype=dtype) + 1
     value = torch.randn(2, 2, n, 5, generator=draw, dtype=dtype) - 2
-    support = {"causal": False} | support
-    return AttentionCall(torch.nn.Identity(), eta, key, value, support, eta.new_zeros(2, 4, q, 5), name="a")
+    return AttentionCall(torch.nn.Identity(), eta, key, value, Support(**support), eta.new_zeros(2, 4, q, 5), name="a")
 
 
 def measure(call: AttentionCall, b: int, h: int, i: int):
     """Atoms (n, d), (n, e) and log weights (n,) of one query, a sink included."""
     key, value = call.key[b, h // 2], call.value[b, h // 2]
     base = key.new_zeros(len(key))
-    if call.support.get("log_weights") is not None:
-        base = base + call.support["log_weights"].expand(2, 4, call.eta.shape[2], -1)[b, h, i]
-    if call.support.get("mask") is not None:
-        base[~call.support["mask"].expand(2, 4, call.eta.shape[2], -1)[b, h, i]] = -torch.inf
-    if call.support.get("causal"):
+    if call.support.log_weights is not None:
+        base = base + call.support.log_weights.expand(2, 4, call.eta.shape[2], -1)[b, h, i]
+    if call.support.mask is not None:
+        base[~call.support.mask.expand(2, 4, call.eta.shape[2], -1)[b, h, i]] = -torch.inf
+    if call.support.causal:
         base[i + 1 :] = -torch.inf
-    if call.support.get("sink") is not None:
+    if call.support.sink is not None:
         key, value = (torch.cat([x, x.new_zeros(1, x.shape[1])]) for x in (key, value))
-        base = torch.cat([base, call.support["sink"][0, h : h + 1].to(base)])
+        base = torch.cat([base, call.support.sink[0, h : h + 1].to(base)])
     return key, value, base
 
 
@@ -95,8 +94,8 @@ SUPPORTS = {
 
 @pytest.mark.parametrize("name", SUPPORTS)
 def test_gaussian_output_is_the_sum_written_out(name, monkeypatch):
-    monkeypatch.setattr(closures, "CHUNK", 3)
-    monkeypatch.setattr(closures, "LARGE", 120)
+    monkeypatch.setattr(closures, "QUERY_CHUNK", 3)
+    monkeypatch.setattr(closures, "MAX_SCORES", 120)
     q, n, support = SUPPORTS[name]
     call = call_of(q, n, **support)
     torch.testing.assert_close(gaussian_output(call), by_hand(call), rtol=1e-11, atol=1e-11)
@@ -108,7 +107,7 @@ def test_gaussian_output_in_single_precision_and_longer_than_a_chunk():
     call = call_of(150, 150, causal=True, offset=0)
     low = replace(call, eta=call.eta.float(), key=call.key.float(), value=call.value.float())
     whole = tril(150, 150)
-    rows = replace(call, support={"mask": whole[None, None], "log_weights": call.eta.new_zeros(1, 1, 1, 150)})
+    rows = replace(call, support=Support(whole[None, None], log_weights=call.eta.new_zeros(1, 1, 1, 150)))
     torch.testing.assert_close(gaussian_output(low), gaussian_output(rows).float(), rtol=1e-5, atol=1e-5)
 
 
@@ -127,7 +126,7 @@ def test_gaussian_keys_need_no_small_query():
     draw = torch.Generator().manual_seed(0)
     key = torch.randn(1, 1, 200_000, 2, generator=draw, dtype=torch.float64)
     eta = torch.tensor([[[[0.8, -0.5]]]], dtype=torch.float64)
-    call = AttentionCall(torch.nn.Identity(), eta, key, key, {"causal": False}, eta, name="a")
+    call = AttentionCall(torch.nn.Identity(), eta, key, key, Support(), eta, name="a")
     exact = torch.softmax(eta @ key.mT, -1) @ key
     torch.testing.assert_close(gaussian_output(call), exact, rtol=0, atol=0.03)
 
@@ -174,14 +173,17 @@ def test_own_output_in_its_own_place_changes_nothing(kind, implementation):
     heard: list[AttentionCall] = []
     with torch.no_grad():
         own = model(**given).last_hidden_state
-        with intervene(model, lambda call: call.output):
+        with replace_attention(model, lambda call: call.output):
             assert torch.equal(model(**given).last_hidden_state, own)
-        with intervene(model, lambda call: torch.zeros_like(call.output)), listen(model, heard.append):
+        with (
+            replace_attention(model, lambda call: torch.zeros_like(call.output)),
+            observe_attention(model, heard.append),
+        ):
             assert not torch.equal(model(**given).last_hidden_state, own)
         assert heard
         assert heard[0].output.abs().max() > 0
-        message = r"intervene\.change\(.*\): expected shape \(batch, heads, q, e\)"
-        with pytest.raises(ValueError, match=message), intervene(model, lambda call: call.output[:, :1, :1]):
+        message = r"replace_attention\(.*\): expected shape \(batch, heads, q, e\)"
+        with pytest.raises(ValueError, match=message), replace_attention(model, lambda call: call.output[:, :1, :1]):
             model(**given)
         assert torch.equal(model(**given).last_hidden_state, own)
     assert model.config._attn_implementation == before
@@ -256,7 +258,7 @@ def whole_passes(model, tokenizer, heads: set, approximate) -> float:
         mask = batch.attention_mask[..., None]
         with torch.no_grad():
             plain = model(**batch.inputs()).last_hidden_state
-            with intervene(model, change):
+            with replace_attention(model, change):
                 new = model(**batch.inputs()).last_hidden_state
         pooled = [(x * mask).sum(1) for x in (plain, new)]
         away += (1 - torch.cosine_similarity(*pooled)).tolist()

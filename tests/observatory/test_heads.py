@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from cumulant.observatory.hooks.attention import listen
+from cumulant.observatory.hooks.attention import observe_attention
 from cumulant.observatory.statistics.heads import head_quantities
-from cumulant.observatory.statistics.quantities import DEFAULT, QUANTITIES, chosen
-from cumulant.observatory.statistics.sampled_heads import look_closely, received, rows_of
+from cumulant.observatory.statistics.quantities import DEFAULT, QUANTITIES, select_quantities
+from cumulant.observatory.statistics.sampled_heads import query_rows, received_attention, sampled_statistics
 from tests.observatory.tiny_models import inputs as inputs_of
 from tests.observatory.tiny_models import make
 
@@ -34,7 +34,7 @@ each_kind = pytest.mark.parametrize("kind", KINDS)
 
 def calls_of(model, inputs):
     calls = []
-    with torch.no_grad(), listen(model, calls.append):
+    with torch.no_grad(), observe_attention(model, calls.append):
         out = model(**inputs)
     return out[0], calls
 
@@ -45,14 +45,14 @@ def table(call):
     eta, key, value = call.eta.double(), *(x.double().repeat_interleave(group, 1) for x in (call.key, call.value))
     score = eta @ key.mT
     w = torch.zeros_like(score)
-    if call.support.get("log_weights") is not None:
-        w = w + call.support["log_weights"]
-    if call.support.get("mask") is not None:
-        w = w.masked_fill(~call.support["mask"], -torch.inf)
-    if call.support.get("causal"):
+    if call.support.log_weights is not None:
+        w = w + call.support.log_weights
+    if call.support.mask is not None:
+        w = w.masked_fill(~call.support.mask, -torch.inf)
+    if call.support.causal:
         w = w.masked_fill(~torch.ones(score.shape[-2:], dtype=torch.bool).tril(), -torch.inf)
-    if call.support.get("sink") is not None:
-        sink = call.support["sink"].double()[..., None, None].expand(*score.shape[:-1], 1)
+    if call.support.sink is not None:
+        sink = call.support.sink.double()[..., None, None].expand(*score.shape[:-1], 1)
         score, w = torch.cat([score, 0 * sink], -1), torch.cat([w, sink], -1)
         key, value = (torch.cat([x, torch.zeros_like(x[..., :1, :])], -2) for x in (key, value))
     return score, w, key, value
@@ -68,7 +68,7 @@ def test_the_model_computes_what_it_always_does(kind):
     assert torch.equal(plain, heard)
     assert model.config._attn_implementation == before
     assert len(calls) == {"t5": 6, "whisper": 6}.get(kind, 2)
-    with pytest.raises(RuntimeError, match="stop"), listen(model, lambda call: None):
+    with pytest.raises(RuntimeError, match="stop"), observe_attention(model, lambda call: None):
         raise RuntimeError("stop")
     assert model.config._attn_implementation == before
     with torch.no_grad():
@@ -124,9 +124,9 @@ def test_every_quantity_by_its_definition(kind):
             "collapse_loss": forget,
         }
         if not call.capped:
-            visible = slice(None) if call.support.get("sink") is None else slice(0, -1)
+            visible = slice(None) if call.support.sink is None else slice(0, -1)
             expected["max_score"] = torch.where(w > -torch.inf, score, -torch.inf)[..., visible].amax(-1)
-        if call.support.get("sink") is not None:
+        if call.support.sink is not None:
             expected["sink_mass"] = p[..., -1]
         found = head_quantities(call, ALL)
         rows = torch.ones_like(g, dtype=torch.bool) if call.rows is None else call.rows[:, None].expand_as(g)
@@ -147,11 +147,11 @@ def test_sampled_rows_and_received_attention(kind):
         score, w, key, value = table(call)
         p = torch.softmax(score + w, -1)
         index = torch.tensor([1, 3])
-        rows = rows_of(call, 1, index).p.double()
+        rows = query_rows(call, 1, index).p.double()
         torch.testing.assert_close(rows, p[1][:, index, : rows.shape[-1]], rtol=0, atol=1e-6)
         heads, d = call.eta.shape[1], call.eta.shape[-1]
         product = torch.randn(heads, d, call.value.shape[-1], dtype=torch.float64)
-        found = {k: v.double() for k, v in look_closely(call, [(1, index)], product).quantities.items()}
+        found = {k: v.double() for k, v in sampled_statistics(call, [(1, index)], product).quantities.items()}
         for head in range(heads):
             for j, i in enumerate(index.tolist()):
                 q, k, v = p[1, head, i], key[1, head], value[1, head]  # the sink, where there is one, is an atom at 0
@@ -166,7 +166,7 @@ def test_sampled_rows_and_received_attention(kind):
                 q = q[: call.key.shape[-2]]
                 top = q.sort(descending=True).values.cumsum(0)
                 assert found["k90"][head, j] == int((top < 0.9 * q.sum() - 1e-9).sum()) + 1
-        taken = received(call, 1)
+        taken = received_attention(call, 1)
         tokens = torch.ones(p.shape[2], dtype=torch.bool) if call.rows is None else call.rows[1]
         sigma = p[1][:, tokens].mean(1)[:, : call.key.shape[-2]]
         torch.testing.assert_close(taken["received_top"][:, 0].double(), sigma.amax(-1), rtol=1e-4, atol=1e-5)
@@ -175,19 +175,19 @@ def test_sampled_rows_and_received_attention(kind):
 def test_the_gaussian_fit_is_exact_for_small_queries():
     model, inputs = build("bert")
     call = calls_of(model, inputs)[1][0]
-    small = look_closely(replace(call, eta=1e-3 * call.eta), [(1, torch.arange(9))], None).sums
-    large = look_closely(replace(call, eta=20 * call.eta), [(1, torch.arange(9))], None).sums
+    small = sampled_statistics(replace(call, eta=1e-3 * call.eta), [(1, torch.arange(9))], None).sums
+    large = sampled_statistics(replace(call, eta=20 * call.eta), [(1, torch.arange(9))], None).sums
     assert (1 - small["gauss/left"] / small["gauss/whole"] > 0.999).all()
     assert (1 - large["gauss/left"] / large["gauss/whole"] < 0.9).any()
 
 
 def test_names_are_checked():
-    assert chosen(["cheap"]) == {"log_normalizer", "entropy"}
-    assert chosen(None) == {q.name for q in QUANTITIES}
+    assert select_quantities(["cheap"]) == {"log_normalizer", "entropy"}
+    assert select_quantities(None) == {q.name for q in QUANTITIES}
     with pytest.raises(ValueError, match="entropy"):
-        chosen(["entropi"])
+        select_quantities(["entropi"])
 
 
 def test_what_cannot_be_heard_says_so():
-    with pytest.raises(TypeError, match="transformers model"), listen(torch.nn.Linear(2, 2), print):
+    with pytest.raises(TypeError, match="transformers model"), observe_attention(torch.nn.Linear(2, 2), print):
         pass

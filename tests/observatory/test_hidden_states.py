@@ -10,20 +10,29 @@ from torch import nn
 
 pytest.importorskip("transformers")
 
-from cumulant.observatory.hooks.attention import listen
+from cumulant.observatory.hooks.attention import observe_attention
 from cumulant.observatory.hooks.blocks import attention_modules, block_of, twin
-from cumulant.observatory.hooks.hidden_states import STEP, merge_layers, perturbation, watch
+from cumulant.observatory.hooks.hidden_states import merge_layers, observe_hidden_states
+from cumulant.observatory.hooks.perturbation import PERTURBATION_SIZE, perturbation
 from cumulant.observatory.report.layer_table import layer_rows, layer_spectra, read_covariance
 from cumulant.observatory.statistics.gaussianity import (
-    axes,
-    compare,
-    effective_rank,
+    compare_with_gaussian,
     lle_error,
     mardia,
     participation_ratio,
+    principal_axes,
 )
 from cumulant.observatory.statistics.stable_hash import priorities
-from cumulant.observatory.statistics.states import SAMPLE, Centred, Sample, Spread, Within, flatten, unflatten
+from cumulant.observatory.statistics.states import (
+    SAMPLE_SIZE,
+    CentredStates,
+    MeanScatter,
+    StateSample,
+    WithinScatter,
+    flatten,
+    unflatten,
+)
+from cumulant.special import effective_rank
 from tests.observatory.tiny_models import inputs, make
 
 PRE, POST = ["in", "attention", "out"], ["in", "attention", "attention normed", "mlp", "out"]
@@ -31,7 +40,7 @@ CROSS = ["in", "attention", "cross attention", "out"]
 
 
 def run(model, *batches, **options):
-    with torch.no_grad(), watch(model, **options) as layers:
+    with torch.no_grad(), observe_hidden_states(model, **options) as layers:
         for batch in batches:
             model(**batch)
     return layers
@@ -75,22 +84,22 @@ def test_ends_are_the_hidden_states_of_the_model(kind):
     first, second = [b.name for b in layers.blocks if "decoder" not in b.name]
     for place, states in ((f"{first}/in", hidden[0]), (f"{first}/out", hidden[1])):
         x = states.reshape(-1, 24).double()
-        spread = layers.kept[f"{place}/spread"]
+        spread = layers.statistics[f"{place}/spread"]
         assert int(spread.count) == len(x)
         torch.testing.assert_close(spread.mean, x.mean(0), rtol=0, atol=1e-6)
         torch.testing.assert_close(spread.covariance, x.T.cov(correction=0), rtol=1e-4, atol=1e-5)
-        assert float(layers.kept[f"{place}/size"].mean) == pytest.approx(
+        assert float(layers.statistics[f"{place}/size"].mean) == pytest.approx(
             float(x.norm(dim=1).mean()) / 24**0.5, rel=1e-5
         )
         unit = states.double() / states.double().norm(dim=-1, keepdim=True)
         pairs = (unit @ unit.mT)[:, ~torch.eye(states.shape[1], dtype=torch.bool)]
-        assert float(layers.kept[f"{place}/pairwise"].mean) == pytest.approx(float(pairs.mean()), abs=1e-5)
+        assert float(layers.statistics[f"{place}/pairwise"].mean) == pytest.approx(float(pairs.mean()), abs=1e-5)
         mean = nn.functional.normalize(unit.sum(1, keepdim=True), dim=-1)
-        assert float(layers.kept[f"{place}/cosine"].mean) == pytest.approx(
+        assert float(layers.statistics[f"{place}/cosine"].mean) == pytest.approx(
             float((unit * mean).sum(-1).mean()), abs=1e-5
         )
-        sample = layers.kept[f"{place}/sample"]
-        within = layers.kept[f"{place}/within"]
+        sample = layers.statistics[f"{place}/sample"]
+        within = layers.statistics[f"{place}/within"]
         centred = (states.double() - states.double().mean(1, keepdim=True)).reshape(-1, 24)
         order = priorities(0, torch.arange(3)[:, None], torch.arange(states.shape[1])).flatten().argsort()
         assert sample.sequence.tolist() == (order // states.shape[1]).tolist()  # fewer than 512: all of them
@@ -112,15 +121,15 @@ def test_middle_stages_are_what_the_block_computes():
     mlp = normed + block.output.dense(block.intermediate(normed))
     for stage, states in (("attention", summed), ("attention normed", normed), ("mlp", mlp)):
         torch.testing.assert_close(
-            layers.kept[f"encoder.layer.0/{stage}/spread"].mean, states.double().mean((0, 1)), rtol=0, atol=1e-5
+            layers.statistics[f"encoder.layer.0/{stage}/spread"].mean, states.double().mean((0, 1)), rtol=0, atol=1e-5
         )
     sigma = summed.double().std(-1, correction=0)
-    inverse = layers.kept["encoder.layer.0/norm attention.output.LayerNorm/inverse"]
+    inverse = layers.statistics["encoder.layer.0/norm attention.output.LayerNorm/inverse"]
     assert float(inverse.mean) == pytest.approx(float((1 / sigma).mean()), rel=1e-5)
     layers = run(llama, inputs("llama"))
     x = llama.embed_tokens(inputs("llama")["input_ids"]).double()
     rms = x.square().mean(-1, keepdim=True).sqrt()
-    inverse = layers.kept["layers.0/norm input_layernorm/inverse"]
+    inverse = layers.statistics["layers.0/norm input_layernorm/inverse"]
     assert float(inverse.mean) == pytest.approx(float((1 / rms).mean()), rel=1e-5)
     torch.testing.assert_close(
         read_covariance(layers.state(), layers.names(), "layers.0"),
@@ -141,7 +150,7 @@ def test_outputs_do_not_change_and_nothing_stays_behind(kind):
         plain = model(**inputs(kind), output_hidden_states=True)
         before, seed = hooks(), torch.get_rng_state()
         calls = []
-        with watch(model), listen(model, calls.append) as ear:
+        with observe_hidden_states(model), observe_attention(model, calls.append) as ear:
             watched = model(**inputs(kind), output_hidden_states=True)
     assert hooks() == before
     assert torch.equal(seed, torch.get_rng_state())
@@ -156,7 +165,7 @@ def test_outputs_do_not_change_and_nothing_stays_behind(kind):
 def test_hooks_go_after_an_error():
     model = make("bert")
     model.encoder.layer[1].intermediate.forward = lambda x: 1 / 0
-    with torch.no_grad(), pytest.raises(ZeroDivisionError), watch(model):
+    with torch.no_grad(), pytest.raises(ZeroDivisionError), observe_hidden_states(model):
         model(**inputs("bert"))
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.encoder.modules())
 
@@ -167,7 +176,7 @@ def test_halves_merge_to_the_whole(kind):
     whole = run(model, *batches, perturb=False)
     halves = []
     for start in (0, 2):
-        with torch.no_grad(), watch(model, perturb=False) as layers:
+        with torch.no_grad(), observe_hidden_states(model, perturb=False) as layers:
             for i in (start, start + 1):
                 layers.expect(texts=torch.arange(3 * i, 3 * i + 3))
                 model(**batches[i])
@@ -197,7 +206,7 @@ def test_growth_is_the_derivative_of_the_block(kind):
         x = model(**inputs(kind), output_hidden_states=True).hidden_states[0]
     rows = torch.ones(x.shape[:2], dtype=torch.bool)
     v = perturbation(x, rows, 0)
-    torch.testing.assert_close(v.norm(dim=-1), STEP * x.norm(dim=-1), rtol=1e-12, atol=0)
+    torch.testing.assert_close(v.norm(dim=-1), PERTURBATION_SIZE * x.norm(dim=-1), rtol=1e-12, atol=0)
     mask = torch.full((1, 1, 7, 7), -1e9, dtype=torch.float64).triu(1) if kind == "gpt2" else None
     copy = twin(block.module)
 
@@ -213,19 +222,19 @@ def test_growth_is_the_derivative_of_the_block(kind):
     for stage, function in (("attention", attention), ("out", whole)):
         _, moved = torch.autograd.functional.jvp(function, x, v)
         exact = (moved.norm(dim=-1) / v.norm(dim=-1)).log()
-        growth = layers.kept[f"{name}/{stage}/growth"]
+        growth = layers.statistics[f"{name}/{stage}/growth"]
         assert int(growth.count) == rows.numel()
         assert float(growth.mean) == pytest.approx(float(exact.mean()), abs=0.02)
         assert float(growth.high) == pytest.approx(float(exact.max()), abs=0.05)
-    steps = sum(float(layers.kept[f"{name}/{s}/step"].mean) for s in stages(layers, name)[1:])
-    assert steps == pytest.approx(float(layers.kept[f"{name}/out/growth"].mean), abs=1e-10)
+    steps = sum(float(layers.statistics[f"{name}/{s}/step"].mean) for s in stages(layers, name)[1:])
+    assert steps == pytest.approx(float(layers.statistics[f"{name}/out/growth"].mean), abs=1e-10)
 
 
 def test_half_precision_measures_no_growth_and_says_so():
     layers = run(make("vit").half(), {k: v.half() for k, v in inputs("vit").items()})
-    assert not any("growth" in place for place in layers.kept)
+    assert not any("growth" in place for place in layers.statistics)
     assert "half precision" in layers.notes["layers.0"]
-    assert layers.kept["layers.0/out/spread"].mean.isfinite().all()
+    assert layers.statistics["layers.0/out/spread"].mean.isfinite().all()
 
 
 def test_a_filled_cache_is_not_touched():
@@ -234,11 +243,11 @@ def test_a_filled_cache_is_not_touched():
         plain = model(input_ids=ids, use_cache=True)
         plain = model(input_ids=ids[:, :2], past_key_values=plain.past_key_values, use_cache=True)
         first = model(input_ids=ids, use_cache=True)
-        with watch(model) as layers:
+        with observe_hidden_states(model) as layers:
             again = model(input_ids=ids[:, :2], past_key_values=first.past_key_values, use_cache=True)
     assert torch.equal(plain.last_hidden_state, again.last_hidden_state)
     assert again.past_key_values.get_seq_length() == 9
-    assert not any("growth" in place for place in layers.kept)
+    assert not any("growth" in place for place in layers.statistics)
 
 
 def test_padding_is_left_out():
@@ -250,10 +259,10 @@ def test_padding_is_left_out():
     for key, tensor in alone.state().items():
         if key.startswith("encoder.layer.0/in/"):
             torch.testing.assert_close(padded.state()[key], tensor, rtol=1e-6, atol=1e-6)
-    with torch.no_grad(), watch(model) as layers:
+    with torch.no_grad(), observe_hidden_states(model) as layers:
         layers.expect(rows=torch.zeros(3, 7, dtype=torch.bool))
         model(**batch)
-    assert not any(int(r.count) for place, r in layers.kept.items() if "sample" not in place)
+    assert not any(int(r.count) for place, r in layers.statistics.items() if "sample" not in place)
     assert all(row["tokens"] == 0 for row in layer_rows(layers.state(), layers.names()))
     positional = run(model, perturb=False)
     assert positional.state() == {}
@@ -269,21 +278,21 @@ def test_state_does_not_grow_with_the_text():
 
     one, five = sizes(1), sizes(5)
     assert one == five
-    assert one["h.0/in/sample:sample.priority"] == (SAMPLE,)
+    assert one["h.0/in/sample:sample.priority"] == (SAMPLE_SIZE,)
 
 
 def test_sample_does_not_depend_on_batches():
     model, batch = make("bert"), inputs("bert", batch=120)
     whole = run(model, batch, perturb=False)
-    with torch.no_grad(), watch(model, perturb=False) as parts:
+    with torch.no_grad(), observe_hidden_states(model, perturb=False) as parts:
         for rows in (slice(60, 120), slice(0, 60)):
             parts.expect(texts=torch.arange(120)[rows])
             model(input_ids=batch["input_ids"][rows])
-    one, two = whole.kept["encoder.layer.1/out/sample"], parts.kept["encoder.layer.1/out/sample"]
+    one, two = whole.statistics["encoder.layer.1/out/sample"], parts.statistics["encoder.layer.1/out/sample"]
     assert torch.equal(one.priority, two.priority)
     torch.testing.assert_close(one.state, two.state, rtol=1e-4, atol=1e-5)
     assert not torch.equal(
-        one.priority, run(model, batch, seed=1, perturb=False).kept["encoder.layer.1/out/sample"].priority
+        one.priority, run(model, batch, seed=1, perturb=False).statistics["encoder.layer.1/out/sample"].priority
     )
 
 
@@ -295,10 +304,10 @@ def test_sequences_that_are_chosen_by_name_do_not_depend_on_batches():
     moved = torch.tensor([0, 1, 0, 1, 1, 0]).bool()
     kept = []
     for groups in ([[0, 1, 2, 3, 4, 5]], [[4], [1, 3, 0], [2, 5]]):
-        with torch.no_grad(), watch(model, seed=2) as layers:
+        with torch.no_grad(), observe_hidden_states(model, seed=2) as layers:
             for group in groups:
                 widest = int(batch["attention_mask"][group].sum(1).max())
-                layers.expect(texts=names[group], some=some[group], moved=moved[group])
+                layers.expect(texts=names[group], sampled=some[group], perturbed=moved[group])
                 model(**{k: v[group, :widest] for k, v in batch.items()})
         kept.append(layers.state())
     whole, parts = kept
@@ -314,8 +323,8 @@ def test_sequences_that_are_chosen_by_name_do_not_depend_on_batches():
             assert torch.equal(tensor, parts[name]), name
         elif name.endswith("tally.mean"):
             torch.testing.assert_close(tensor, parts[name], rtol=1e-3, atol=1e-3)
-    with pytest.raises(ValueError, match=r"expect\.moved: expected shape \(b,\)"):
-        layers.expect(moved=moved[None])
+    with pytest.raises(ValueError, match=r"expect\.perturbed: expected shape \(b,\)"):
+        layers.expect(perturbed=moved[None])
 
 
 def test_rows_hold_every_quantity():
@@ -342,8 +351,8 @@ def test_rows_hold_every_quantity():
 
 
 def cloud(x):
-    sample, spread = torch.as_tensor(x), Spread.of(torch.as_tensor(x))
-    return compare(sample[:SAMPLE], axes(spread.mean, spread.covariance, len(x)), len(x))
+    sample, spread = torch.as_tensor(x), MeanScatter.of(torch.as_tensor(x))
+    return compare_with_gaussian(sample[:SAMPLE_SIZE], principal_axes(spread.mean, spread.covariance, len(x)), len(x))
 
 
 def test_gaussian_clouds_are_inside_the_null_and_others_outside():
@@ -375,7 +384,7 @@ def test_statistics_of_a_sample_by_hand():
     assert mardia(torch.as_tensor(y)) == pytest.approx((b1, b2), rel=1e-12)
     value = np.array([4.0, 2.0, 1.0, 0.0])
     p = value[:3] / 7
-    assert effective_rank(torch.as_tensor(value)) == pytest.approx(np.exp(-(p * np.log(p)).sum()), rel=1e-12)
+    assert float(effective_rank(torch.as_tensor(value))) == pytest.approx(np.exp(-(p * np.log(p)).sum()), rel=1e-12)
     assert participation_ratio(torch.as_tensor(value)) == pytest.approx(49 / 21, rel=1e-12)
     assert effective_rank(torch.zeros(3)) == participation_ratio(torch.zeros(3)) == 0
     line = torch.linspace(0, 1, 64, dtype=torch.float64)[:, None] ** torch.ones(1, 5, dtype=torch.float64)
@@ -399,20 +408,20 @@ def test_few_or_equal_states_have_no_shape():
 
 def test_spread_and_sample_merge():
     x = torch.randn(50, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) + 1e3
-    parts = Spread.of(x[:0]).merge(Spread.of(x[:1])).merge(Spread.of(x[1:]))
+    parts = MeanScatter.of(x[:0]).merge(MeanScatter.of(x[:1])).merge(MeanScatter.of(x[1:]))
     torch.testing.assert_close(parts.covariance, x.T.cov(correction=0), rtol=1e-10, atol=1e-10)
     names = torch.arange(50) // 7
-    centred = [Centred.of(x[rows], names[rows]) for rows in (slice(0, 50), slice(0, 21), slice(21, 50))]
-    whole, one, two = (Within.of(c) for c in centred)
+    centred = [CentredStates.of(x[rows], names[rows]) for rows in (slice(0, 50), slice(0, 21), slice(21, 50))]
+    whole, one, two = (WithinScatter.of(c) for c in centred)
     torch.testing.assert_close(two.merge(one).triangle, whole.triangle, rtol=1e-12, atol=1e-12)
     assert [int(part.sequences) for part in (whole, one.merge(two))] == [8, 8]
-    again = Spread.of_sequences(whole, centred[0])
-    torch.testing.assert_close(again.triangle, Spread.of(x).triangle, rtol=1e-9, atol=1e-9)
+    again = MeanScatter.of_sequences(whole, centred[0])
+    torch.testing.assert_close(again.triangle, MeanScatter.of(x).triangle, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(again.mean, x.mean(0), rtol=1e-14, atol=0)
     rank = priorities(3, torch.arange(50), torch.tensor(0))
     assert len(set(rank.tolist())) == 50
     assert bool((rank >= 0).all())
-    halves = Sample.of(x[30:], rank[30:]).merge(Sample.of(x[:30], rank[:30]))
+    halves = StateSample.of(x[30:], rank[30:]).merge(StateSample.of(x[:30], rank[:30]))
     assert torch.equal(halves.state, x[rank.argsort()])
     spread = unflatten(dict(reversed(flatten({"a/b": parts}).items())))["a/b"]
     assert torch.equal(spread.scatter, parts.scatter)
@@ -432,19 +441,19 @@ def test_blocks_of_lists():
     assert block_of(model, name, whole=False) == "decoder.block.1.layer.1"
     lonely = model.encoder.block[0].layer[0]
     assert block_of(lonely, "SelfAttention") is None
-    with watch(lonely) as layers:
+    with observe_hidden_states(lonely) as layers:
         assert "no attention inside a list" in layers.notes["model"]
 
 
 def test_wrong_states_are_refused():
-    with pytest.raises(ValueError, match=r"layers.state: expected keys place:kind.field with kind in .*, got 'a:b.c'"):
+    with pytest.raises(ValueError, match=r"layers.state: expected keys key:type.field with a type in .*, got 'a:b.c'"):
         merge_layers({"a:b.c": torch.zeros(1)}, {})
     with pytest.raises(ValueError, match=r"expected every field of x, got mean, triangle amiss"):
         layer_rows({"x:spread.count": torch.zeros(())}, [])
     with pytest.raises(ValueError, match=r"layer_rows.names: expected entries with block, stage, cell and role"):
         layer_rows({}, [{"block": "a"}])
     with (
-        watch(make("bert")) as layers,
-        pytest.raises(ValueError, match=r"LayerWatch.expect.rows: expected shape \(b, L\)"),
+        observe_hidden_states(make("bert")) as layers,
+        pytest.raises(ValueError, match=r"HiddenStateObserver.expect.rows: expected shape \(b, L\)"),
     ):
         layers.expect(rows=torch.ones(3))

@@ -14,17 +14,18 @@ import pytest
 import torch
 from torch import nn
 
-from cumulant.nn import AttentionCall, on_attention
+from cumulant.nn import AttentionCall, Support, on_attention, report_attention
 from cumulant.nn.regularisers import entropy_floor, z_loss
-from cumulant.observatory.monitor.attention import block_of, elements, entrances
-from cumulant.observatory.monitor.head_statistics import QUANTITIES, expansion, merged, see
-from cumulant.observatory.monitor.history import History, save, table
-from cumulant.observatory.monitor.thresholds import Judge, Layer
-from cumulant.training import Alarm, Check, Monitor, MonitorWarning, Sight, Thresholds
+from cumulant.observatory.hooks.blocks import block_of, list_elements
+from cumulant.observatory.monitor.attention import entrances, expansion
+from cumulant.observatory.monitor.history import CheckHistory, save, table
+from cumulant.observatory.monitor.thresholds import AlarmDetector, LayerCheck
+from cumulant.observatory.statistics.heads import MEANS, HeadStatistics, head_statistics
+from cumulant.training import Alarm, Check, Monitor, MonitorWarning, Thresholds
 
 
 class Attention(nn.Module):
-    """Plain causal attention that tells."""
+    """Plain causal attention that reports its calls."""
 
     def __init__(self, dim: int, heads: int):
         super().__init__()
@@ -35,7 +36,7 @@ class Attention(nn.Module):
         q, k, v = (t.reshape(b, n, self.heads, -1).transpose(1, 2) for t in self.read(x).chunk(3, -1))
         out = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         scale = q.shape[-1] ** -0.5
-        report_attention(self, scale * q, k, v, out, scale=scale, causal=True, offset=0)
+        report_attention(self, scale * q, k, v, out, Support(causal=True, offset=0), scale=scale)
         return self.write(out.transpose(1, 2).reshape(b, n, dim))
 
 
@@ -69,7 +70,7 @@ def heard(b=3, heads=2, q=7, n=7, d=4, *, key_heads=None, rows=None, seed=0, **s
     eta = torch.randn(b, heads, q, d, generator=g, dtype=torch.float64)
     key = torch.randn(b, key_heads or heads, n, d, generator=g, dtype=torch.float64)
     out = torch.randn(b, heads, q, 3, generator=g, dtype=torch.float64)
-    return AttentionCall(nn.Identity(), eta, key, key, support, out, 1.0, rows)
+    return AttentionCall(nn.Identity(), eta, key, key, Support(**support), out, 1.0, rows)
 
 
 def brute(
@@ -79,18 +80,18 @@ def brute(
     eta, key, out = (t.numpy() for t in (call.eta, call.key, call.output))
     b, heads, q, _ = eta.shape
     n, group = key.shape[2], heads // key.shape[1]
-    sums: dict[str, list] = {name: [[] for _ in range(heads)] for name in QUANTITIES}
-    mask, weights, sink = (call.support.get(k) for k in ("mask", "log_weights", "sink"))
+    sums: dict[str, list] = {name: [[] for _ in range(heads)] for name in MEANS}
+    mask, weights, sink = (getattr(call.support, k) for k in ("mask", "log_weights", "sink"))
     for s in range(b):
         for h in range(heads):
             for i in range(q):
                 if counted is not None and not counted[s, i]:
                     continue
                 seen = np.ones(n, bool)
-                if call.support.get("causal"):
-                    seen &= np.arange(n) <= call.support["offset"] + i
-                if call.support.get("window") is not None:
-                    seen &= np.abs(call.support["offset"] + i - np.arange(n)) < call.support["window"]
+                if call.support.causal:
+                    seen &= np.arange(n) <= call.support.offset + i
+                if call.support.window is not None:
+                    seen &= np.abs(call.support.offset + i - np.arange(n)) < call.support.window
                 if mask is not None:
                     seen &= mask.expand(b, heads, q, n)[s, h, i].numpy()
                 bias = np.zeros(n)
@@ -147,18 +148,18 @@ CALLS = {
 @pytest.mark.parametrize("name", CALLS)
 def test_every_query_agrees_with_brute_force(name):
     call = CALLS[name]()
-    sight, expected = see(call), brute(call)
-    for quantity in QUANTITIES:
-        np.testing.assert_allclose(getattr(sight, quantity).numpy(), expected[quantity], rtol=1e-12, err_msg=quantity)
+    heads, expected = head_statistics(call), brute(call)
+    for quantity in MEANS:
+        np.testing.assert_allclose(getattr(heads, quantity).numpy(), expected[quantity], rtol=1e-12, err_msg=quantity)
 
 
 def test_padding_is_left_out_and_the_first_token_is_the_first_that_is_one():
     rows = torch.tensor([[1] * 7, [0, 0, 0, 1, 1, 1, 1], [1, 1, 0, 0, 0, 0, 0]], dtype=torch.bool)
     call = heard(rows=rows, mask=rows[:, None, None], causal=True, offset=0)
-    sight, expected = see(call), brute(call, rows.numpy(), rows.int().argmax(1).numpy())
-    for quantity in QUANTITIES:
-        np.testing.assert_allclose(getattr(sight, quantity).numpy(), expected[quantity], rtol=1e-12, err_msg=quantity)
-    assert sight.queries == 7 + 4 + 2 - 3  # the first token of each sees itself alone
+    heads, expected = head_statistics(call), brute(call, rows.numpy(), rows.int().argmax(1).numpy())
+    for quantity in MEANS:
+        np.testing.assert_allclose(getattr(heads, quantity).numpy(), expected[quantity], rtol=1e-12, err_msg=quantity)
+    assert heads.queries == 7 + 4 + 2 - 3  # the first token of each sees itself alone
 
 
 @pytest.mark.parametrize(("sequences", "queries"), [(1, 3), (2, 5), (3, 1)])
@@ -168,48 +169,52 @@ def test_a_sample_is_the_same_queries_of_the_whole(sequences, queries):
     picked = [(k + 1) * 7 // queries - 1 for k in range(queries)]
     counted = np.zeros((3, 7), bool)
     counted[np.ix_(chosen, picked)] = True
-    sight, expected = see(call, sequences=sequences, queries=queries), brute(call, counted)
-    for quantity in QUANTITIES:
-        np.testing.assert_allclose(getattr(sight, quantity).numpy(), expected[quantity], rtol=1e-12, err_msg=quantity)
+    heads, expected = head_statistics(call, sequences=sequences, queries=queries), brute(call, counted)
+    for quantity in MEANS:
+        np.testing.assert_allclose(getattr(heads, quantity).numpy(), expected[quantity], rtol=1e-12, err_msg=quantity)
 
 
 @pytest.mark.parametrize("sizes", [{"b": 0}, {"q": 0}, {"n": 0}, {"q": 1, "n": 1}], ids=str)
 def test_where_nothing_can_be_chosen_nothing_is_seen(sizes):
-    sight = see(heard(**sizes))
-    assert sight.queries == 0
-    assert sight.finite
-    assert bool(torch.stack(sight[:-1]).isnan().all())
+    heads = head_statistics(heard(**sizes))
+    assert heads.queries == 0
+    assert heads.finite
+    assert bool(torch.stack(heads[:-1]).isnan().all())
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_what_is_not_finite_is_seen_and_does_not_raise(bad):
     call = heard()
     call.key[0, 0, 0, 0] = bad
-    assert not see(call).finite
+    assert not head_statistics(call).finite
     call = heard()
     call.output[0, 0, 0, 0] = bad
-    assert not see(call).finite
-    assert not see(heard(log_weights=torch.full((3, 2, 7), bad, dtype=torch.float64))).finite
+    assert not head_statistics(call).finite
+    assert not head_statistics(heard(log_weights=torch.full((3, 2, 7), bad, dtype=torch.float64))).finite
 
 
 def test_half_precision_is_seen_in_single():
     x = torch.randn(2, 2, 5, 4, generator=torch.Generator().manual_seed(0))
-    low = see(AttentionCall(nn.Identity(), *(x.bfloat16() for _ in range(3)), {}, x.bfloat16(), 1.0, None))
-    high = see(
-        AttentionCall(nn.Identity(), *(x.bfloat16().float() for _ in range(3)), {}, x.bfloat16().float(), 1.0, None)
+    low = head_statistics(
+        AttentionCall(nn.Identity(), *(x.bfloat16() for _ in range(3)), Support(), x.bfloat16(), 1.0, None)
+    )
+    high = head_statistics(
+        AttentionCall(
+            nn.Identity(), *(x.bfloat16().float() for _ in range(3)), Support(), x.bfloat16().float(), 1.0, None
+        )
     )
     torch.testing.assert_close(low.entropy, high.entropy, atol=1e-5, rtol=0)
 
 
 def test_two_calls_of_a_layer_are_averaged_by_their_queries():
-    one, other = see(heard(q=4)), see(heard(q=7, seed=1))
-    both = merged(one, other)
+    one, other = head_statistics(heard(q=4)), head_statistics(heard(q=7, seed=1))
+    both = one.merge(other)
     assert both.queries == one.queries + other.queries
     torch.testing.assert_close(both.entropy, (12 * one.entropy + 21 * other.entropy) / 33)
     torch.testing.assert_close(both.max_score, torch.maximum(one.max_score, other.max_score))
-    empty = see(heard(b=0))
-    assert merged(empty, one) is one
-    assert merged(one, empty) is one
+    empty = head_statistics(heard(b=0))
+    assert empty.merge(one) is one
+    assert one.merge(empty) is one
 
 
 def test_expansion_of_nothing_and_of_zero_is_no_number():
@@ -239,7 +244,7 @@ def test_numbers_are_those_of_the_model():
     monitor = Monitor(model, every=1)
     model(x)
     layer = monitor.step().layers[0]
-    torch.testing.assert_close(layer.sight.entropy, see(calls[0]).entropy)
+    torch.testing.assert_close(layer.heads.entropy, head_statistics(calls[0]).entropy)
     assert layer.expansion == pytest.approx(float(after[0].norm() / x.norm()), rel=1e-6)
 
 
@@ -266,10 +271,10 @@ def test_only_the_first_of_accumulated_passes_is_heard_and_none_without_gradient
         model(100 * x)
     model(x)
     model(100 * x)
-    first = monitor.step().layers[0].sight
+    first = monitor.step().layers[0].heads
     alone = Monitor(model, every=1)
     model(x)
-    torch.testing.assert_close(first.entropy, alone.step().layers[0].sight.entropy)
+    torch.testing.assert_close(first.entropy, alone.step().layers[0].heads.entropy)
 
 
 def test_parts_of_a_model_can_be_called_instead_of_it():
@@ -285,7 +290,7 @@ def test_parts_of_a_model_can_be_called_instead_of_it():
 def test_a_step_in_which_nothing_is_heard_is_said_once():
     model, x = model_and_input()
     monitor = Monitor(model, every=1)
-    with pytest.warns(MonitorWarning, match=r"Monitor.step: expected attention to be heard, got none in step 0. Run"):
+    with pytest.warns(MonitorWarning, match=r"Monitor.step: expected an observed pass, got none in step 0. Run"):
         monitor.step()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -358,18 +363,18 @@ def test_steps_go_forward_and_start_begins_anew():
     assert monitor.step().step == 0
 
 
-def layer(entropy=2.0, *, evenness=0.7, score=1.0, size=1.0, growth=1.0, heads=2, bounds=None) -> Layer:
+def layer(entropy=2.0, *, evenness=0.7, score=1.0, size=1.0, growth=1.0, heads=2, bounds=None) -> LayerCheck:
     def row(value):
         return torch.full((heads,), float(value), dtype=torch.float64)
 
-    sight = Sight(row(entropy), row(evenness), row(1), row(score), row(0.1), row(math.nan), row(size), 5)
+    heads = HeadStatistics(row(entropy), row(evenness), row(1), row(score), row(0.1), row(math.nan), row(size), 5)
     bounds = bounds or Thresholds()
-    return Layer("a", sight, growth, bounds.dead_heads(sight), bounds.collapsed_heads(sight))
+    return LayerCheck("a", heads, growth, bounds.dead_heads(heads), bounds.collapsed_heads(heads))
 
 
 def words(*checks, every=100, **bounds) -> list[list[str]]:
-    judge = Judge(Thresholds(**bounds))
-    return [[a.words for a in judge.judge(every * i, [check])] for i, check in enumerate(checks)]
+    judge = AlarmDetector(Thresholds(**bounds))
+    return [[a.words for a in judge.alarms(every * i, [check])] for i, check in enumerate(checks)]
 
 
 def test_a_fall_of_entropy_is_said_once_in_words():
@@ -408,11 +413,11 @@ def test_what_else_is_said():
 
 def test_heads_that_put_out_nothing_are_dead():
     bounds = Thresholds()
-    sight = layer().sight._replace(output_size=torch.tensor([1.0, 1e-5]))
-    assert bounds.dead_heads(sight).tolist() == [False, True]
-    assert bounds.dead_heads(sight._replace(output_size=torch.zeros(2))).tolist() == [True, True]
+    heads = layer().heads._replace(output_size=torch.tensor([1.0, 1e-5]))
+    assert bounds.dead_heads(heads).tolist() == [False, True]
+    assert bounds.dead_heads(heads._replace(output_size=torch.zeros(2))).tolist() == [True, True]
     before = layer()
-    after = Layer("a", sight, 1.0, bounds.dead_heads(sight), bounds.collapsed_heads(sight))
+    after = LayerCheck("a", heads, 1.0, bounds.dead_heads(heads), bounds.collapsed_heads(heads))
     assert words(before, after, after, reach=1)[2] == ["layer 0 head 1: it has put out next to nothing for 100 steps"]
 
 
@@ -448,7 +453,7 @@ def test_weights_that_are_not_finite_do_not_stop_the_model():
 
 def test_a_history_is_thinned_evenly_and_never_grows_past_its_bound():
     for keep in (3, 4, 7, 10):
-        history = History(keep)
+        history = CheckHistory(keep)
         for step in range(200):
             history.add(Check(step, ()))
             steps = [c.step for c in history]
@@ -456,8 +461,8 @@ def test_a_history_is_thinned_evenly_and_never_grows_past_its_bound():
             assert steps[0] == 0
             assert steps[-1] == step
             assert len({b - a for a, b in pairwise(steps[:-1])}) <= 1
-    with pytest.raises(ValueError, match=r"History.keep: expected at least 3 checks, got 2"):
-        History(2)
+    with pytest.raises(ValueError, match=r"CheckHistory.keep: expected at least 3 checks, got 2"):
+        CheckHistory(2)
 
 
 @pytest.mark.long
@@ -484,7 +489,7 @@ def test_rows_json_parquet_and_table(tmp_path):
     polars = pytest.importorskip("polars", reason="install cumulant[report]")
     model, x = model_and_input()
     monitor = Monitor(model, every=1)
-    assert monitor.report() == "nothing has been heard yet"
+    assert monitor.report() == "no pass has been observed yet"
     for scale in (1, 100):
         model(scale * x)
         monitor.step()
@@ -492,7 +497,7 @@ def test_rows_json_parquet_and_table(tmp_path):
     assert len(rows) == 2 * 2 * 2  # checks, layers, heads
     assert rows[0]["sink_mass"] is None
     assert rows[-1]["name"] == "blocks.1.attention"
-    assert set(QUANTITIES) <= set(rows[0])
+    assert set(MEANS) <= set(rows[0])
     monitor.save(tmp_path / "history.json")
     stored = json.loads((tmp_path / "history.json").read_text())
     assert stored["rows"] == rows
@@ -502,7 +507,7 @@ def test_rows_json_parquet_and_table(tmp_path):
         monitor.save(tmp_path / "h.csv")
     lines = monitor.report().splitlines()
     assert lines[0] == "step 1"
-    assert lines[2].split()[:2] == ["0", f"{float(monitor.history.last.layers[0].sight.entropy.mean()):.3f}"]
+    assert lines[2].split()[:2] == ["0", f"{float(monitor.history.last.layers[0].heads.entropy.mean()):.3f}"]
     alarm = Alarm("entropy", 1, 0, "a", 0, math.nan, 0.2, 0, "layer 0 head 0: said")
     assert table(Check(1, (layer(),)), [alarm]).splitlines()[-1] == "step 1: layer 0 head 0: said"
     save(tmp_path / "alarms.json", [], [alarm])
@@ -512,9 +517,9 @@ def test_rows_json_parquet_and_table(tmp_path):
 def test_blocks_and_entrances():
     model = Model(layers=1)
     assert block_of(model, "blocks.0.attention") == "blocks.0"
-    assert block_of(nn.Sequential(nn.Sequential(Attention(4, 2))), "0.0") == "0"
+    assert block_of(nn.Sequential(nn.Sequential(Attention(4, 2))), "0.0", sequential=True) == "0"
     assert block_of(Attention(4, 2), "") is None
-    assert list(elements(model)) == ["blocks.0"]
+    assert list(list_elements(model)) == ["blocks.0"]
     assert entrances(model) == [model, model.blocks[0]]
     lone, x = Attention(4, 2), torch.randn(1, 3, 4)
     monitor = Monitor(lone, every=1)
@@ -573,8 +578,8 @@ def test_a_transformers_model_is_heard_as_the_observatory_hears_it(implementatio
         # the observatory counts the first token of each of three sequences: it sees one key, with entropy 0
         tally = record.tallies[f"{layer.name}/entropy"]
         total = tally.mean * tally.count
-        torch.testing.assert_close(layer.sight.entropy, (total / (tally.count - 3)).double(), rtol=1e-5, atol=0)
-        assert layer.sight.queries == 9 + 5 + 7 - 3
+        torch.testing.assert_close(layer.heads.entropy, (total / (tally.count - 3)).double(), rtol=1e-5, atol=0)
+        assert layer.heads.queries == 9 + 5 + 7 - 3
         assert math.isfinite(layer.expansion)
 
 
@@ -634,7 +639,7 @@ def test_the_trainer_calls_the_monitor(tmp_path):
         warnings.simplefilter("ignore")
         trainer.train()
     assert [c.step for c in monitor.history] == [0, 2, 4]
-    assert monitor.history.last.layers[0].sight.entropy.shape == (2,)
+    assert monitor.history.last.layers[0].heads.entropy.shape == (2,)
     assert not model._forward_pre_hooks
     with pytest.raises(TypeError, match=r"MonitorCallback.monitor: expected a Monitor, got int. Make it with"):
         MonitorCallback(3)
@@ -659,14 +664,14 @@ def test_tensorboard_gets_curves_and_alarms(tmp_path):
     writer.close()
     events = EventAccumulator(str(tmp_path)).Reload()
     found = events.Scalars("entropy/layer 00")
-    first = monitor.history.kept[0].layers[0]
+    first = monitor.history.checks[0].layers[0]
     assert [e.step for e in found] == [0, 1]
-    assert found[0].value == pytest.approx(float(first.sight.entropy.mean()), rel=1e-6)
+    assert found[0].value == pytest.approx(float(first.heads.entropy.mean()), rel=1e-6)
     assert events.Scalars("max_score/layer 01")[0].value == pytest.approx(
-        float(monitor.history.kept[0].layers[1].sight.max_score.max()), rel=1e-6
+        float(monitor.history.checks[0].layers[1].heads.max_score.max()), rel=1e-6
     )
     per_head = events.Scalars("entropy per head/layer 00 head 01")[0].value
-    assert per_head == pytest.approx(float(first.sight.entropy[1]), rel=1e-6)
+    assert per_head == pytest.approx(float(first.heads.entropy[1]), rel=1e-6)
     assert "sink_mass/layer 00" not in events.Tags()["scalars"]  # no number, no point
     assert events.Tensors("alarms/text_summary")[0].tensor_proto.string_val[0].decode() == alarm.words
 
@@ -752,9 +757,9 @@ def test_every_block_of_the_language_model_is_heard(block):
     assert len(layers) == 2
     for number, seen in enumerate(layers):
         assert seen.name.startswith(f"trunk.blocks.{number}")
-        assert seen.sight.entropy.shape == (2,)
-        assert bool((seen.sight.entropy > 0).all())
-        assert seen.sight.finite
+        assert seen.heads.entropy.shape == (2,)
+        assert bool((seen.heads.entropy > 0).all())
+        assert seen.heads.finite
         assert seen.expansion > 0
 
 

@@ -19,7 +19,7 @@ from cumulant.hopfield import CLASSES  # noqa: E402
 from cumulant.link import link_fit  # noqa: E402
 from cumulant.nn.calls import AttentionCall  # noqa: E402
 from cumulant.observatory import Record, attach, load, observe, render  # noqa: E402
-from cumulant.observatory.hooks.attention import listen  # noqa: E402
+from cumulant.observatory.hooks.attention import observe_attention  # noqa: E402
 from cumulant.observatory.record.record import claim_directory  # noqa: E402
 from cumulant.observatory.report.tables import head_rows, link_from_sums  # noqa: E402
 from cumulant.observatory.report.verdicts import verdicts  # noqa: E402
@@ -245,7 +245,7 @@ def test_shuffled_keys_are_the_same_keys_elsewhere():
     given["attention_mask"] = torch.ones(3, 9, dtype=torch.long)
     given["attention_mask"][0, 5:] = 0
     calls: list[AttentionCall] = []
-    with torch.no_grad(), listen(model, calls.append):
+    with torch.no_grad(), observe_attention(model, calls.append):
         model(**given)
     call = calls[0]
     other = shuffled(0)(call)

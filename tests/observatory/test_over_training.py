@@ -19,9 +19,9 @@ from typer.testing import CliRunner  # noqa: E402
 
 from cumulant.cli import application  # noqa: E402
 from cumulant.nn import ConvexBlock, EnergyBlock, MultiheadAttention  # noqa: E402
-from cumulant.nn.kinds import FORMAT  # noqa: E402
+from cumulant.nn.block_types import FORMAT  # noqa: E402
 from cumulant.nn.language_model import LanguageConfig, LanguageModel  # noqa: E402
-from cumulant.observatory.hooks.attention import intervene, listen  # noqa: E402
+from cumulant.observatory.hooks.attention import observe_attention, replace_attention  # noqa: E402
 from cumulant.observatory.hooks.blocks import attention_modules  # noqa: E402
 from cumulant.observatory.hooks.weights import HeadWeights, head_weights  # noqa: E402
 from cumulant.observatory.models.load import fingerprint_of, load, random_twin  # noqa: E402
@@ -165,7 +165,7 @@ def test_what_is_heard_of_our_layers_is_what_they_compute(kind):
 def test_every_block_is_heard_and_its_states_before_and_after(kind):
     model, ids = language_model(kind), torch.arange(22).reshape(2, 11)
     heard = []
-    with listen(model, lambda call: heard.append(call)):
+    with observe_attention(model, lambda call: heard.append(call)):
         model(ids)
     assert [call.name for call in heard] == [f"trunk.blocks.{i}{ENDING[kind]}" for i in range(2)]
     assert all(call.eta.shape == (2, 2, 11, 8) and call.output.shape == call.eta.shape for call in heard)
@@ -189,20 +189,20 @@ def test_masks_beside_an_order_and_sinks_reach_the_call():
     hidden = torch.zeros(2, 5, dtype=torch.bool)
     hidden[0, :2] = True
     calls = []
-    with listen(model, lambda call: calls.append(call)):
+    with observe_attention(model, lambda call: calls.append(call)):
         layer(x, x, x, hidden, need_weights=False, is_causal=True)
     support = calls[0].support
     expected = torch.ones(5, 5, dtype=torch.bool).tril() & ~hidden[:, None, None, :]
-    assert torch.equal(support["mask"].expand(2, 1, 5, 5), expected)
-    assert not support["causal"]
-    assert torch.equal(support["sink"], torch.zeros(1, 2))
+    assert torch.equal(support.mask.expand(2, 1, 5, 5), expected)
+    assert not support.causal
+    assert torch.equal(support.sink, torch.zeros(1, 2))
     assert calls[0].name == "blocks.0"
 
 
 def test_only_the_layers_of_the_model_are_heard_and_none_afterwards():
     inside, outside, x = EnergyBlock(8, 2), EnergyBlock(8, 2), torch.randn(1, 3, 8)
     model, heard = nn.ModuleDict({"only": inside}), []
-    with listen(model, lambda call: heard.append(call.name)) as ear:
+    with observe_attention(model, lambda call: heard.append(call.name)) as ear:
         inside(x)
         outside(x)
     inside(x)
@@ -215,7 +215,7 @@ def test_our_layers_are_heard_inside_a_transformers_model_too():
     small = hf.BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8, vocab_size=9)
     model, heard = hf.BertModel(small).eval(), []
     model.extra = EnergyBlock(8, 2)
-    with listen(model, lambda call: heard.append(call.name)) as ear:
+    with observe_attention(model, lambda call: heard.append(call.name)) as ear:
         model.extra(model(torch.ones(1, 3, dtype=torch.long)).last_hidden_state)
     assert heard == ["encoder.layer.0.attention.self", "extra"]
     assert ear.calls == 2
@@ -226,8 +226,8 @@ def test_models_without_attention_and_changes_of_our_layers_are_refused():
     with pytest.raises(TypeError, match=re.escape(expected)), attach(nn.Linear(2, 2)):
         pass
     model = nn.ModuleDict({"block": ConvexBlock(4, 2)})
-    said = pytest.raises(ValueError, match=re.escape("intervene.change(block): expected None, got another output"))
-    with said, intervene(model, lambda call: call.output):
+    said = pytest.raises(ValueError, match=re.escape("replace_attention(block): expected None, got another output"))
+    with said, replace_attention(model, lambda call: call.output):
         model["block"](torch.zeros(1, 3, 4))
 
 

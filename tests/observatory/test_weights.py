@@ -6,7 +6,7 @@ from torch import nn
 
 pytest.importorskip("transformers")
 
-from cumulant.observatory.hooks.attention import listen
+from cumulant.observatory.hooks.attention import observe_attention
 from cumulant.observatory.hooks.blocks import Unknown, attention_modules, norm_of
 from cumulant.observatory.hooks.weights import HeadWeights, _projections, ascent_index, head_weights
 from cumulant.residual import gradientness
@@ -30,7 +30,7 @@ def seen(model, kind, name):
     last = [getattr(module, c) for c in ("o_proj", "out_proj", "c_proj", "o") if hasattr(module, c)]
     last = last[0] if last else parent.output.dense
     handles.append(last.register_forward_hook(lambda m, args, output: wrote.append(output)))
-    with torch.no_grad(), listen(model, calls.append):
+    with torch.no_grad(), observe_attention(model, calls.append):
         model(**inputs(kind))
     for handle in handles:
         handle.remove()
@@ -130,7 +130,7 @@ def test_finding_weights_leaves_no_trace():
     model, heard, hooked = make("whisper"), [], []
     handle = model.decoder.layers[0].register_forward_hook(lambda *args: hooked.append(1))
     state = torch.get_rng_state()
-    with listen(model, heard.append):
+    with observe_attention(model, heard.append):
         assert isinstance(head_weights(model, "decoder.layers.0.encoder_attn"), HeadWeights)
     handle.remove()
     assert not heard

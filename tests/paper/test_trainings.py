@@ -17,10 +17,10 @@ from torch import nn
 from typer.testing import CliRunner
 
 from cumulant.cli import application
+from cumulant.nn.block_types import BLOCK_TYPES, FORMAT, StandardBlock, make_block
 from cumulant.nn.calls import on_attention
-from cumulant.nn.kinds import FORMAT, KINDS, StandardBlock, make_block
 from cumulant.nn.language_model import LanguageConfig, LanguageModel
-from cumulant.nn.trunk import Stack, Trunk, count_built, count_parameters, matched
+from cumulant.nn.stack import BlockStack, StackConfig, count_built, count_parameters, match_parameters
 from cumulant.paper.trainings import train as loop
 from cumulant.paper.trainings.checkpoints import checkpoint_steps, load_checkpoint
 from cumulant.paper.trainings.digits import Digits, DigitsConfig, DigitsTask, load_digits, view
@@ -33,13 +33,13 @@ from cumulant.paper.trainings.task import PARTS, Recipe
 from cumulant.paper.trainings.tasks import TASKS, find_task
 from cumulant.paper.trainings.train import TrainingRun, rate_at, train
 
-KINDS_LIST = list(KINDS)
+KINDS_LIST = list(BLOCK_TYPES)
 TINY = {"dim": 8, "heads": 2, "layers": 1, "hidden": 16}
 
 
 class TinyRecall(RecallTask):
     recipe = Recipe(steps=6, rate=1e-2, batch=4, warmup=2)
-    rates = dict.fromkeys(KINDS, 1e-2)
+    rates = dict.fromkeys(BLOCK_TYPES, 1e-2)
 
     @property
     def standard(self):
@@ -48,7 +48,7 @@ class TinyRecall(RecallTask):
 
 class TinyLanguage(LanguageTask):
     recipe = Recipe(steps=3, rate=1e-2, batch=2)
-    rates = dict.fromkeys(KINDS, 1e-2)
+    rates = dict.fromkeys(BLOCK_TYPES, 1e-2)
 
     @property
     def standard(self):
@@ -62,7 +62,7 @@ class TinyLanguage(LanguageTask):
 
 class TinyDigits(DigitsTask):
     recipe = Recipe(steps=2, rate=1e-2, batch=8)
-    rates = dict.fromkeys(KINDS, 1e-2)
+    rates = dict.fromkeys(BLOCK_TYPES, 1e-2)
 
     @property
     def standard(self):
@@ -102,15 +102,17 @@ def same(a: Path, b: Path) -> bool:
 def test_all_blocks_have_as_many_parameters_as_the_standard_one_to_one_percent(name):
     task = find_task(name)
     standard = count_built(task.standard, task.build)
-    for block in KINDS:
+    for block in BLOCK_TYPES:
         counted = count_built(task.configure(block), task.build)
         assert abs(counted / standard - 1) < 0.01, (block, counted, standard)
 
 
 def test_matched_is_the_nearest_width():
     budget = 3333
-    found = matched(Stack(dim=8, heads=2), budget, Trunk)
-    off = [abs(count_built(dataclasses.replace(found, hidden=found.hidden + k), Trunk) - budget) for k in (-1, 0, 1)]
+    found = match_parameters(StackConfig(dim=8, heads=2), budget, BlockStack)
+    off = [
+        abs(count_built(dataclasses.replace(found, hidden=found.hidden + k), BlockStack) - budget) for k in (-1, 0, 1)
+    ]
     assert off[1] == min(off)
 
 
@@ -127,7 +129,7 @@ def test_parameters_of_a_standard_block_by_hand():
     assert count_parameters(StandardBlock(d, 2, h)) == (4 * d * d + 4 * d) + (2 * d * h + h + d) + 4 * d
 
 
-@pytest.mark.parametrize("block", KINDS)
+@pytest.mark.parametrize("block", BLOCK_TYPES)
 def test_language_model_does_not_see_the_future(block):
     torch.manual_seed(0)
     config = LanguageConfig(**{**TINY, "block": block}, vocabulary=20, context=8)
@@ -140,7 +142,7 @@ def test_language_model_does_not_see_the_future(block):
     assert gap[:, 5:].max() > 1e-3
 
 
-@pytest.mark.parametrize("block", KINDS)
+@pytest.mark.parametrize("block", BLOCK_TYPES)
 def test_padding_changes_no_token(block):
     torch.manual_seed(0)
     model = LanguageModel(LanguageConfig(**{**TINY, "block": block}, vocabulary=20, context=8)).double().eval()
@@ -161,7 +163,7 @@ def test_loss_of_the_language_model_is_that_of_its_logits():
     torch.testing.assert_close(model.loss(ids, targets), expected, atol=1e-12, rtol=0)
 
 
-@pytest.mark.parametrize("block", KINDS)
+@pytest.mark.parametrize("block", BLOCK_TYPES)
 def test_every_block_tells_what_it_attends_to(block):
     heard = []
     with on_attention(heard.append):
@@ -171,16 +173,18 @@ def test_every_block_tells_what_it_attends_to(block):
 
 
 def test_bad_sizes_and_names():
-    with pytest.raises(ValueError, match=r"Stack.dim: expected a multiple of heads, got 10 with 4 heads"):
-        Stack(dim=10)
-    with pytest.raises(ValueError, match=r"Stack.layers: expected a positive number, got 0"):
-        Stack(layers=0)
+    with pytest.raises(ValueError, match=r"StackConfig.dim: expected a multiple of heads, got 10 with 4 heads"):
+        StackConfig(dim=10)
+    with pytest.raises(ValueError, match=r"StackConfig.layers: expected a positive number, got 0"):
+        StackConfig(layers=0)
     with pytest.raises(ValueError, match=r"block: expected one of standard, energy, convex, equilibrium, got 'gated'"):
-        Stack(block="gated")
+        StackConfig(block="gated")
     with pytest.raises(ValueError, match=r"train: expected one of language, contrastive, recall, got 'chess'"):
         find_task("chess")
-    with pytest.raises(ValueError, match=r"matched.standard: expected at most 100 parameters, got .* at the narrowest"):
-        matched(Stack(), 100, Trunk)
+    with pytest.raises(
+        ValueError, match=r"match_parameters.standard: expected at most 100 parameters, got .*narrowest"
+    ):
+        match_parameters(StackConfig(), 100, BlockStack)
     model = LanguageModel(LanguageConfig(**TINY, vocabulary=20, context=8))
     with pytest.raises(ValueError, match=r"LanguageModel.input_ids: expected shape \(batch, n ≤ 8\), got \(1, 9\)"):
         model(torch.zeros(1, 9, dtype=torch.long))
@@ -344,7 +348,7 @@ def stop_at(step):
     return after
 
 
-@pytest.mark.parametrize("block", KINDS)
+@pytest.mark.parametrize("block", BLOCK_TYPES)
 def test_resumed_training_is_the_same_to_the_bit(tmp_path, monkeypatch, block):
     monkeypatch.setattr(loop, "SAVED_EVERY", 2)
     task = TinyRecall()
@@ -446,7 +450,7 @@ def test_loss_that_is_no_number_ends_a_training_and_is_told(tmp_path):
 
 
 @pytest.mark.parametrize("task", TINY_TASKS, ids=lambda t: t.name)
-@pytest.mark.parametrize("block", KINDS)
+@pytest.mark.parametrize("block", BLOCK_TYPES)
 def test_checkpoint_is_the_model_that_was_trained(tmp_path, tiny, task, block):
     found, models = task(), []
     run = train(found, block, seed=2, directory=tmp_path, on_step=lambda step: models.append(step.model))
@@ -571,7 +575,7 @@ def test_command_trains_all_blocks_and_leaves_tables_and_a_figure(tmp_path, tiny
     found = call("recall", "--out", place, "--seeds", 2, "--steps", 2)
     assert found.exit_code == 0, found.output
     told = json.loads((place / "results.json").read_text())
-    assert [row["block"] for row in told["summary"]] == list(KINDS)
+    assert [row["block"] for row in told["summary"]] == list(BLOCK_TYPES)
     assert all(row["metrics"]["nats"]["seeds"] == 2 for row in told["summary"])
     assert polars.read_parquet(place / "results.parquet").height == 8
     assert polars.read_parquet(place / "curves.parquet").height == 24

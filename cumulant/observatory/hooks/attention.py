@@ -1,9 +1,9 @@
-"""Listening to a transformer: every call of its attention, as the measure and the queries that it is.
+"""Hooks on a model's attention: every call, as the measure and the queries that it is.
 
-transformers dispatches attention through a table of functions. `listen` puts in a function that lets the model's own
-one compute the output, unchanged, and hands what went in and came out to a listener; `intervene` may put another output
-in its place. On leaving, whatever happened, the model is as it was. The layers of `cumulant.nn`, wherever they stand,
-say themselves what they attended to, and the same listener hears them.
+transformers dispatches attention through a table of functions. `observe_attention` registers one that lets the model's
+own function compute the output, unchanged, and hands what went in and came out to an observer; `replace_attention` may
+put another output in its place. On leaving, whatever happened, the model is as it was. The layers of `cumulant.nn`
+report their calls themselves, wherever they stand in the model, and the same observer gets them.
 """
 
 from __future__ import annotations
@@ -12,44 +12,46 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
 
 from cumulant.checks import sentence
-from cumulant.nn.calls import AttentionCall, on_attention
-from cumulant.observatory.hooks.blocks import attention_modules
-from cumulant.observatory.hooks.nn_adapter import support_of, telling_modules, visible_rows
+from cumulant.kernels.arguments import Support, intersect
+from cumulant.nn.calls import AttentionCall, Observer, on_attention
+from cumulant.observatory.hooks.blocks import attention_modules, list_elements
+from cumulant.observatory.hooks.nn_adapter import reporting_layers, written_out
 from cumulant.observatory.hooks.token_masks import TokenMasks
 from cumulant.observatory.hooks.unwrap import is_transformers, unwrapped
 
 # arguments that models pass along and that do not change what attention computes from q, k, v and the mask
-HARMLESS = {
+IGNORED_ARGUMENTS = {
     *("is_causal", "sliding_window", "deterministic", "target_dtype", "layer_idx"),
     *("position_ids", "position_embeddings", "inputs_embeds", "encoder_attention_mask", "labels", "num_items_in_batch"),
     *("cache", "cache_position", "past_key_value", "past_key_values", "use_cache", "is_first_iteration"),
     *("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "logits_to_keep"),
     *("output_attentions", "output_hidden_states", "output_router_logits", "return_dict"),
 }
+# arguments that are read
+INTERPRETED_ARGUMENTS = {"scaling", "dropout", "is_causal", "position_bias", "s_aux", "softcap"}
+TENSOR_ARGUMENTS = frozenset({"module", "query", "key", "value", "attention_mask"})
 
-
-Listener = Callable[[AttentionCall], None]
-Change = Callable[[AttentionCall], Tensor | None]
+Replacement = Callable[[AttentionCall], Tensor | None]
 
 
 @dataclass
-class Ear:
-    """Where the listener of a model and the masks of the running forward pass are kept.
+class ModelHooks:
+    """The hooks on one observed model, and what they know of its running forward pass.
 
-    listener  of `listen` it gives None
-    names     paths of the modules
-    masks     which tokens of the running pass are padding
-    calls     attention calls so far
-    ran       paths of the attention modules that were called, through the interface or not
+    replacement  gets every call; of `observe_attention` it returns None
+    names        paths of the modules
+    masks        which tokens of the running pass are padding
+    calls        attention calls so far
+    ran          paths of the attention modules that were called, through the interface or not
     """
 
-    listener: Change
+    replacement: Replacement
     names: dict[nn.Module, str]
     masks: TokenMasks
     calls: int = 0
@@ -61,57 +63,57 @@ class Ear:
         return self.masks.passes
 
 
-EARS: list[Ear] = []  # the models that are listened to, innermost last
+_observed_models: list[ModelHooks] = []  # innermost last
 
 
 @contextmanager
-def listen(model: nn.Module, listener: Listener) -> Iterator[Ear]:
-    """Hand every attention call of ``model`` to ``listener`` while inside."""
+def observe_attention(model: nn.Module, observer: Observer) -> Iterator[ModelHooks]:
+    """Hand every attention call of ``model`` to ``observer`` while inside."""
 
-    def hear(call: AttentionCall) -> None:
-        listener(call)
+    def keep_output(call: AttentionCall) -> None:
+        observer(call)
 
-    with intervene(model, hear) as ear:
-        yield ear
+    with replace_attention(model, keep_output) as hooks:
+        yield hooks
 
 
 @contextmanager
-def intervene(model: nn.Module, change: Change) -> Iterator[Ear]:
-    """Put what ``change`` makes of an attention call in the place of its output while inside.
+def replace_attention(model: nn.Module, replacement: Replacement) -> Iterator[ModelHooks]:
+    """Put what ``replacement`` makes of an attention call in the place of its output while inside.
 
-    change  AttentionCall → (batch, heads, q, e), or None to keep what the model's own function returned
+    replacement  AttentionCall → (batch, heads, q, e), or None to keep what the model's own function returned
 
-    Everyone hears the model's own output; of several changes of one call the innermost is the one that counts.
+    Every observer gets the model's own output; of several replacements of one call the innermost counts.
     """
     model = unwrapped(model)
-    foreign, own = is_transformers(model), bool(telling_modules(model))
+    own_layers = bool(reporting_layers(model))
     names: dict[nn.Module, str] = {module: name for name, module in model.named_modules()}
-    ear = Ear(change, names, TokenMasks(model))
+    hooks = ModelHooks(replacement, names, TokenMasks(model))
     with ExitStack() as stack:
-        if foreign:
-            stack.enter_context(_in_the_table(model, ear, own))
-        if own:
-            stack.enter_context(on_attention(_told(ear)))
-        stack.enter_context(ear.masks.hooks())
+        if is_transformers(model):
+            stack.enter_context(_registered_functions(model, hooks, own_layers))
+        if own_layers:
+            stack.enter_context(on_attention(_layer_observer(hooks)))
+        stack.enter_context(hooks.masks.hooks())
         for path in attention_modules(model):
-            stack.callback(model.get_submodule(path).register_forward_pre_hook(_runs(ear, path)).remove)
-        yield ear
+            stack.callback(model.get_submodule(path).register_forward_pre_hook(_note_run(hooks, path)).remove)
+        yield hooks
 
 
-def _runs(ear: Ear, path: str) -> Callable:
+def _note_run(hooks: ModelHooks, path: str) -> Callable:
     def hook(module, args) -> None:
-        ear.ran.add(path)
+        hooks.ran.add(path)
 
     return hook
 
 
 @contextmanager
-def _in_the_table(model, ear: Ear, own: bool) -> Iterator[None]:
+def _registered_functions(model, hooks: ModelHooks, own_layers: bool) -> Iterator[None]:
     """Our functions in the place of the model's own in transformers' table while inside."""
-    if not (own or model._can_set_attn_implementation()):
-        raise ValueError(bypass(model))
+    if not (own_layers or model._can_set_attn_implementation()):
+        raise ValueError(unrecordable(model))
     before = _implementations(model)
-    EARS.append(ear)
+    _observed_models.append(hooks)
     try:
         _register()
         for config, name in before.values():
@@ -119,36 +121,36 @@ def _in_the_table(model, ear: Ear, own: bool) -> Iterator[None]:
             config._attn_implementation_internal = "cumulant_eager" if plain else "cumulant_sdpa"
         yield
     finally:
-        EARS.remove(ear)
+        _observed_models.remove(hooks)
         for config, name in before.values():
             config._attn_implementation_internal = name
 
 
-def _told(ear: Ear) -> Callable[[AttentionCall], None]:
-    """A listener to layers of `cumulant.nn` that hands those of the model on."""
+def _layer_observer(hooks: ModelHooks) -> Observer:
+    """Hands calls of those layers of `cumulant.nn` that are in the model on, in the form of transformers' calls."""
 
-    def hear(heard: AttentionCall) -> None:
-        name = ear.names.get(heard.module)
+    def observe(call: AttentionCall) -> None:
+        name = hooks.names.get(call.module)
         if name is None:
             return
-        ear.calls += 1
-        support, seeing = support_of(heard)
-        wide = torch.promote_types(heard.eta.dtype, torch.float32)
-        eta, key, value = heard.eta.to(wide), heard.key.to(wide), heard.value.to(wide)
-        known = heard.rows if heard.rows is not None else ear.masks.rows(name, len(eta), eta.shape[2], None)
-        rows = visible_rows(known, seeing)
-        call = AttentionCall(heard.module, eta, key, value, support, heard.output, heard.scale, rows, name)
-        if ear.listener(call) is not None:
-            where, advice = f"intervene.change({name})", "A layer of cumulant.nn is heard; it cannot be changed."
+        hooks.calls += 1
+        support, seeing = written_out(call)
+        wide = torch.promote_types(call.eta.dtype, torch.float32)
+        eta, key, value = call.eta.to(wide), call.key.to(wide), call.value.to(wide)
+        tokens = call.rows if call.rows is not None else hooks.masks.rows(name, len(eta), eta.shape[2], None)
+        rows = intersect(tokens, seeing)
+        named = AttentionCall(call.module, eta, key, value, support, call.output, call.scale, rows, name)
+        if hooks.replacement(named) is not None:
+            where, advice = f"replace_attention({name})", "The output of a layer of cumulant.nn cannot be replaced."
             raise ValueError(sentence(where, "None", "another output", advice))
 
-    return hear
+    return observe
 
 
-def bypass(model: nn.Module) -> str:
+def unrecordable(model: nn.Module) -> str:
     """The sentence for a model whose attention cannot be recorded, with the reason."""
     if not attention_modules(model):
-        kinds = list(dict.fromkeys(type(m).__name__ for m in _elements(model))) or ["other modules"]
+        kinds = list(dict.fromkeys(type(m).__name__ for m in list_elements(model).values())) or ["other modules"]
         got = f"{type(model).__name__}, which has none: its layers are {', '.join(kinds[:3])}"
         return sentence("attach.model", "a model with attention", got, "Use a model that attends.")
     return sentence(
@@ -158,13 +160,6 @@ def bypass(model: nn.Module) -> str:
         "Its attention is written out in its own code, so nothing would be recorded; use another model, or a newer "
         "transformers that has moved it to the interface.",
     )
-
-
-def _elements(model: nn.Module) -> Iterator[nn.Module]:
-    """What the lists of layers of a model hold."""
-    for module in model.modules():
-        if isinstance(module, nn.ModuleList):
-            yield from module
 
 
 def _implementations(model: nn.Module) -> dict[int, tuple]:
@@ -186,8 +181,8 @@ def _register() -> None:
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
     from transformers.masking_utils import eager_mask, sdpa_mask
 
-    AttentionInterface.register("cumulant_sdpa", _heard(lambda module: sdpa_attention_forward))
-    AttentionInterface.register("cumulant_eager", _heard(_own_eager))
+    AttentionInterface.register("cumulant_sdpa", _reporting(lambda module: sdpa_attention_forward))
+    AttentionInterface.register("cumulant_eager", _reporting(_own_eager))
     AttentionMaskInterface.register("cumulant_sdpa", sdpa_mask)
     AttentionMaskInterface.register("cumulant_eager", eager_mask)
 
@@ -198,44 +193,43 @@ def _own_eager(module: nn.Module) -> Callable:
         found = getattr(sys.modules.get(kind.__module__), "eager_attention_forward", None)
         if found is not None:
             return found
-    raise ValueError(bypass(module))
+    raise ValueError(unrecordable(module))
 
 
-def _heard(delegate_of: Callable[[nn.Module], Callable]) -> Callable:
+def _reporting(delegate_of: Callable[[nn.Module], Callable]) -> Callable:
+    """An attention function for transformers' table that calls the model's own and reports the call."""
+
     def attention(module, query, key, value, attention_mask, *args, **kwargs):
         delegate = delegate_of(module)
         out = delegate(module, query, key, value, attention_mask, *args, **kwargs)
         named = inspect.signature(delegate).bind(module, query, key, value, attention_mask, *args, **kwargs).arguments
-        extra = named.pop("kwargs", {}) | {k: v for k, v in named.items() if k not in PLAIN}
-        changed = None
-        for ear in EARS:
-            if module in ear.names:
-                ear.calls += 1
+        extra = named.pop("kwargs", {}) | {k: v for k, v in named.items() if k not in TENSOR_ARGUMENTS}
+        replaced = None
+        for hooks in _observed_models:
+            if module in hooks.names:
+                hooks.calls += 1
                 with torch.no_grad():
-                    call = _call(ear, module, query, key, value, attention_mask, extra, out[0])
-                    new = ear.listener(call)
+                    call = _call(hooks, module, query, key, value, attention_mask, extra, out[0])
+                    new = hooks.replacement(call)
                 if new is not None:
-                    changed = _checked(call, new)
-        return out if changed is None else (changed.transpose(1, 2).to(out[0].dtype), *out[1:])
+                    replaced = _require_shape(call, new)
+        return out if replaced is None else (replaced.transpose(1, 2).to(out[0].dtype), *out[1:])
 
     return attention
 
 
-def _checked(call: AttentionCall, new: Tensor) -> Tensor:
+def _require_shape(call: AttentionCall, new: Tensor) -> Tensor:
     if new.shape != call.output.shape:
         expected = f"shape (batch, heads, q, e) = {tuple(call.output.shape)}"
         advice = "Return None to keep the model's own output."
-        raise ValueError(sentence(f"intervene.change({call.name})", expected, tuple(new.shape), advice))
+        raise ValueError(sentence(f"replace_attention({call.name})", expected, tuple(new.shape), advice))
     return new
 
 
-PLAIN = frozenset({"module", "query", "key", "value", "attention_mask"})
-
-
-def _call(ear: Ear, module, query, key, value, mask, extra: dict, output: Tensor) -> AttentionCall:
-    known = {"scaling", "dropout", "is_causal", "position_bias", "s_aux", "softcap"}
-    unknown = [k for k, v in extra.items() if v is not None and k not in known and k not in HARMLESS]
-    name = ear.names[module]
+def _call(hooks: ModelHooks, module, query, key, value, mask, extra: dict, output: Tensor) -> AttentionCall:
+    known = INTERPRETED_ARGUMENTS | IGNORED_ARGUMENTS
+    unknown = [k for k, v in extra.items() if v is not None and k not in known]
+    name = hooks.names[module]
     if unknown:
         advice = "They might change what attention computes; report it rather than trust a guess."
         raise ValueError(sentence(f"attach({name})", "attention arguments that are known", unknown, advice))
@@ -251,10 +245,9 @@ def _call(ear: Ear, module, query, key, value, mask, extra: dict, output: Tensor
         cap = float(extra["softcap"])
         group = query.shape[1] // key.shape[1]
         score = cap * torch.tanh(eta @ key.to(wide).repeat_interleave(group, 1).mT / cap)
-        bias = support.get("log_weights")
-        support["log_weights"] = score if bias is None else score + bias
-        eta = torch.zeros_like(eta)
-    rows = ear.masks.rows(name, query.shape[0], q, support.get("mask"))
+        bias = support.log_weights
+        support, eta = replace(support, log_weights=score if bias is None else score + bias), torch.zeros_like(eta)
+    rows = hooks.masks.rows(name, query.shape[0], q, support.mask)
     if n > q and causal:  # keys beyond the queries are an unused cache
         key, value = key[:, :, :q], value[:, :, :q]
     key, value = key.to(wide), value.to(wide)
@@ -265,23 +258,16 @@ def _implementation(module: nn.Module) -> str:
     return getattr(getattr(module, "config", None), "_attn_implementation", "") or ""
 
 
-def _support(mask: Tensor | None, causal: bool, extra: dict, query: Tensor) -> dict:
+def _support(mask: Tensor | None, causal: bool, extra: dict, query: Tensor) -> Support:
     """Masks, biases and sinks of the call as edits of the measure."""
-    support: dict = {"causal": causal}
-    if causal:
-        support["offset"] = 0
-    bias = extra.get("position_bias")
-    if mask is not None and mask.dtype == torch.bool:
-        support["mask"] = mask
-    elif mask is not None:
-        lowest = torch.finfo(mask.dtype).min
-        support["mask"] = mask > lowest / 2  # what models use for −∞
-        additive = torch.where(support["mask"], mask, 0)
-        if bool((additive != 0).any()):
-            bias = additive if bias is None else bias + additive
+    bias, sink = extra.get("position_bias"), extra.get("s_aux")
+    if mask is not None and mask.dtype != torch.bool:
+        added, mask = mask, mask > torch.finfo(mask.dtype).min / 2  # what models use for −∞
+        added = torch.where(mask, added, 0)
+        if bool((added != 0).any()):
+            bias = added if bias is None else bias + added
     if bias is not None:
         wide = torch.promote_types(query.dtype, torch.float32)
-        support["log_weights"] = bias.to(wide).expand(-1, query.shape[1], query.shape[2], -1)
-    if extra.get("s_aux") is not None:
-        support["sink"] = extra["s_aux"].detach().float().reshape(1, -1)
-    return support
+        bias = bias.to(wide).expand(-1, query.shape[1], query.shape[2], -1)
+    sink = None if sink is None else sink.detach().float().reshape(1, -1)
+    return Support(mask, causal, 0 if causal else None, log_weights=bias, sink=sink)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from cumulant.observatory.hooks.nn_adapter import telling_modules
+from cumulant.observatory.hooks.nn_adapter import reporting_layers
 
 # norms of queries and keys, as attention modules have them
 OWN_NORM = {
@@ -39,7 +39,7 @@ class Norm(NamedTuple):
 
 def attention_modules(model: nn.Module) -> list[str]:
     """Paths of the innermost modules that call themselves attention, or are layers of `cumulant.nn` that attend."""
-    told = telling_modules(model)
+    told = reporting_layers(model)
     named = [
         name
         for name, m in model.named_modules()
@@ -48,11 +48,20 @@ def attention_modules(model: nn.Module) -> list[str]:
     return [name for name in named if not any(other.startswith(f"{name}.") for other in named)]
 
 
-def block_of(model: nn.Module, name: str, *, whole: bool = True) -> str | None:
+def list_elements(model: nn.Module, kinds: type | tuple[type, ...] = nn.ModuleList) -> dict[str, nn.Module]:
+    """Paths and modules of everything that stands in a list of modules."""
+    lists = [(name, m) for name, m in model.named_modules() if isinstance(m, kinds)]
+    return {f"{name}.{k}" if name else k: child for name, m in lists for k, child in m.named_children()}
+
+
+def block_of(model: nn.Module, name: str, *, whole: bool = True, sequential: bool = False) -> str | None:
     """Path of the block around the module at ``name``: the nearest ancestor that is an element of an nn.ModuleList.
 
-    whole: pass over lists of which some element has no attention (T5 lists the sublayers of a block), unless there
-    is no other. None without such an ancestor.
+    whole       pass over lists of which some element has no attention (T5 lists the sublayers of a block), unless
+                there is no other
+    sequential  without such an ancestor, take the outermost that is an element of an nn.Sequential
+
+    The module itself may be the block. None if there is none.
 
     >>> from torch import nn
     >>> class Attention(nn.Module): ...
@@ -61,15 +70,17 @@ def block_of(model: nn.Module, name: str, *, whole: bool = True) -> str | None:
     >>> block_of(model, "block.0.layer.0.0"), block_of(model, "block.0.layer.0.0", whole=False)
     ('block.0', 'block.0.layer.0')
     """
-    parts = name.split(".")
+    parts = name.split(".") if name else []
     paths = [".".join(parts[:end]) for end in range(len(parts), 0, -1)]
-    elements = [p for p in paths if isinstance(model.get_submodule(p.rpartition(".")[0]), nn.ModuleList)]
+    parents = {path: model.get_submodule(path.rpartition(".")[0]) for path in paths}
+    elements = [path for path in paths if isinstance(parents[path], nn.ModuleList)]
     if whole:
         for path in elements:
-            siblings = model.get_submodule(path.rpartition(".")[0]).children()
-            if all(attention_modules(nn.ModuleList([sibling])) for sibling in siblings):
+            if all(attention_modules(nn.ModuleList([sibling])) for sibling in parents[path].children()):
                 return path
-    return elements[0] if elements else None
+    if elements or not sequential:
+        return elements[0] if elements else None
+    return next((path for path in reversed(paths) if isinstance(parents[path], nn.Sequential)), None)
 
 
 def norms_of(block: nn.Module) -> dict[str, nn.Module]:

@@ -1,7 +1,7 @@
 """Hidden states over the depth of a model: their size, direction and spread, what blocks expand and norms contract.
 
-`watch` looks at every block while the model runs. What it keeps has a fixed size however long the text is, can be
-merged, and is plain tensors with names; the model's outputs do not change.
+`observe_hidden_states` puts hooks on every block while the model runs. What is kept has a fixed size however long the
+text is, can be merged, and is plain tensors with names; the model's outputs do not change.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -27,9 +26,10 @@ from cumulant.observatory.hooks.blocks import (
     twin,
     without_cache,
 )
+from cumulant.observatory.hooks.perturbation import growth_tallies, perturbation
 from cumulant.observatory.hooks.residual_stages import (
-    Plan,
-    Trace,
+    BlockStages,
+    BlockTrace,
     find_stages,
     stage_values,
     trace_modules,
@@ -37,68 +37,56 @@ from cumulant.observatory.hooks.residual_stages import (
 )
 from cumulant.observatory.statistics.stable_hash import priorities
 from cumulant.observatory.statistics.states import (
-    SAMPLE,
-    Centred,
-    Kept,
-    Sample,
-    Spread,
-    Within,
+    MAX_COVARIANCE_WIDTH,
+    MeanScatter,
+    PassTokens,
+    Statistic,
+    at_least_single,
     flatten,
-    merge_places,
+    merge_statistics,
+    state_statistics,
+    tally,
     unflatten,
 )
-from cumulant.observatory.statistics.tally import Tally
 
-STEP = 1e-3  # length of a perturbation, as a part of the state
-EVERY = 32  # perturb in one pass out of so many, the first among them
-SOME = 2048  # tokens of a pass, in whole sequences, from which directions, covariances and norms are taken
-WIDE = 1024  # states with more channels than this keep no covariance
-
-
-class Tokens(NamedTuple):
-    """Tokens of a pass: rows (b, L) where there is one, its position and priority; texts (b,), some (k,) of them."""
-
-    rows: Tensor
-    position: Tensor
-    priority: Tensor
-    texts: Tensor
-    some: Tensor
+PERTURBED_PASSES = 32  # blocks are perturbed in one pass out of so many, the first among them
+SAMPLED_TOKENS = 2048  # of a pass, in whole sequences, from which directions, covariances and norms are taken
 
 
 @dataclass
-class Pass:
+class ModelPass:
     """The running call of the model: which rows are tokens, and of which texts."""
 
     number: int
     masks: dict[str, Tensor]
     texts: Tensor | None
-    chosen: dict[str, Tensor] = field(default_factory=dict)  # sequences that were named by `expect`
-    tokens: dict[tuple[str, int, int], Tokens] = field(default_factory=dict)
+    sequences: dict[str, Tensor] = field(default_factory=dict)  # those that `expect` named as sampled and perturbed
+    tokens: dict[tuple[str, int, int], PassTokens] = field(default_factory=dict)
 
 
 @dataclass
-class Block:
-    """A block that is watched, and what has been found out about it."""
+class ObservedBlock:
+    """A block with hooks, and what has been found out about it."""
 
     name: str
     module: nn.Module
     inside_decoder: bool
-    plan: Plan | None = None
-    cell: str = ""  # where statistics of its input are: its own place, or the output of the block before
+    plan: BlockStages | None = None
+    cell: str = ""  # where statistics of its input are: under its own name, or at the output of the block before
     centred: dict[str, bool] = field(default_factory=dict)  # per norm: LayerNorm or RMSNorm
     twin: nn.Module | None = None
-    trace: Trace = field(default_factory=Trace)
+    trace: BlockTrace = field(default_factory=BlockTrace)
     handles: list = field(default_factory=list)
     calls: tuple[int, int] = (-1, 0)  # the pass, and how often the block was called in it
 
     def release(self) -> None:
         for handle in self.handles:
             handle.remove()
-        self.handles, self.trace = [], Trace()
+        self.handles, self.trace = [], BlockTrace()
 
 
-class LayerWatch:
-    """Statistics per block and stage of the residual stream. Made by `watch`.
+class HiddenStateObserver:
+    """Statistics per block and stage of the residual stream. Made by `observe_hidden_states`.
 
     Kept under `block/stage/quantity`:
 
@@ -113,28 +101,28 @@ class LayerWatch:
 
     and under `block/norm path/quantity`: inverse (1/σ, the operator norm of the Jacobian without gain: it contracts iff
     below 1), contraction (log |δ output| / |δ input|, with gain), and spread of the normed states without gain for the
-    norm in front of attention. Size sees every token; all else sees whole sequences, chosen by who runs the model
-    (`expect`) or else at random, up to 2048 tokens of a pass. So the sample is of the tokens that `within` is of, which
-    its comparison with Gaussian clouds rests on. Padding is left out; without tokens nothing changes.
+    norm in front of attention. Size is of every token; all else is of whole sequences, named by who runs the model
+    (`expect`) or else drawn at random, up to 2048 tokens of a pass. So the sample is of the tokens that `within` is of,
+    which its comparison with Gaussian samples rests on. Padding is left out; without tokens nothing changes.
     """
 
     def __init__(self, model: nn.Module, seed: int = 0, *, covariance: bool = True, perturb: bool = True):
         self.seed, self.covariance, self.perturb = seed, covariance, perturb
         self.two_sided = bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
         self.signature = inspect.signature(model.forward)
-        self.blocks: list[Block] = []
+        self.blocks: list[ObservedBlock] = []
         self.notes: dict[str, str] = {}
-        self.kept: dict[str, Kept] = {}
-        self.running: Pass | None = None
+        self.statistics: dict[str, Statistic] = {}
+        self.running: ModelPass | None = None
         self.passes = self.texts = 0
         self.expected: dict[str, Tensor] = {}
-        self.latest: tuple[Tensor, str] | None = None  # the last output, and its place
+        self.latest: tuple[Tensor, str] | None = None  # the last output, and the key of its statistics
         for path in dict.fromkeys(block_of(model, name) for name in attention_modules(model)):
             if path is not None:
                 inside = self.two_sided and "decoder" in path.split(".")
-                self.blocks.append(Block(path, model.get_submodule(path), inside, cell=f"{path}/in"))
+                self.blocks.append(ObservedBlock(path, model.get_submodule(path), inside, cell=f"{path}/in"))
         if not self.blocks:
-            self.notes["model"] = "no attention inside a list of blocks was found: hidden states are not looked at"
+            self.notes["model"] = "no attention inside a list of blocks was found: hidden states are not observed"
 
     def expect(
         self,
@@ -142,22 +130,22 @@ class LayerWatch:
         texts: Tensor | None = None,
         rows: Tensor | None = None,
         decoder_rows: Tensor | None = None,
-        some: Tensor | None = None,
-        moved: Tensor | None = None,
+        sampled: Tensor | None = None,
+        perturbed: Tensor | None = None,
     ) -> None:
-        """Say what the next pass is about, in place of what its arguments say.
+        """Describe the sequences of the next pass.
 
         texts (b,) numbers of the texts, by default counted up; rows (b, L) True where there is a token, by default the
-        attention mask of the call. some, moved (b,) True for the sequences from which directions, covariances and norms
-        are taken, and for those that are perturbed: who chooses them by what they are has the same statistics however
-        sequences are put into passes.
+        attention mask of the call. sampled, perturbed (b,) True for the sequences from which directions, covariances
+        and norms are taken, and for those that are perturbed: chosen by a hash of the text they give the same
+        statistics however sequences are batched.
         """
-        given = {"texts": texts, "rows": rows, "decoder_rows": decoder_rows, "some": some, "moved": moved}
+        given = {"texts": texts, "rows": rows, "decoder_rows": decoder_rows, "sampled": sampled, "perturbed": perturbed}
         for name, tensor in given.items():
             if tensor is not None and tensor.ndim != (2 if name.endswith("rows") else 1):
                 expected = "shape (b, L)" if name.endswith("rows") else "shape (b,)"
                 raise ValueError(
-                    sentence(f"LayerWatch.expect.{name}", expected, shape(tensor), "One entry per sequence.")
+                    sentence(f"HiddenStateObserver.expect.{name}", expected, shape(tensor), "One entry per sequence.")
                 )
         self.expected = {k: v for k, v in given.items() if v is not None}
 
@@ -181,12 +169,12 @@ class LayerWatch:
         return out
 
     def state(self) -> dict[str, Tensor]:
-        """Everything that was kept, as tensors; `merge_layers` joins two of them."""
-        return flatten(self.kept)
+        """All statistics as tensors; `merge_layers` joins two of them."""
+        return flatten(self.statistics)
 
     def merge(self, state: dict[str, Tensor]) -> None:
-        """Take in what another watch of the same model has kept."""
-        self.kept = merge_places(self.kept, unflatten(state))
+        """Take in the statistics of another observer of the same model."""
+        self.statistics = merge_statistics(self.statistics, unflatten(state))
 
     def begin(self, model: nn.Module, args: tuple, kwargs: dict) -> None:
         """Hook: the model is called."""
@@ -198,8 +186,8 @@ class LayerWatch:
         masks = {k: v.bool() for k, v in masks.items() if isinstance(v, Tensor) and v.ndim == 2}
         texts = self.expected.get("texts")
         masks |= {k: v.bool() for k, v in self.expected.items() if k.endswith("rows")}
-        chosen = {k: v.nonzero()[:, 0] for k, v in self.expected.items() if k in ("some", "moved")}
-        self.running, self.expected, self.latest = Pass(self.passes, masks, texts, chosen), {}, None
+        sequences = {k: v.nonzero()[:, 0] for k, v in self.expected.items() if k in ("sampled", "perturbed")}
+        self.running, self.expected, self.latest = ModelPass(self.passes, masks, texts, sequences), {}, None
 
     def end(self, model: nn.Module, args: tuple, kwargs: dict, output: object) -> None:
         """Hook: the model has returned."""
@@ -207,7 +195,7 @@ class LayerWatch:
             self.passes += 1
         self.running = self.latest = None
 
-    def enter(self, block: Block, args: tuple, kwargs: dict) -> None:
+    def enter(self, block: ObservedBlock, args: tuple, kwargs: dict) -> None:
         """Hook: a block is called."""
         block.release()
         x = input_of(args, kwargs)[0]
@@ -218,7 +206,7 @@ class LayerWatch:
             block.handles += trace_modules(block.module, block.trace, x)
 
     @torch.no_grad()
-    def leave(self, block: Block, args: tuple, kwargs: dict, output: object) -> None:
+    def leave(self, block: ObservedBlock, args: tuple, kwargs: dict, output: object) -> None:
         """Hook: a block has returned."""
         trace, (x, key), out = block.trace, input_of(args, kwargs), state_of(output)
         block.release()
@@ -227,21 +215,23 @@ class LayerWatch:
         if x is None or out is None or x.shape != out.shape or x.ndim != 3:
             self.notes[block.name] = "the block does not map states (b, L, D) to states: it is left out"
             return
-        plan = self._learn(block, x, out, trace)
-        self._count(block)
+        plan = self._find_stages(block, x, out, trace)
+        self._count_call(block)
         tokens = self._tokens(block, x)
         values = stage_values(plan, x, out, trace)
         for stage, value in values.items():
             if stage != "in" or block.cell == f"{block.name}/in":
-                self._cloud(f"{block.name}/{stage}", value.detach(), tokens, ends=stage in ("in", "out"))
-        self._norms(block, trace, tokens)
-        moved = self.running.chosen.get("moved", tokens.some if self.running.number % EVERY == 0 else tokens.some[:0])
-        if self.perturb and len(moved) and not block.module.training:
-            some = tokens._replace(rows=tokens.rows[moved], position=tokens.position[moved], some=moved)
-            self._perturb(block, args, kwargs, key, values, trace, some)
+                self._add_states(f"{block.name}/{stage}", value.detach(), tokens, ends=stage in ("in", "out"))
+        self._add_norms(block, trace, tokens)
+        usual = tokens.sampled if self.running.number % PERTURBED_PASSES == 0 else tokens.sampled[:0]
+        perturbed = self.running.sequences.get("perturbed", usual)
+        if self.perturb and len(perturbed) and not block.module.training:
+            rows, position = tokens.rows[perturbed], tokens.position[perturbed]
+            tokens = tokens._replace(rows=rows, position=position, sampled=perturbed)
+            self._perturb(block, args, kwargs, key, values, trace, tokens)
         self.latest = (out, f"{block.name}/out")
 
-    def _learn(self, block: Block, x: Tensor, out: Tensor, trace: Trace) -> Plan:
+    def _find_stages(self, block: ObservedBlock, x: Tensor, out: Tensor, trace: BlockTrace) -> BlockStages:
         if block.plan is None:
             block.plan = find_stages(x, out, trace)
             if block.plan.note:
@@ -256,17 +246,19 @@ class LayerWatch:
                     block.centred[path] = norm.centred
         return block.plan
 
-    def _count(self, block: Block) -> None:
+    def _count_call(self, block: ObservedBlock) -> None:
         number = self.running.number if self.running else -1
         block.calls = (number, block.calls[1] + 1 if block.calls[0] == number else 1)
         if block.calls[1] == 2:
             self.notes[block.name] = "the block is called several times in a pass: its depths are mixed"
 
-    def _tokens(self, block: Block, x: Tensor) -> Tokens:
+    def _tokens(self, block: ObservedBlock, x: Tensor) -> PassTokens:
         """Which of (b, L) are tokens; worked out once a pass for each side of the model."""
         running, (b, length) = self.running, x.shape[:2]
         if running is None:
-            raise RuntimeError(sentence("LayerWatch", "a running pass", "none", "Call the model, not its blocks."))
+            raise RuntimeError(
+                sentence("HiddenStateObserver", "a running pass", "none", "Call the model, not its blocks.")
+            )
         side = "decoder_rows" if block.inside_decoder else "rows"
         if (side, b, length) in running.tokens:
             return running.tokens[side, b, length]
@@ -280,66 +272,37 @@ class LayerWatch:
         rows, position = mask[:, -length:], (mask.cumsum(1) - 1)[:, -length:]
         order = priorities(self.seed, running.texts, torch.tensor(-1)).argsort()
         before = rows.sum(1)[order].cumsum(0) - rows.sum(1)[order]
-        tokens = Tokens(
+        tokens = PassTokens(
             rows=rows,
             position=position,
             priority=priorities(self.seed, running.texts[:, None], position),
             texts=running.texts,
-            some=running.chosen.get("some", order[before < SOME].sort().values),
+            sampled=running.sequences.get("sampled", order[before < SAMPLED_TOKENS].sort().values),
         )
         running.tokens[side, b, length] = tokens
         return tokens
 
-    def _cloud(self, place: str, x: Tensor, tokens: Tokens, *, ends: bool) -> None:
-        size = torch.linalg.vector_norm(x, dim=-1, dtype=_wide(x.dtype)).cpu()
-        here = tokens.rows & size.isfinite()
-        if not bool(here.any()):
-            return
-        self._add(f"{place}/size", _tally(size[here] / x.shape[-1] ** 0.5, tokens.position[here]))
-        some = tokens.some
-        x, size, here, position = x[some.to(x.device)].to(_wide(x.dtype)), size[some], here[some], tokens.position[some]
-        if not bool(here.any()):
-            return
-        if not bool(size.isfinite().all()):
-            x = x.masked_fill(~here[..., None].to(x.device), 0)
-        weight = torch.where(here & (size > 0), 1 / size, 0).to(x.device)
-        total = torch.einsum("bl,bld->bd", weight, x)  # sum of the unit vectors of a sequence
-        length, n = torch.linalg.vector_norm(total, dim=-1), (weight > 0).sum(1)
-        cosine = torch.einsum("bld,bd->bl", x, total) * weight / length[:, None]
-        self._add(f"{place}/cosine", _tally(cosine.cpu()[here], position[here]))
-        self._add(f"{place}/pairwise", _tally((length.square() - n) / (n * (n - 1))))
-        vectors, wide = x[here.to(x.device)], x.shape[-1] > WIDE or not self.covariance
-        if not ends and not wide:
-            self._add(f"{place}/spread", Spread.of(vectors))
-        if ends:
-            names = tokens.texts[some, None].expand_as(here)[here]
-            centred = Centred.of(vectors, names)
-            self._sample(f"{place}/sample", centred, tokens.priority[some][here], names)
-            if not wide:
-                within = Within.of(centred)
-                self._add(f"{place}/within", within)
-                self._add(f"{place}/spread", Spread.of_sequences(within, centred))
+    def _add_states(self, key: str, x: Tensor, tokens: PassTokens, *, ends: bool) -> None:
+        before = self.statistics.get(f"{key}/sample")
+        found = state_statistics(x, tokens, ends=ends, covariance=self.covariance, before=before)
+        for quantity, statistic in found.items():
+            self._add(f"{key}/{quantity}", statistic)
 
-    def _sample(self, place: str, centred: Centred, priority: Tensor, names: Tensor) -> None:
-        kept, index = self.kept.get(place), (centred.length > 1).nonzero()[:, 0]  # one token alone is its own mean
-        if isinstance(kept, Sample) and len(kept.priority) == SAMPLE:
-            index = index[priority[index] < kept.priority[-1]]
-        if len(index):
-            self._add(place, Sample.of(centred.residual[index], priority[index], names[index], centred.length[index]))
-
-    def _norms(self, block: Block, trace: Trace, tokens: Tokens) -> None:
-        rows, position = tokens.rows[tokens.some], tokens.position[tokens.some]
-        for event in trace.norms():
-            if event.norm not in block.centred or not bool(rows.any()):
+    def _add_norms(self, block: ObservedBlock, trace: BlockTrace, tokens: PassTokens) -> None:
+        rows, position = tokens.rows[tokens.sampled], tokens.position[tokens.sampled]
+        for call in trace.norms():
+            if call.norm not in block.centred or not bool(rows.any()):
                 continue
-            x = event.read[tokens.some.to(event.read.device)].to(_wide(event.read.dtype))[rows.to(event.read.device)]
-            x = x - x.mean(-1, keepdim=True) if block.centred[event.norm] else x
+            x = call.input[tokens.sampled.to(call.input.device)]
+            x = x.to(at_least_single(x.dtype))[rows.to(x.device)]
+            x = x - x.mean(-1, keepdim=True) if block.centred[call.norm] else x
             sigma = torch.linalg.vector_norm(x, dim=-1) / x.shape[-1] ** 0.5
-            place = f"{block.name}/norm {event.norm}"
-            self._add(f"{place}/inverse", _tally(1 / sigma, position[rows]))
-            if block.plan and event.norm == block.plan.front and self.covariance and x.shape[-1] <= WIDE:
+            key = f"{block.name}/norm {call.norm}"
+            self._add(f"{key}/inverse", tally(1 / sigma, position[rows]))
+            in_front = block.plan is not None and call.norm == block.plan.front
+            if in_front and self.covariance and x.shape[-1] <= MAX_COVARIANCE_WIDTH:
                 usable = sigma.isfinite() & (sigma > 0)
-                self._add(f"{place}/spread", Spread.of((x / sigma[:, None])[usable]))
+                self._add(f"{key}/spread", MeanScatter.of((x / sigma[:, None])[usable]))
 
     def _perturb(self, block, args, kwargs, key, values, trace, tokens) -> None:
         """Call a twin of the block on its own input plus a little, and tally how the difference grows."""
@@ -350,13 +313,13 @@ class LayerWatch:
         call = without_cache(args, kwargs, x.shape[1])
         if call is None:
             return  # the cache held more than this pass has put in, so the call cannot be repeated
-        # tokens of some sequences only: the second call then costs a part of the first
-        args, kwargs = sequences_of(*call, len(x), tokens.some)
-        x = x[tokens.some.to(x.device)]
+        # some sequences only: the second call then costs a part of the first
+        args, kwargs = sequences_of(*call, len(x), tokens.sampled)
+        x = x[tokens.sampled.to(x.device)]
         moved = x + perturbation(x, tokens.rows, self._seeds(tokens))
         args, kwargs = ((moved, *args[1:]), kwargs) if key is None else (args, {**kwargs, key: moved})
-        block.twin, other = block.twin or twin(block.module), Trace()
-        handles = trace_norms(block.twin, other, x)
+        block.twin, moved_trace = block.twin or twin(block.module), BlockTrace()
+        handles = trace_norms(block.twin, moved_trace, x)
         try:
             out = state_of(block.twin(*args, **kwargs))
         except Exception as error:  # an observation that fails must not end the pass
@@ -366,48 +329,31 @@ class LayerWatch:
             for handle in handles:
                 handle.remove()
         if out is not None:
-            self._motion(block, values, trace, stage_values(block.plan, moved, out, other), other, tokens)
+            after = stage_values(block.plan, moved, out, moved_trace)
+            for name, found in growth_tallies(values, trace, after, moved_trace, block.centred, tokens):
+                self._add(f"{block.name}/{name}", found)
 
-    def _seeds(self, tokens: Tokens) -> int | list[int]:
-        """Of a perturbation: by what the sequences are if they were chosen so, else by the number of the pass."""
-        if self.running is None or self.running.texts is None or "moved" not in self.running.chosen:
+    def _seeds(self, tokens: PassTokens) -> int | list[int]:
+        """Of a perturbation: of each sequence, from its text, if `expect` named them; else of the pass."""
+        if self.running is None or self.running.texts is None or "perturbed" not in self.running.sequences:
             return self.seed + self.passes
-        return priorities(self.seed, self.running.texts[tokens.some]).tolist()
+        return priorities(self.seed, self.running.texts[tokens.sampled]).tolist()
 
-    def _motion(self, block, values, trace, moved, moved_trace, tokens) -> None:
-        """Tally how far stages and norms of some sequences have moved; ``moved`` has them after a perturbation."""
-        rows, at, some = tokens.rows, tokens.position[tokens.rows], tokens.some
-
-        def length(after: Tensor, before: Tensor) -> Tensor:
-            return torch.linalg.vector_norm((after - before[some.to(after.device)])[rows.to(after.device)], dim=-1)
-
-        lengths = {stage: length(moved[stage], values[stage]) for stage in values if stage in moved}
-        before = "in"
-        for stage in list(lengths)[1:]:
-            for quantity, base in (("growth", "in"), ("step", before)):
-                ratio = (lengths[stage] / lengths[base]).log()
-                self._add(f"{block.name}/{stage}/{quantity}", _tally(ratio, at))
-            before = stage
-        calls = {(e.norm, e.turn): e for e in moved_trace.norms()}
-        for event in trace.norms():
-            again = calls.get((event.norm, event.turn))
-            if again is not None and event.norm in block.centred:
-                ratio = length(again.wrote, event.wrote) / length(again.read, event.read)
-                self._add(f"{block.name}/norm {event.norm}/contraction", _tally(ratio.log(), at))
-
-    def _add(self, place: str, record: Kept) -> None:
-        before = self.kept.get(place)
-        self.kept[place] = record if before is None else before.merge(record)  # pyright: ignore[reportArgumentType]
+    def _add(self, key: str, new: Statistic) -> None:
+        before = self.statistics.get(key)
+        self.statistics[key] = new if before is None else before.merge(new)  # pyright: ignore[reportArgumentType]
 
 
 @contextmanager
-def watch(model: nn.Module, *, seed: int = 0, covariance: bool = True, perturb: bool = True) -> Iterator[LayerWatch]:
-    """Look at the hidden states of ``model`` in every pass while inside.
+def observe_hidden_states(
+    model: nn.Module, *, seed: int = 0, covariance: bool = True, perturb: bool = True
+) -> Iterator[HiddenStateObserver]:
+    """Collect statistics of the hidden states of ``model`` in every pass while inside.
 
     covariance   keep the spread (D, D) of each stage, for D ≤ 1024
     perturb      in the first pass and in one of 32 after it, call each block once more to measure its expansion
     """
-    layers = LayerWatch(model, seed, covariance=covariance, perturb=perturb)
+    layers = HiddenStateObserver(model, seed, covariance=covariance, perturb=perturb)
     handles = [
         model.register_forward_pre_hook(layers.begin, with_kwargs=True),
         model.register_forward_hook(layers.end, with_kwargs=True),
@@ -428,28 +374,11 @@ def watch(model: nn.Module, *, seed: int = 0, covariance: bool = True, perturb: 
 
 
 def merge_layers(one: dict[str, Tensor], other: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Two states of `LayerWatch`, of the same model on different texts, as one."""
-    return flatten(merge_places(unflatten(one), unflatten(other)))
+    """Two states of a `HiddenStateObserver`, of the same model on different texts, as one."""
+    return flatten(merge_statistics(unflatten(one), unflatten(other)))
 
 
-def perturbation(x: Tensor, rows: Tensor, seed: int | list[int]) -> Tensor:
-    """A random direction for each token of x (b, L, D), as long as a thousandth of it; 0 where rows (b, L) is False.
-
-    seed  one for all, or one for each sequence, whose directions then do not depend on how it is padded
-    """
-    if isinstance(seed, int):
-        v = torch.randn(x.shape, generator=torch.Generator().manual_seed(seed), dtype=x.dtype)
-    else:
-        v = torch.ones(x.shape, dtype=x.dtype)
-        for i, own in enumerate(seed):
-            tokens, generator = int(rows[i].sum()), torch.Generator().manual_seed(own)
-            v[i, rows[i]] = torch.randn(tokens, x.shape[-1], generator=generator, dtype=x.dtype)
-    v = v.to(x.device)
-    size = STEP * torch.linalg.vector_norm(x, dim=-1) / torch.linalg.vector_norm(v, dim=-1)
-    return torch.where(rows.to(x.device), size, 0)[..., None] * v
-
-
-def _block_hooks(layers: LayerWatch, block: Block):
+def _block_hooks(layers: HiddenStateObserver, block: ObservedBlock):
     def before(module, args, kwargs):
         layers.enter(block, args, kwargs)
 
@@ -457,11 +386,3 @@ def _block_hooks(layers: LayerWatch, block: Block):
         layers.leave(block, args, kwargs, output)
 
     return before, after
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return dtype if dtype == torch.float64 else torch.float32
-
-
-def _tally(values: Tensor, positions: Tensor | None = None) -> Tally:
-    return Tally.of(values[None], positions)

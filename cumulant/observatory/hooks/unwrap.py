@@ -10,7 +10,7 @@ import sys
 from torch import nn
 
 from cumulant.checks import sentence
-from cumulant.observatory.hooks.nn_adapter import telling_modules
+from cumulant.observatory.hooks.nn_adapter import reporting_layers
 
 # wrappers of torch that hand their arguments on unchanged, and where they keep the model
 TRANSPARENT = {
@@ -40,7 +40,7 @@ def unwrapped(model: object) -> nn.Module:
     inner = _without_transparent(model)
     if is_transformers(inner):
         return inner
-    inside, own = _transformers_inside(inner), telling_modules(inner)
+    inside, own = transformers_models(inner), reporting_layers(inner)
     own = [name for name in own if not any(_is_under(name, path) for path in inside)]
     if not inside and own:
         return inner
@@ -48,8 +48,7 @@ def unwrapped(model: object) -> nn.Module:
         advice = "Load one with AutoModel.from_pretrained(...)."
         raise TypeError(sentence("attach.model", EXPECTED, type(inner).__name__, advice))
     if len(inside) == 1 and not own:
-        (path,) = inside
-        return _without_transparent(inner.get_submodule(path))
+        return _without_transparent(*inside.values())
     named = [f"{type(inner.get_submodule(path)).__name__} at .{path}" for path in (*inside, *own[:1])]
     first, *others = (f"attach(model.{path})" for path in (*inside, *own[:1]))
     advice = f"Pass one of them, {' or '.join([first, *others])}, and call the whole as before."
@@ -71,11 +70,11 @@ def _without_transparent(model: nn.Module) -> nn.Module:
         model = inner
 
 
-def _transformers_inside(model: nn.Module) -> list[str]:
-    """Paths of the outermost transformers models inside ``model``; one that stands in two places counts once."""
-    named = [name for name, module in model.named_modules() if name and is_transformers(module)]
-    return [name for name in named if not any(_is_under(name, other) for other in named if other != name)]
+def transformers_models(model: nn.Module) -> dict[str, nn.Module]:
+    """Paths and modules of the outermost transformers models in ``model``, itself included; each of them once."""
+    named = {name: module for name, module in model.named_modules() if is_transformers(module)}
+    return {name: m for name, m in named.items() if not any(_is_under(name, o) for o in named if o != name)}
 
 
 def _is_under(name: str, path: str) -> bool:
-    return name == path or name.startswith(f"{path}.")
+    return not path or name == path or name.startswith(f"{path}.")

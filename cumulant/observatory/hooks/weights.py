@@ -19,7 +19,7 @@ from cumulant.nn.convex import ConvexBlock
 from cumulant.nn.energy import EnergyBlock
 from cumulant.nn.equilibrium import EquilibriumBlock
 from cumulant.observatory.hooks.blocks import OWN_NORM, Norm, Unknown, block_of, norm_of, norms_of, twin
-from cumulant.observatory.hooks.nn_adapter import TELLING
+from cumulant.observatory.hooks.nn_adapter import REPORTING_LAYERS
 from cumulant.observatory.hooks.nn_weights import own_front, own_projections
 from cumulant.residual import gradientness
 
@@ -74,7 +74,7 @@ def head_weights(model: nn.Module, name: str) -> HeadWeights | Unknown:
     give `Unknown(reason)`.
     """
     module = _module(model, name)
-    if isinstance(module, TELLING):
+    if isinstance(module, REPORTING_LAYERS):
         return _own(model, name, module)
     found = _projections(module)
     if isinstance(found, Unknown):

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from cumulant.checks import sentence
-from cumulant.nn.kinds import FORMAT
+from cumulant.nn.block_types import FORMAT
 from cumulant.nn.language_model import LanguageConfig, LanguageModel
 
 TOLD = {"task", "step", "seed", "model"}  # what config.json of a training says

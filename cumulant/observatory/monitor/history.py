@@ -1,4 +1,4 @@
-"""What a monitor keeps of many checks: a bounded number of them, as rows, as files and as a table to read."""
+"""The checks of a monitor: a bounded number of them, as rows, as files and as a table to read."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from typing import NamedTuple
 
 from cumulant.checks import sentence
 from cumulant.files import write, write_parquet
-from cumulant.observatory.monitor.head_statistics import QUANTITIES
-from cumulant.observatory.monitor.thresholds import Alarm, Layer
+from cumulant.observatory.monitor.thresholds import Alarm, LayerCheck
+from cumulant.observatory.statistics.heads import MEANS
 
 
 class Check(NamedTuple):
-    """What was seen at one step: every attention layer in the order of the model, and the alarms it gave."""
+    """The statistics of one step: every attention layer in the order of the model, and its alarms."""
 
     step: int
-    layers: tuple[Layer, ...]
+    layers: tuple[LayerCheck, ...]
     alarms: tuple[Alarm, ...] = ()
 
 
-class History:
+class CheckHistory:
     """The first check, the last one, and between them evenly spread ones, never more than ``keep`` in all.
 
     When full, every second is let go, and from then on every second is taken.
 
-    >>> history = History(keep=4)
+    >>> history = CheckHistory(keep=4)
     >>> for step in range(100):
     ...     history.add(Check(step, ()))
     >>> [check.step for check in history]
@@ -36,35 +36,35 @@ class History:
 
     def __init__(self, keep: int):
         if isinstance(keep, bool) or not isinstance(keep, int) or keep < 3:
-            raise ValueError(sentence("History.keep", "at least 3 checks", keep, "512 is usual."))
+            raise ValueError(sentence("CheckHistory.keep", "at least 3 checks", keep, "512 is usual."))
         self.keep, self.stride, self.count = keep, 1, 0
-        self.kept: list[Check] = []
+        self.checks: list[Check] = []
         self.last: Check | None = None
 
     def add(self, check: Check) -> None:
         if self.count % self.stride == 0:
-            if len(self.kept) == self.keep - 1:
-                self.kept, self.stride = self.kept[::2], 2 * self.stride
+            if len(self.checks) == self.keep - 1:
+                self.checks, self.stride = self.checks[::2], 2 * self.stride
             if self.count % self.stride == 0:
-                self.kept.append(check)
+                self.checks.append(check)
         self.count, self.last = self.count + 1, check
 
     def __iter__(self) -> Iterator[Check]:
-        yield from self.kept
-        if self.last is not None and (not self.kept or self.kept[-1] is not self.last):
+        yield from self.checks
+        if self.last is not None and (not self.checks or self.checks[-1] is not self.last):
             yield self.last
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
 
-def rows_of(checks: Iterable[Check]) -> list[dict]:
+def check_rows(checks: Iterable[Check]) -> list[dict]:
     """One row per check, layer and head; None where there is no number."""
     return [row for check in checks for number, layer in enumerate(check.layers) for row in _rows(check, number, layer)]
 
 
-def _rows(check: Check, number: int, layer: Layer) -> Iterator[dict]:
-    columns = {name: getattr(layer.sight, name).tolist() for name in QUANTITIES}
+def _rows(check: Check, number: int, layer: LayerCheck) -> Iterator[dict]:
+    columns = {name: getattr(layer.heads, name).tolist() for name in MEANS}
     for head in range(len(layer.dead)):
         row = {"step": check.step, "layer": number, "name": layer.name, "head": head}
         row |= {name: _number(values[head]) for name, values in columns.items()}
@@ -78,12 +78,12 @@ def _number(value: float) -> float | None:
 
 def save(path: Path, checks: Iterable[Check], alarms: Iterable[Alarm]) -> None:
     """The rows as .parquet, or with the alarms as .json, by the end of the name."""
-    rows = rows_of(checks)
+    rows = check_rows(checks)
     if path.suffix == ".parquet":
         write_parquet(rows, path)
     elif path.suffix == ".json":
-        told = [{k: _number(v) if isinstance(v, float) else v for k, v in a._asdict().items()} for a in alarms]
-        write(path, json.dumps({"rows": rows, "alarms": told}, allow_nan=False))
+        alarm_rows = [{k: _number(v) if isinstance(v, float) else v for k, v in a._asdict().items()} for a in alarms]
+        write(path, json.dumps({"rows": rows, "alarms": alarm_rows}, allow_nan=False))
     else:
         advice = "The end of the name chooses the format."
         raise ValueError(sentence("Monitor.save.path", "a name that ends in .json or .parquet", path.name, advice))
@@ -92,15 +92,15 @@ def save(path: Path, checks: Iterable[Check], alarms: Iterable[Alarm]) -> None:
 def table(check: Check | None, alarms: Iterable[Alarm]) -> str:
     """The last check, a line per layer with means over its heads, and the last alarms."""
     if check is None:
-        return "nothing has been heard yet"
+        return "no pass has been observed yet"
     names, widths = ("layer", "entropy", "least", "G", "score", "first", "expansion"), (5, 8, 7, 8, 8, 6, 9)
     head = " ".join(f"{name:>{width}}" for name, width in zip(names, widths, strict=True)) + "  dead  collapsed"
     lines = [f"step {check.step}", head]
-    for number, (_, sight, growth, dead, collapsed) in enumerate(check.layers):
-        means = [float(x.nanmean()) for x in (sight.entropy, sight.log_normalizer, sight.first_mass)]
+    for number, (_, heads, expansion, dead, collapsed) in enumerate(check.layers):
+        means = [float(x.nanmean()) for x in (heads.entropy, heads.log_normalizer, heads.first_mass)]
         lines.append(
-            f"{number:>5} {means[0]:>8.3f} {float(sight.entropy.min()):>7.3f} {means[1]:>8.2f} "
-            f"{float(sight.max_score.max()):>8.2f} {means[2]:>6.3f} {growth:>9.3f}  "
+            f"{number:>5} {means[0]:>8.3f} {float(heads.entropy.min()):>7.3f} {means[1]:>8.2f} "
+            f"{float(heads.max_score.max()):>8.2f} {means[2]:>6.3f} {expansion:>9.3f}  "
             f"{int(dead.sum()):>4}  {int(collapsed.sum()):>9}"
         )
     return "\n".join([*lines, *(f"step {a.step}: {a.words}" for a in list(alarms)[-10:])])

@@ -7,7 +7,7 @@
         optimizer.step()
         monitor.step()
 
-One pass of every fiftieth step is heard, on a sample of its queries; nothing else costs anything, what is kept has a
+One pass of every fiftieth step is observed, on a sample of its queries; nothing else costs anything, what is kept has a
 bounded size, and what the model computes does not change.
 """
 
@@ -26,16 +26,17 @@ from torch import nn
 
 from cumulant.checks import sentence
 from cumulant.nn.calls import AttentionCall
-from cumulant.observatory.monitor.attention import block_of, elements, entrances, listening
-from cumulant.observatory.monitor.head_statistics import Sight, merged, see
-from cumulant.observatory.monitor.history import Check, History, rows_of, save, table
-from cumulant.observatory.monitor.thresholds import Alarm, Judge, Layer, Thresholds
+from cumulant.observatory.hooks.blocks import block_of, list_elements
+from cumulant.observatory.monitor.attention import entrances, observe_pass
+from cumulant.observatory.monitor.history import Check, CheckHistory, check_rows, save, table
+from cumulant.observatory.monitor.thresholds import Alarm, AlarmDetector, LayerCheck, Thresholds
+from cumulant.observatory.statistics.heads import HeadStatistics, head_statistics
 
 ALARMS = 1000  # kept at most, the latest
 
 
 class MonitorWarning(UserWarning):
-    """What a monitor warns of."""
+    """A warning of a monitor."""
 
 
 class Monitor:
@@ -49,8 +50,8 @@ class Monitor:
     sequences, queries   how many of a batch are looked at, at most
     keep        checks in the history, at most; when full it is thinned
 
-    Passes without gradients are validation and are not heard, nor are copies of the model; ``with monitor.watching():``
-    hears whatever runs inside. Warnings are of the class `MonitorWarning`, one per check.
+    Passes without gradients are validation and are not observed, nor are copies of the model;
+    ``with monitor.watching():`` observes whatever runs inside. Warnings are `MonitorWarning`, one per check.
 
     >>> import torch
     >>> from cumulant.nn import MultiheadAttention
@@ -87,17 +88,17 @@ class Monitor:
         self.model, self.every, self.writer, self.on_alarm = model, every, writer, on_alarm
         self.sequences, self.queries = sequences, queries
         self.thresholds = Thresholds() if thresholds is None else thresholds
-        self.history, self.alarms = History(keep), deque[Alarm](maxlen=ALARMS)
+        self.history, self.alarms = CheckHistory(keep), deque[Alarm](maxlen=ALARMS)
         self.now = 0
-        self._judge = Judge(self.thresholds)
-        self._heard: dict[str, Sight] = {}
-        self._growth: dict[str, float] = {}
+        self._detector = AlarmDetector(self.thresholds)
+        self._statistics: dict[str, HeadStatistics] = {}
+        self._expansions: dict[str, float] = {}
         self._blocks: dict[str, nn.Module] | None = None
-        self._done: set[str] = set()  # layers that an earlier pass of this step has been heard from
+        self._done: set[str] = set()  # layers whose statistics an earlier pass of this step has given
         self._open: tuple[ExitStack, nn.Module | None] | None = None  # and the call in which it was opened
         self._warned = False
-        with listening(model, self._hear, self._grow, {}):
-            pass  # a model that cannot be heard is refused here, not in the middle of training
+        with observe_pass(model, self._on_call, self._on_expansion, {}):
+            pass  # a model that cannot be observed is refused here, not in the middle of training
         before, after = _Hook(self, "_begin"), _Hook(self, "_end")
         self._handles = [
             handle
@@ -110,7 +111,7 @@ class Monitor:
 
     @property
     def due(self) -> bool:
-        """Whether this step is heard."""
+        """Whether this step is observed."""
         return self.now % self.every == 0
 
     def step(self, step: int | None = None) -> Check | None:
@@ -129,7 +130,7 @@ class Monitor:
             self._warned = True
             advice = "Run the model with gradients on, or inside `with monitor.watching():`."
             got = f"none in step {self.now}"
-            warnings.warn(sentence("Monitor.step", "attention to be heard", got, advice), MonitorWarning, stacklevel=2)
+            warnings.warn(sentence("Monitor.step", "an observed pass", got, advice), MonitorWarning, stacklevel=2)
         self.now = later
         return check
 
@@ -139,23 +140,23 @@ class Monitor:
             raise ValueError(sentence("Monitor.start.step", "a whole number, 0 or more", step, "0 is the beginning."))
         self.now = step
         self._clear()
-        self._judge.forget()
+        self._detector.reset()
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Hear what runs inside, with or without gradients, if a check is due."""
+        """Observe what runs inside, with or without gradients, if a check is due."""
         if not self.due or self._open is not None:
             yield
             return
-        self._listen(None, None)
+        self._start_observing(None, None)
         try:
             yield
         finally:
-            self._silence()
+            self._stop_observing()
 
     def rows(self) -> list[dict]:
         """The history as rows, one per check, layer and head; None where there is no number."""
-        return rows_of(self.history)
+        return check_rows(self.history)
 
     def save(self, path: str | PathLike) -> None:
         """The rows as .parquet (needs cumulant[report]), or with the alarms as .json; replaced in one step."""
@@ -166,8 +167,8 @@ class Monitor:
         return table(self.history.last, self.alarms)
 
     def close(self) -> None:
-        """Let go of the model; what was heard and not yet counted becomes a check."""
-        self._silence()
+        """Let go of the model; statistics that are in no check yet become one."""
+        self._stop_observing()
         self._conclude(stacklevel=3)
         for handle in self._handles:
             handle.remove()
@@ -181,46 +182,46 @@ class Monitor:
 
     def _begin(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
         if self.due and self._open is None and torch.is_grad_enabled():
-            self._listen(module, (module, args, kwargs))
+            self._start_observing(module, (module, args, kwargs))
 
     def _end(self, module: nn.Module, *call: object) -> None:
         if self._open is not None and self._open[1] is module:
-            self._silence()
+            self._stop_observing()
 
-    def _listen(self, module: nn.Module | None, begun: tuple | None) -> None:
-        blocks = elements(self.model) if self._blocks is None else self._blocks
-        self._done = set(self._heard)
+    def _start_observing(self, module: nn.Module | None, running: tuple | None) -> None:
+        blocks = list_elements(self.model, (nn.ModuleList, nn.Sequential)) if self._blocks is None else self._blocks
+        self._done = set(self._statistics)
         stack = ExitStack()
-        stack.enter_context(listening(self.model, self._hear, self._grow, blocks, begun))
+        stack.enter_context(observe_pass(self.model, self._on_call, self._on_expansion, blocks, running))
         self._open = (stack, module)
 
-    def _silence(self) -> None:
+    def _stop_observing(self) -> None:
         if self._open is not None:
             self._open[0].close()
             self._open = None
 
     def _clear(self) -> None:
-        self._heard, self._growth, self._done = {}, {}, set()
+        self._statistics, self._expansions, self._done = {}, {}, set()
 
-    def _hear(self, name: str, call: AttentionCall) -> None:
+    def _on_call(self, name: str, call: AttentionCall) -> None:
         if name in self._done:
             return
-        sight = see(call, sequences=self.sequences, queries=self.queries)
-        self._heard[name] = merged(self._heard[name], sight) if name in self._heard else sight
+        heads = head_statistics(call, sequences=self.sequences, queries=self.queries)
+        self._statistics[name] = self._statistics[name].merge(heads) if name in self._statistics else heads
 
-    def _grow(self, path: str, ratio: float) -> None:
-        self._growth.setdefault(path, ratio)
+    def _on_expansion(self, path: str, ratio: float) -> None:
+        self._expansions.setdefault(path, ratio)
 
     def _conclude(self, stacklevel: int) -> Check | None:
-        """Make a check of what was heard."""
-        if not self._heard:
+        """A check of the statistics of this step."""
+        if not self._statistics:
             return None
         order = {name: i for i, (name, _) in enumerate(self.model.named_modules())}
-        names = sorted(self._heard, key=lambda name: order.get(name, len(order)))
-        homes = {name: block_of(self.model, name) for name in names}
+        names = sorted(self._statistics, key=lambda name: order.get(name, len(order)))
+        homes = {name: block_of(self.model, name, whole=False, sequential=True) for name in names}
         self._blocks = {path: self.model.get_submodule(path) for path in homes.values() if path is not None}
         layers = tuple(self._layer(name, homes[name]) for name in names)
-        alarms = self._judge.judge(self.now, layers)
+        alarms = self._detector.alarms(self.now, layers)
         check = Check(self.now, layers, tuple(alarms))
         self._clear()
         self.history.add(check)
@@ -235,10 +236,10 @@ class Monitor:
             warnings.warn(f"step {self.now}: {alarms[0].words}{more}", MonitorWarning, stacklevel=stacklevel)
         return check
 
-    def _layer(self, name: str, home: str | None) -> Layer:
-        sight, bounds = self._heard[name], self.thresholds
-        growth = self._growth.get(home, torch.nan) if home is not None else torch.nan
-        return Layer(name, sight, growth, bounds.dead_heads(sight), bounds.collapsed_heads(sight))
+    def _layer(self, name: str, home: str | None) -> LayerCheck:
+        heads, bounds = self._statistics[name], self.thresholds
+        expansion = self._expansions.get(home, torch.nan) if home is not None else torch.nan
+        return LayerCheck(name, heads, expansion, bounds.dead_heads(heads), bounds.collapsed_heads(heads))
 
 
 def _nothing(*args: object) -> None:

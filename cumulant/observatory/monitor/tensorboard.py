@@ -1,4 +1,4 @@
-"""What a monitor sees, as curves in TensorBoard."""
+"""The statistics of a monitor as curves in TensorBoard."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from cumulant.checks import sentence
-from cumulant.observatory.monitor.head_statistics import QUANTITIES
 from cumulant.observatory.monitor.history import Check
-from cumulant.observatory.monitor.thresholds import Layer
+from cumulant.observatory.monitor.thresholds import LayerCheck
+from cumulant.observatory.statistics.heads import MEANS
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -43,9 +43,9 @@ class TensorBoard:
             self.events.add_text("alarms", alarm.words, check.step)
         self.events.flush()
 
-    def _per_head(self, number: int, layer: Layer, step: int) -> None:
-        for name in QUANTITIES:
-            for head, value in enumerate(getattr(layer.sight, name).tolist()):
+    def _per_head(self, number: int, layer: LayerCheck, step: int) -> None:
+        for name in MEANS:
+            for head, value in enumerate(getattr(layer.heads, name).tolist()):
                 self._scalar(f"{name} per head/layer {number:02} head {head:02}", value, step)
 
     def _scalar(self, tag: str, value: float, step: int) -> None:
@@ -57,12 +57,12 @@ class TensorBoard:
         self.events.close()
 
 
-def _of_layer(layer: Layer) -> dict[str, float]:
-    sight = layer.sight
-    means = {name: _mean(getattr(sight, name)) for name in QUANTITIES}
+def _of_layer(layer: LayerCheck) -> dict[str, float]:
+    heads = layer.heads
+    means = {name: _mean(getattr(heads, name)) for name in MEANS}
     return means | {
-        "least entropy": float(sight.entropy.min()),
-        "max_score": float(sight.max_score.max()),
+        "least entropy": float(heads.entropy.min()),
+        "max_score": float(heads.max_score.max()),
         "expansion": layer.expansion,
         "dead heads": float(layer.dead.sum()),
         "collapsed heads": float(layer.collapsed.sum()),

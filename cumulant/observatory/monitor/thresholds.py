@@ -1,4 +1,4 @@
-"""When what a monitor sees is worth a warning, and the warning in words."""
+"""Bounds on what a monitor measures, and the alarms where they are crossed."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from cumulant.checks import sentence
-from cumulant.observatory.monitor.head_statistics import Sight
+from cumulant.observatory.statistics.heads import HeadStatistics
 
 
 @dataclass(frozen=True)
 class Thresholds:
-    """Bounds within which training is left alone; evenness is entropy as a share of log N (`Sight`).
+    """Bounds within which training is left alone; evenness is entropy as a share of log N (`HeadStatistics`).
 
     collapsed   a head whose evenness is below this has collapsed on single keys
     uniform     a head whose evenness is within this of 1 looks at nothing in particular: it is dead
@@ -54,14 +54,14 @@ class Thresholds:
         if isinstance(self.reach, bool) or not isinstance(self.reach, int) or self.reach < 1:
             raise ValueError(sentence("Thresholds.reach", "a positive number of checks", self.reach, "10 is usual."))
 
-    def collapsed_heads(self, sight: Sight) -> Tensor:
+    def collapsed_heads(self, heads: HeadStatistics) -> Tensor:
         """(heads,) True where a head has collapsed."""
-        return sight.evenness < self.collapsed
+        return heads.evenness < self.collapsed
 
-    def dead_heads(self, sight: Sight) -> Tensor:
+    def dead_heads(self, heads: HeadStatistics) -> Tensor:
         """(heads,) True where a head is dead: it attends to all keys alike, or its output is next to nothing."""
-        size = sight.output_size
-        return (sight.evenness > 1 - self.uniform) | (size <= self.silent * size.max())
+        size = heads.output_size
+        return (heads.evenness > 1 - self.uniform) | (size <= self.silent * size.max())
 
 
 class Alarm(NamedTuple):
@@ -85,18 +85,18 @@ class Alarm(NamedTuple):
     words: str
 
 
-class Layer(NamedTuple):
-    """What was seen of one layer in one check; expansion is that of its block, NaN where it stands in none."""
+class LayerCheck(NamedTuple):
+    """One layer in one check; expansion is that of its block, NaN where it stands in none."""
 
     name: str
-    sight: Sight
+    heads: HeadStatistics
     expansion: float
     dead: Tensor
     collapsed: Tensor
 
 
 @dataclass
-class Judge:
+class AlarmDetector:
     """Compares every check with those before it.
 
     An alarm sounds when its condition begins to hold, not while it does, and not again before it has been silent for as
@@ -104,70 +104,70 @@ class Judge:
     """
 
     thresholds: Thresholds
-    recent: deque[tuple[int, dict[str, Layer]]] = field(init=False)
-    held: dict[tuple, int] = field(default_factory=dict)  # what, where → the last check it held in
+    recent: deque[tuple[int, dict[str, LayerCheck]]] = field(init=False)
+    active: dict[tuple, int] = field(default_factory=dict)  # what, where → the last check it held in
     checks: int = 0
 
     def __post_init__(self) -> None:
         self.recent = deque(maxlen=self.thresholds.reach)
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Begin anew: nothing to compare with, nothing sounding."""
         self.recent.clear()
-        self.held.clear()
+        self.active.clear()
 
-    def judge(self, step: int, layers: Iterable[Layer]) -> list[Alarm]:
-        """What is new in this check."""
+    def alarms(self, step: int, layers: Iterable[LayerCheck]) -> list[Alarm]:
+        """The alarms that are new in this check."""
         layers = list(layers)
         found = [alarm for number, layer in enumerate(layers) for alarm in self._of_layer(step, number, layer)]
         quiet = self.checks - self.thresholds.reach
-        self.held = {key: number for key, number in self.held.items() if number >= quiet}
-        new = [a for a in found if (a.kind, a.name, a.head) not in self.held]
-        self.held |= {(a.kind, a.name, a.head): self.checks for a in found}
+        self.active = {key: number for key, number in self.active.items() if number >= quiet}
+        new = [a for a in found if (a.kind, a.name, a.head) not in self.active]
+        self.active |= {(a.kind, a.name, a.head): self.checks for a in found}
         self.checks += 1
         self.recent.append((step, {layer.name: layer for layer in layers}))
         return new
 
-    def _of_layer(self, step: int, number: int, layer: Layer) -> Iterator[Alarm]:
+    def _of_layer(self, step: int, number: int, layer: LayerCheck) -> Iterator[Alarm]:
         past = [(at, seen[layer.name]) for at, seen in self.recent if layer.name in seen]
-        past = [(at, old) for at, old in past if old.sight.entropy.shape == layer.sight.entropy.shape]
-        if not layer.sight.finite:
+        past = [(at, old) for at, old in past if old.heads.entropy.shape == layer.heads.entropy.shape]
+        if not layer.heads.finite:
             words = f"layer {number}: attention is no longer finite"
             yield Alarm("finite", step, number, layer.name, None, torch.nan, torch.nan, step, words)
             return
         yield from self._growth(step, number, layer, past)
-        for head in range(len(layer.sight.entropy)):
+        for head in range(len(layer.heads.entropy)):
             yield from self._of_head(step, number, layer, head, past)
 
-    def _growth(self, step: int, number: int, layer: Layer, past: list) -> Iterator[Alarm]:
+    def _growth(self, step: int, number: int, layer: LayerCheck, past: list) -> Iterator[Alarm]:
         least, since = min(((o.expansion, at) for at, o in past if isfinite(o.expansion)), default=(torch.inf, step))
         now = layer.expansion
         if now > self.thresholds.expansion * least:
             words = f"layer {number}: expansion of its block rose from {least:.3g} to {now:.3g}{_span(step, since)}"
             yield Alarm("expansion", step, number, layer.name, None, least, now, since, words)
 
-    def _of_head(self, step: int, number: int, layer: Layer, head: int, past: list) -> Iterator[Alarm]:
-        bounds, sight = self.thresholds, layer.sight
+    def _of_head(self, step: int, number: int, layer: LayerCheck, head: int, past: list) -> Iterator[Alarm]:
+        bounds, heads = self.thresholds, layer.heads
 
         def alarm(kind: str, before: float, now: float, since: int, what: str) -> Alarm:
             words = f"layer {number} head {head}: {what}{_span(step, since)}"
             return Alarm(kind, step, number, layer.name, head, before, now, since, words)
 
-        entropies = [(float(o.sight.entropy[head]), at) for at, o in past]
+        entropies = [(float(o.heads.entropy[head]), at) for at, o in past]
         before, since = max((e for e in entropies if isfinite(e[0])), default=(0.0, step))
-        now, collapsed = float(sight.entropy[head]), bool(layer.collapsed[head])
+        now, collapsed = float(heads.entropy[head]), bool(layer.collapsed[head])
         if now < bounds.fall * before:
             yield alarm("entropy", before, now, since, f"entropy fell from {before:.3g} to {now:.3g}")
         elif collapsed:
             what = f"entropy is {now:.3g}, the head has collapsed"
             yield alarm("entropy", before, now, step, what)
-        scores = [(float(o.sight.max_score[head]), at) for at, o in past]
+        scores = [(float(o.heads.max_score[head]), at) for at, o in past]
         least, since = min(((max(s, 0.0), at) for s, at in scores if isfinite(s)), default=(torch.inf, step))
-        now = float(sight.max_score[head])
+        now = float(heads.max_score[head])
         if now > max(bounds.score, bounds.rise * least):
             yield alarm("score", least, now, since, f"largest score rose from {least:.3g} to {now:.3g}")
         if bool(layer.dead[head]) and len(past) == bounds.reach and all(bool(o.dead[head]) for _, o in past):
-            even, since = float(sight.evenness[head]), past[0][0]
+            even, since = float(heads.evenness[head]), past[0][0]
             what = "attended to all keys alike" if even > 1 - bounds.uniform else "put out next to nothing"
             words = f"layer {number} head {head}: it has {what} for {step - since} steps"
             yield Alarm("dead", step, number, layer.name, head, even, even, since, words)

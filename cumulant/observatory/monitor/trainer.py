@@ -18,8 +18,8 @@ class MonitorCallback(TrainerCallback):
 
     >>> trainer = Trainer(model, arguments, callbacks=[MonitorCallback(Monitor(model, every=50))])    # doctest: +SKIP
 
-    The first forward pass of a step is heard, so that accumulated gradients cost nothing more. When training ends the
-    monitor lets go of the model and keeps its history.
+    The first forward pass of a step is observed, so that accumulated gradients cost nothing more. When training ends
+    the monitor lets go of the model and keeps its history.
     """
 
     def __init__(self, monitor: Monitor):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from cumulant.observatory.statistics.states import Sample, Spread, Within, unflatten
+from cumulant.observatory.statistics.states import MeanScatter, StateSample, WithinScatter, unflatten
 from cumulant.observatory.statistics.tally import BINS, POSITIONS, Tally
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def _sum_names() -> tuple[str, ...]:
 
 
 def _hidden(state: dict[str, Tensor]) -> Iterator[str]:
-    vectors: dict[str, list[Spread | Within | Sample]] = {}
+    vectors: dict[str, list[MeanScatter | WithinScatter | StateSample]] = {}
     for place, kept in unflatten(state).items():
         if isinstance(kept, Tally):
             yield from _tally(place, kept, (1,))
@@ -148,13 +148,13 @@ def _hidden(state: dict[str, Tensor]) -> Iterator[str]:
         yield from _cell(cell, parts)
 
 
-def _vectors(place: str, kept: Spread | Within | Sample) -> Iterator[str]:
-    m, d = (kept.priority.numel() if isinstance(kept, Sample) else 0), _channels(kept)
+def _vectors(place: str, kept: MeanScatter | WithinScatter | StateSample) -> Iterator[str]:
+    m, d = (kept.priority.numel() if isinstance(kept, StateSample) else 0), _channels(kept)
     scalar, triangle = (), (d * (d + 1) // 2,)
     shapes: dict[type, dict[str, tuple[int, ...]]] = {
-        Spread: {"count": scalar, "mean": (d,), "triangle": triangle},
-        Within: {"tokens": scalar, "sequences": scalar, "triangle": triangle},
-        Sample: {"priority": (m,), "state": (m, d), "sequence": (m,), "length": (m,)},
+        MeanScatter: {"count": scalar, "mean": (d,), "triangle": triangle},
+        WithinScatter: {"tokens": scalar, "sequences": scalar, "triangle": triangle},
+        StateSample: {"priority": (m,), "state": (m, d), "sequence": (m,), "length": (m,)},
     }
     for part, shape in shapes[type(kept)].items():
         values = getattr(kept, part)
@@ -165,19 +165,19 @@ def _vectors(place: str, kept: Spread | Within | Sample) -> Iterator[str]:
             yield f"{part} of {place} of type {values.dtype}"
 
 
-def _channels(kept: Spread | Within | Sample) -> int:
-    """D, by the tensor that says it most plainly; that of the largest triangle that fits in for `Within`."""
-    if isinstance(kept, Within):
+def _channels(kept: MeanScatter | WithinScatter | StateSample) -> int:
+    """D, by the tensor that says it most plainly; that of the largest triangle that fits in for `WithinScatter`."""
+    if isinstance(kept, WithinScatter):
         return (math.isqrt(8 * kept.triangle.numel() + 1) - 1) // 2
-    return kept.mean.numel() if isinstance(kept, Spread) else kept.state.shape[-1] if kept.state.ndim else 0
+    return kept.mean.numel() if isinstance(kept, MeanScatter) else kept.state.shape[-1] if kept.state.ndim else 0
 
 
-def _cell(cell: str, parts: list[Spread | Within | Sample]) -> Iterator[str]:
+def _cell(cell: str, parts: list[MeanScatter | WithinScatter | StateSample]) -> Iterator[str]:
     """One place of the model, whose mean, scatter and sample are of the same vectors."""
     if len({_channels(part) for part in parts}) > 1:
         yield f"vectors of {cell} with {' and '.join(str(_channels(part)) for part in parts)} channels"
-    within = next((part for part in parts if isinstance(part, Within)), None)
-    sample = next((part for part in parts if isinstance(part, Sample)), None)
+    within = next((part for part in parts if isinstance(part, WithinScatter)), None)
+    sample = next((part for part in parts if isinstance(part, StateSample)), None)
     if within is not None and bool(within.sequences > within.tokens):
         yield f"more sequences than tokens of {cell}"
     if within is not None and sample is not None and sample.priority.numel() > int(within.tokens):

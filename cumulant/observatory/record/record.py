@@ -53,7 +53,7 @@ class Record:
     layers    the attention modules, in the order of the model
     tallies   "<layer>/<quantity>" → `Tally` with a cell for every head
     sums      "<layer>/<name>" → sums over sampled queries, from `sampled.fit_sums`
-    hidden    the state of `layers.LayerWatch`
+    hidden    the state of `layers.HiddenStateObserver`
     weights   "<layer>/<name>" → (heads,) numbers that follow from the weights, such as gradient-ness; not merged
     passages  a few texts with the numbers of every token
     meta      what was observed and how: counts, hashes, versions, settings

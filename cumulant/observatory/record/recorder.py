@@ -12,15 +12,15 @@ from torch import Tensor, nn
 from cumulant.checks import known, sentence
 from cumulant.kernels.dense import largest
 from cumulant.nn.calls import AttentionCall
-from cumulant.observatory.hooks.attention import Ear, bypass, listen
+from cumulant.observatory.hooks.attention import ModelHooks, observe_attention, unrecordable
 from cumulant.observatory.hooks.blocks import attention_modules
-from cumulant.observatory.hooks.hidden_states import LayerWatch, watch
+from cumulant.observatory.hooks.hidden_states import HiddenStateObserver, observe_hidden_states
 from cumulant.observatory.hooks.unwrap import is_transformers, unwrapped
 from cumulant.observatory.hooks.weights import HeadWeights, head_weights
 from cumulant.observatory.record.record import Layer, Record
 from cumulant.observatory.statistics.heads import head_quantities
-from cumulant.observatory.statistics.quantities import BY_NAME, chosen
-from cumulant.observatory.statistics.sampled_heads import ROWS, look_closely, received
+from cumulant.observatory.statistics.quantities import BY_NAME, select_quantities
+from cumulant.observatory.statistics.sampled_heads import MAX_ROWS, received_attention, sampled_statistics
 from cumulant.observatory.statistics.stable_hash import uniform
 from cumulant.observatory.statistics.tally import Tally
 
@@ -57,16 +57,16 @@ def attach(
     in ``record.meta["layer_notes"]``; if none goes through it, the model is refused.
     """
     model = unwrapped(model)
-    recorder = Recorder(model, chosen(quantities), seed)
+    recorder = Recorder(model, select_quantities(quantities), seed)
     hear = recorder.hear if alter is None else lambda call: recorder.hear(alter(call))
     if is_transformers(model) and not attention_modules(model):
-        raise ValueError(bypass(model))
+        raise ValueError(unrecordable(model))
     with ExitStack() as stack:
         # a compiler would trace the recorder, for minutes, and what it compiled before knows nothing of later hooks
         stack.enter_context(torch.compiler.set_stance("force_eager"))
-        recorder.ear = stack.enter_context(listen(model, hear))
+        recorder.ear = stack.enter_context(observe_attention(model, hear))
         if hidden_states:
-            recorder.watch = stack.enter_context(watch(model, seed=seed))
+            recorder.watch = stack.enter_context(observe_hidden_states(model, seed=seed))
         yield recorder
 
 
@@ -93,8 +93,8 @@ class Recorder:
         self.offsets: Tensor | None = None  # where they start in their texts
         self.heard: dict[str, int] = {}
         self.tokens = self.sequences = self.counted = 0  # what was read, and the last pass that is in these counts
-        self.watch: LayerWatch | None = None
-        self.ear: Ear | None = None
+        self.watch: HiddenStateObserver | None = None
+        self.ear: ModelHooks | None = None
 
     def hear(self, call: AttentionCall) -> None:
         _require_finite(call)
@@ -102,7 +102,7 @@ class Recorder:
         self.heard[call.name] = self.heard.get(call.name, 0) + 1
         self._count(call)
         values = head_quantities(call, self.wanted)
-        offset = call.key.shape[-2] - call.eta.shape[-2] if call.support.get("causal") else 0
+        offset = call.key.shape[-2] - call.eta.shape[-2] if call.support.causal else 0
         positions = torch.arange(call.eta.shape[-2]) + max(0, offset)
         for name, value in values.items():
             flat = value.movedim(1, 0).flatten(1)  # (heads, batch · q)
@@ -122,11 +122,11 @@ class Recorder:
         picked = self._pick(call)
         if not picked:
             return
-        found, sums = look_closely(call, picked, self._product(call))
+        found, sums = sampled_statistics(call, picked, self._product(call))
         text, offset = (x.expand(len(call.eta), 1)[:, 0] for x in self._names(len(call.eta)))
         # one sequence in SAMPLE, and the first: received attention is another sum over all pairs
         counted = (uniform(self.seed, text, offset) < 1 / SAMPLE) | ((text == 0) & (offset == 0))
-        parts = [received(call, b) for b, _ in picked if counted[b]]
+        parts = [received_attention(call, b) for b, _ in picked if counted[b]]
         if parts:
             found |= {name: torch.cat([part[name] for part in parts], 1) for name in parts[0]}
         for name, value in found.items():
@@ -136,11 +136,11 @@ class Recorder:
             part.sums[name] = part.sums[name] + value if name in part.sums else value
 
     def _pick(self, call: AttentionCall) -> list[tuple[int, Tensor]]:
-        """Of every sequence one query in SAMPLE, at least one and at most ROWS; by what they are, not by when."""
+        """Of every sequence one query in SAMPLE, at least one and at most MAX_ROWS; by what they are, not by when."""
         batch, _, q, _ = call.eta.shape
         tokens = torch.ones(batch, q, dtype=torch.bool) if call.rows is None else call.rows.cpu()
         drawn = uniform(self.seed, *self._names(batch), torch.arange(q)).masked_fill(~tokens, 2.0)
-        count = (drawn < 1 / SAMPLE).sum(1).clamp(1, ROWS).minimum(tokens.sum(1)).tolist()
+        count = (drawn < 1 / SAMPLE).sum(1).clamp(1, MAX_ROWS).minimum(tokens.sum(1)).tolist()
         return [(b, drawn[b].argsort()[: count[b]].sort().values) for b in range(batch) if count[b]]
 
     def _names(self, batch: int) -> tuple[Tensor, Tensor]:
@@ -181,7 +181,7 @@ class Recorder:
         if self.ear is None or self.ear.calls == 0:
             ran = self.ear is not None and self.ear.passes > 0
             idle = sentence("Recorder.record", "a model that ran while attached", "none", "Call model(**inputs) first.")
-            raise ValueError(bypass(self.model) if ran else idle)
+            raise ValueError(unrecordable(self.model) if ran else idle)
         order = {name: i for i, (name, _) in enumerate(self.model.named_modules())}
         names = sorted(self.parts, key=order.__getitem__)
         layers = tuple(self.parts[name].layer for name in names)
@@ -203,8 +203,8 @@ def _require_finite(call: AttentionCall) -> None:
 
     Padding may be anything: models that mask by −∞ leave NaN there.
     """
-    mask, rows = call.support.get("mask"), call.rows
-    scores = call.support["log_weights"] if call.capped else None
+    mask, rows = call.support.mask, call.rows
+    scores = call.support.log_weights if call.capped else None
     if scores is None and all(known(largest(t).isfinite()) for t in (call.eta, call.key)):
         return
     eta, key = (t.isfinite().all(-1).all(1) for t in (call.eta, call.key))  # (batch, q), (batch, n)
@@ -223,7 +223,7 @@ def _require_finite(call: AttentionCall) -> None:
 
 
 def _layer(call: AttentionCall) -> Layer:
-    kind = "cross" if call.eta.shape[-2] != call.key.shape[-2] and not call.support.get("causal") else "self"
+    kind = "cross" if call.eta.shape[-2] != call.key.shape[-2] and not call.support.causal else "self"
     heads, dim, width = call.eta.shape[1], call.eta.shape[3], call.value.shape[3]
     return Layer(call.name, kind, heads, call.key.shape[1], dim, width, call.scale)
 

@@ -1,4 +1,4 @@
-"""The table of layers: one row per block and stage, from what `LayerWatch` kept."""
+"""The table of layers: one row per block and stage, from the statistics of a `HiddenStateObserver`."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch import Tensor
 from cumulant.checks import sentence
 from cumulant.observatory.statistics.gaussianity import (
     Comparison,
-    axes,
-    compare,
-    effective_rank,
+    compare_with_gaussian,
     participation_ratio,
-    rebuilt,
+    principal_axes,
+    reconstructed_vectors,
 )
-from cumulant.observatory.statistics.states import Kept, Sample, Spread, Within, unflatten
+from cumulant.observatory.statistics.states import MeanScatter, StateSample, Statistic, WithinScatter, unflatten
 from cumulant.observatory.statistics.tally import Tally
+from cumulant.special import effective_rank
 
 Row = dict[str, str | int | float]
 Names = Sequence[dict[str, str]]
@@ -71,7 +71,7 @@ def layer_spectra(state: dict[str, Tensor], names: Names) -> dict[str, list[floa
     kept, out = unflatten(state), {}
     for name in _checked(names):
         spread = _finite(kept.get(f"{name['cell']}/spread"))
-        if isinstance(spread, Spread):
+        if isinstance(spread, MeanScatter):
             out[f"{name['block']}/{name['stage']}"] = _spectrum(spread).tolist()
     return out
 
@@ -86,12 +86,12 @@ def read_covariance(state: dict[str, Tensor], names: Names, block: str) -> Tenso
     mine = [n for n in _checked(names) if n["block"] == block]
     for name in sorted(mine, key=lambda n: n["role"] != "front"):
         spread = kept.get(f"{name['cell']}/spread")
-        if isinstance(spread, Spread) and (name["role"] == "front" or name["stage"] == "in"):
+        if isinstance(spread, MeanScatter) and (name["role"] == "front" or name["stage"] == "in"):
             return spread.covariance
     return None
 
 
-def _finite(kept: Kept | None) -> Kept | None:
+def _finite(kept: Statistic | None) -> Statistic | None:
     """None for what overflowed, of which nothing can be said."""
     tensors = [getattr(kept, f.name) for f in fields(kept)] if kept is not None else []
     return kept if all(bool(tensor.isfinite().all()) for tensor in tensors) else None
@@ -102,39 +102,39 @@ def _checked(names: Names) -> Names:
         if not {"block", "stage", "cell", "role"} <= name.keys():
             expected = "entries with block, stage, cell and role"
             raise ValueError(
-                sentence("layer_rows.names", expected, sorted(name), "Give what LayerWatch.names returned.")
+                sentence("layer_rows.names", expected, sorted(name), "Give what HiddenStateObserver.names returned.")
             )
     return names
 
 
-def _cloud_columns(kept: dict[str, Kept], cell: str, seed: int, drawn: dict) -> Row:
+def _cloud_columns(kept: dict[str, Statistic], cell: str, seed: int, drawn: dict) -> Row:
     row: Row = {"tokens": 0}
     for quantity in CLOUD:
         row |= _tally_columns(kept.get(f"{cell}/{quantity}"), quantity)
     spread, sample = _finite(kept.get(f"{cell}/spread")), _finite(kept.get(f"{cell}/sample"))
     size = kept.get(f"{cell}/size")
     row["tokens"] = int(size.count) if isinstance(size, Tally) else 0
-    row |= _spread_columns(spread if isinstance(spread, Spread) else None)
+    row |= _spread_columns(spread if isinstance(spread, MeanScatter) else None)
     within, compared = _finite(kept.get(f"{cell}/within")), None
     row |= {"channels": 0, "whitened": 0, "freedom": 0, "sampled": 0}
-    if isinstance(sample, Sample):
+    if isinstance(sample, StateSample):
         row |= {"channels": sample.state.shape[1], "sampled": len(sample.priority)}
-    if isinstance(within, Within) and isinstance(sample, Sample):
+    if isinstance(within, WithinScatter) and isinstance(sample, StateSample):
         compared = _compared(within, sample, seed, drawn)
         row |= {"whitened": int(within.tokens), "freedom": int(within.tokens - within.sequences)}
-    row["reconstructed"] = 0 if compared is None else rebuilt(int(row["sampled"]), compared.rank)
+    row["reconstructed"] = 0 if compared is None else reconstructed_vectors(int(row["sampled"]), compared.rank)
     return row | _shape_columns(compared)
 
 
-def _compared(within: Within, sample: Sample, seed: int, drawn: dict) -> Comparison:
+def _compared(within: WithinScatter, sample: StateSample, seed: int, drawn: dict) -> Comparison:
     count, sequences = int(within.tokens), int(within.sequences)
     mean = torch.zeros(sample.state.shape[1], dtype=torch.float64)
-    along = axes(mean, within.covariance, count - sequences + 1)
+    along = principal_axes(mean, within.covariance, count - sequences + 1)
     names = {"sequences": sequences, "sequence": sample.sequence, "length": sample.length}
-    return compare(sample.state, along, count, **names, seed=seed, drawn=drawn)
+    return compare_with_gaussian(sample.state, along, count, **names, seed=seed, drawn=drawn)
 
 
-def _tally_columns(tally: Kept | None, quantity: str) -> Row:
+def _tally_columns(tally: Statistic | None, quantity: str) -> Row:
     if not isinstance(tally, Tally) or int(tally.count) == 0:
         return {f"{quantity}_{k}": math.nan for k in ("mean", "spread", "median", "error")}
     median, error = float(tally.quantile(0.5)), float(tally.standard_error)
@@ -142,12 +142,12 @@ def _tally_columns(tally: Kept | None, quantity: str) -> Row:
     return {f"{quantity}_{k}": v for k, v in columns.items()}
 
 
-def _spread_columns(spread: Spread | None) -> Row:
+def _spread_columns(spread: MeanScatter | None) -> Row:
     if spread is None or not float(spread.scatter.trace()) > 0:
         return dict.fromkeys(("variance", "effective_rank", "participation_ratio", "top_share"), math.nan)
     value = _spectrum(spread)
     total = float(value.sum())
-    rank = effective_rank(value, int(spread.count))
+    rank = float(effective_rank(value, int(spread.count)))
     ratio = min(rank, participation_ratio(value, int(spread.count)))
     return {
         "variance": total,
@@ -157,7 +157,7 @@ def _spread_columns(spread: Spread | None) -> Row:
     }
 
 
-def _spectrum(spread: Spread) -> Tensor:
+def _spectrum(spread: MeanScatter) -> Tensor:
     return torch.linalg.eigvalsh(spread.covariance).flip(0).clamp_min(0)
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from cumulant.hopfield import CLASSES, head_class
 from cumulant.observatory.record.record import Layer, Record
-from cumulant.observatory.statistics.tally import Tally, edges, first_of_place
+from cumulant.observatory.statistics.tally import Tally, bin_edges, first_positions
 
 QUANTILES = {"q05": 0.05, "q25": 0.25, "q50": 0.5, "q75": 0.75, "q95": 0.95}
 FITS = ("link_r2", "link_slope_error", "gaussian_r2")
@@ -46,13 +46,13 @@ def figures(tally: Tally, cell: int) -> dict[str, float | int | None]:
 def by_position(tally: Tally, cell: int) -> list[list[float]]:
     """[position, mean] where something was seen."""
     means = tally.by_place[cell]
-    return [[first, float(m)] for first, m in zip(first_of_place(), means.tolist(), strict=True) if m == m]
+    return [[first, float(m)] for first, m in zip(first_positions(), means.tolist(), strict=True) if m == m]
 
 
 def histogram(tally: Tally, cell: int) -> list[list[float]]:
     """[low, high, count] of the bins that hold something."""
     counts = tally.histogram[cell]
-    return [[*edges(i), int(counts[i])] for i in counts.nonzero()[:, 0].tolist()]
+    return [[*bin_edges(i), int(counts[i])] for i in counts.nonzero()[:, 0].tolist()]
 
 
 def hopfield_classes(record: Record, layer: Layer) -> list[str] | None:

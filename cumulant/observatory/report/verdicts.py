@@ -9,9 +9,9 @@ from math import ceil, exp, log, sqrt
 from statistics import NormalDist, median
 from typing import NamedTuple
 
-from cumulant.observatory.hooks.hidden_states import WIDE
 from cumulant.observatory.report.layer_table import Row
-from cumulant.observatory.statistics.gaussianity import OUTSIDE, needed_freedom
+from cumulant.observatory.statistics.gaussianity import TAIL_SHARE, needed_freedom
+from cumulant.observatory.statistics.states import MAX_COVARIANCE_WIDTH
 
 
 class Number(NamedTuple):
@@ -210,8 +210,9 @@ def _gaussian_states(depth: list[Row], share: float) -> Answer | None:
 def _undecided(ends: list[Row], share: float) -> str | None:
     """Why nothing can be said of the law of the states, and how many tokens would do; None if there are enough."""
     channels = max(int(row.get("channels", 0)) for row in ends)
-    if channels > WIDE:
-        return f"Of states with more than {WIDE:,} channels no covariance is kept, and these have {channels:,}."
+    if channels > MAX_COVARIANCE_WIDTH:
+        most = f"{MAX_COVARIANCE_WIDTH:,}"
+        return f"Of states with more than {most} channels no covariance is kept, and these have {channels:,}."
     worst = min(ends, key=lambda row: int(row.get("freedom", 0)))
     freedom, used, needed = int(worst.get("freedom", 0)), int(worst.get("whitened", 0)), needed_freedom(channels)
     if not used:
@@ -230,12 +231,12 @@ def _undecided(ends: list[Row], share: float) -> str | None:
 def _inside(row: Row, blocks: int) -> bool:
     """Whether a block is no further from a Gaussian than chance allows, in one of so many blocks.
 
-    The band holds all but `OUTSIDE` of the Gaussian samples on either side of it; it is widened so that all blocks
+    The band holds all but `TAIL_SHARE` of the Gaussian samples on either side of it; it is widened so that all blocks
     of a Gaussian model lie in it that often, with the logarithm of the distance taken as normal.
     """
     null, high = float(row["sliced_w2_null"]), float(row["sliced_w2_null_high"])
     normal = NormalDist()
-    wider = normal.inv_cdf(1 - OUTSIDE / blocks) / normal.inv_cdf(1 - OUTSIDE)
+    wider = normal.inv_cdf(1 - TAIL_SHARE / blocks) / normal.inv_cdf(1 - TAIL_SHARE)
     return log(float(row["sliced_w2"]) / null) <= wider * log(high / null)
 
 

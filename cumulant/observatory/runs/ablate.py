@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from cumulant.checks import sentence
 from cumulant.nn.calls import AttentionCall
-from cumulant.observatory.hooks.attention import bypass, intervene, listen
+from cumulant.observatory.hooks.attention import observe_attention, replace_attention, unrecordable
 from cumulant.observatory.hooks.blocks import block_of
 from cumulant.observatory.models.load import CAUSAL, Loaded
 from cumulant.observatory.runs.replacement import gaussian_output, mixture_output
@@ -231,10 +231,10 @@ class _Trial:
             names.append(call.name)
             self._fit(call)
 
-        with listen(self.network, hear), _kept(self.network) as outputs:
+        with observe_attention(self.network, hear), _kept(self.network) as outputs:
             result = self.run(batch)
         if not names:
-            raise ValueError(bypass(self.network))
+            raise ValueError(unrecordable(self.network))
         blocks = [block_of(self.network, name) for name in names]
         again = len(set(names)) < len(names) or None in blocks
         return result, {} if again else {b: outputs[b] for b in dict.fromkeys(blocks) if b is not None}
@@ -267,7 +267,7 @@ class _Trial:
             return out
 
         first = {block_of(self.network, name) for name in heads}
-        with intervene(self.network, change), _begun_at(self.network, first, outputs):
+        with replace_attention(self.network, change), _begun_at(self.network, first, outputs):
             return self.run(batch)
 
     def together(self, read: list[Batch], cells: list[tuple[str, int]]) -> _Score:
@@ -307,18 +307,13 @@ def heads_of(call: AttentionCall, heads: list[int]) -> AttentionCall:
     """The same call with some of its heads only, each with keys of its own."""
     group = call.eta.shape[1] // call.key.shape[1]
     shared = [head // group for head in heads]
-    support = dict(call.support)
-    for name in ("mask", "log_weights", "sink"):
-        table = support.get(name)
-        if table is not None and table.shape[1] > 1:
-            support[name] = table[:, heads]
     return replace(
         call,
         eta=call.eta[:, heads],
         key=call.key[:, shared],
         value=call.value[:, shared],
         output=call.output[:, heads],
-        support=support,
+        support=call.support.of_heads(heads),
     )
 
 

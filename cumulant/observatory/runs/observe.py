@@ -137,7 +137,7 @@ def _place(recorder: Recorder, batch: Batch, share: float) -> None:
         names = batch.text_index * 1_000_003 + batch.offset
         first = (batch.text_index == 0) & (batch.offset == 0)
         some, moved = (uniform(recorder.seed, names, torch.tensor(which)) for which in (-1, -2))
-        recorder.watch.expect(texts=names, some=(some < share) | first, moved=(moved < MOVED) | first)
+        recorder.watch.expect(texts=names, sampled=(some < share) | first, perturbed=(moved < MOVED) | first)
 
 
 def _decoder(network: nn.Module, batch: Batch, device: torch.device) -> dict:

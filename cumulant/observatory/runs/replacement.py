@@ -6,13 +6,13 @@ from torch import Tensor
 
 from cumulant.checks import sentence
 from cumulant.nn.calls import AttentionCall
-from cumulant.nn.closures import Differing, approximate_by_gaussian, approximate_by_mixture
+from cumulant.nn.closures import DifferentKeysError, approximate_by_gaussian, approximate_by_mixture
 
 
 def gaussian_output(call: AttentionCall) -> Tensor:
     """Every head with one Gaussian in the place of the keys a query sees, (batch, heads, q, e).  S1-C1"""
     _require_linear("gaussian_output", call)
-    return approximate_by_gaussian(call.eta, call.key, call.value, **call.support)
+    return approximate_by_gaussian(call.eta, call.key, call.value, **call.support.arguments())
 
 
 def mixture_output(call: AttentionCall, components: int, seed: int = 0) -> Tensor | None:
@@ -27,8 +27,10 @@ def mixture_output(call: AttentionCall, components: int, seed: int = 0) -> Tenso
         raise ValueError(sentence("mixture_output.components", "at least 1", components, "Use 1 for one Gaussian."))
     _require_linear("mixture_output", call)
     try:
-        return approximate_by_mixture(call.eta, call.key, call.value, components=components, seed=seed, **call.support)
-    except Differing:
+        return approximate_by_mixture(
+            call.eta, call.key, call.value, components=components, seed=seed, **call.support.arguments()
+        )
+    except DifferentKeysError:
         return None
 
 

@@ -1,4 +1,4 @@
-"""How Gaussian a cloud of states is, and how locally linear: each number beside that of Gaussian clouds (S1-F2, S1-F3).
+"""How Gaussian a sample of states is, and how locally linear, beside samples that are Gaussian (S1-F2, S1-F3).
 
 States are taken about the means of their sequences, so that sequences may differ in their means. If they are Gaussian,
 x_i = m_s + e_i with e_i ~ N(0, C), then the sequence means and the scatter EᵀE of the residuals are sufficient for m
@@ -21,18 +21,18 @@ import torch
 from torch import Tensor
 
 DIRECTIONS = 64  # along which the sliced distance is taken
-NULLS = 200  # Gaussian clouds beside the first three numbers
-REBUILT_NULLS = 16  # beside the error of reconstruction, which needs every direction of a cloud
-OUTSIDE = 0.005  # of the Gaussian clouds on either side of the band
-PREDICTED = 2.947  # quantile of Student's t at 1 − OUTSIDE with REBUILT_NULLS − 1 degrees of freedom
-PRINCIPAL = 16  # directions that Mardia's statistics look at
+NULL_SAMPLES = 200  # Gaussian samples beside the first three numbers
+RECONSTRUCTION_NULLS = 16  # beside the error of reconstruction, which needs every direction of a sample
+TAIL_SHARE = 0.005  # of the Gaussian samples on either side of the band
+STUDENT_QUANTILE = 2.947  # quantile of Student's t at 1 − TAIL_SHARE with RECONSTRUCTION_NULLS − 1 degrees of freedom
+MARDIA_DIRECTIONS = 16  # directions that Mardia's statistics look at
 NEIGHBOURS = 8  # vectors from which one is rebuilt
-SMALL = 1e-5  # variances below this part of the largest count as none
-LEAST = 512  # residual degrees of freedom that a verdict needs at least, and twice the number of channels
-AT_ONCE = 1 << 21  # numbers of Gaussian clouds that are held at once
+MIN_VARIANCE_SHARE = 1e-5  # variances below this part of the largest count as none
+MIN_FREEDOM = 512  # residual degrees of freedom that a verdict needs at least, and twice the number of channels
+MAX_NUMBERS = 1 << 21  # numbers of Gaussian samples that are held at once
 
 
-class Axes(NamedTuple):
+class PrincipalAxes(NamedTuple):
     """Principal axes: mean (D,), variance (r,) descending, basis (D, r); r is the rank that is used."""
 
     mean: Tensor
@@ -40,8 +40,8 @@ class Axes(NamedTuple):
     basis: Tensor
 
 
-class Shape(NamedTuple):
-    """Numbers that say how Gaussian and how smooth a cloud is; NaN where there are too few vectors.
+class ShapeStatistics(NamedTuple):
+    """Numbers that say how Gaussian and how smooth a sample is; NaN where there are too few vectors.
 
     All are of vectors x about the means of their sequences, y the same after whitening.
 
@@ -58,50 +58,17 @@ class Shape(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """A cloud beside Gaussian ones: their mean, and the band that holds 99 % of them."""
+    """A sample beside Gaussian ones: their mean, and the band that holds 99 % of them."""
 
-    seen: Shape
-    null_mean: Shape
-    null_low: Shape
-    null_high: Shape
+    seen: ShapeStatistics
+    null_mean: ShapeStatistics
+    null_low: ShapeStatistics
+    null_high: ShapeStatistics
     rank: int
     principal: int
 
 
-NOTHING = Shape(math.nan, math.nan, math.nan, math.nan)
-
-
-def effective_rank(variance: Tensor, count: int | None = None) -> float:
-    """exp of the entropy of the shares of variance; 0 of nothing.
-
-    count   of the vectors whose covariance has these eigenvalues: their scatter makes the rank too small, and is then
-            taken out to first order, H + Σ_ij λ_i λ_j (log λ_i − log λ_j)/(λ_i − λ_j) / (2 n Σλ)
-
-    >>> import torch
-    >>> round(effective_rank(torch.ones(5)), 9), effective_rank(torch.tensor([1.0, 0.0]))
-    (5.0, 1.0)
-    >>> x = torch.randn(200, 100, generator=torch.Generator().manual_seed(0))
-    >>> seen = torch.linalg.eigvalsh(x.T.cov())
-    >>> round(effective_rank(seen)), round(effective_rank(seen, 200))
-    (78, 96)
-    """
-    total = float(variance.sum())
-    if not total > 0:
-        return 0.0
-    share = variance.double().clamp_min(0) / total
-    entropy = float(-torch.xlogy(share, share).sum())
-    if count is not None:
-        share = share[share > 1e-12 * share.max()]
-        entropy = min(entropy + _lost_entropy(share) / (2 * count), math.log(len(share)))
-    return math.exp(entropy)
-
-
-def _lost_entropy(share: Tensor) -> float:
-    """Σ_ij p_i p_j / (logarithmic mean of p_i and p_j)."""
-    p, q, ratio = share[:, None], share, share.log()[:, None] - share.log()
-    gap = p - q
-    equal = gap.abs() <= 1e-6 * (p + q)
-    return float((p * q * torch.where(equal, 2 / (p + q), ratio / torch.where(equal, 1, gap))).sum())
+NO_SHAPE = ShapeStatistics(math.nan, math.nan, math.nan, math.nan)
 
 
 def participation_ratio(variance: Tensor, count: int | None = None) -> float:
@@ -121,13 +88,13 @@ def participation_ratio(variance: Tensor, count: int | None = None) -> float:
     return total**2 / square
 
 
-def axes(mean: Tensor, covariance: Tensor, count: int) -> Axes:
+def principal_axes(mean: Tensor, covariance: Tensor, count: int) -> PrincipalAxes:
     """The axes with variance to speak of, and never more than half as many as there were vectors."""
     value, basis = torch.linalg.eigh(covariance.double())
     value, basis = value.flip(0).clamp_min(0), basis.flip(1)
-    rank = int((value > SMALL * value[0]).sum()) if len(value) and value[0] > 0 else 0
+    rank = int((value > MIN_VARIANCE_SHARE * value[0]).sum()) if len(value) and value[0] > 0 else 0
     rank = min(rank, (count - 1) // 2)
-    return Axes(mean.double(), value[: max(rank, 0)], basis[:, : max(rank, 0)])
+    return PrincipalAxes(mean.double(), value[: max(rank, 0)], basis[:, : max(rank, 0)])
 
 
 def needed_freedom(channels: int) -> int:
@@ -136,10 +103,10 @@ def needed_freedom(channels: int) -> int:
     >>> needed_freedom(64), needed_freedom(576)
     (512, 1152)
     """
-    return max(LEAST, 2 * channels)
+    return max(MIN_FREEDOM, 2 * channels)
 
 
-class Drawn(NamedTuple):
+class SampleLayout(NamedTuple):
     """Which vectors were sampled of those behind a covariance.
 
     count, sequences   vectors behind the covariance, and sequences about whose means they are taken
@@ -153,7 +120,7 @@ class Drawn(NamedTuple):
     share: tuple[float, ...]
 
     @classmethod
-    def of(cls, m: int, count: int, sequences: int, sequence: Tensor | None, length: Tensor | None) -> Drawn:
+    def of(cls, m: int, count: int, sequences: int, sequence: Tensor | None, length: Tensor | None) -> SampleLayout:
         """Without the numbers (m,) of their sequences and the lengths of those, all are of one sequence."""
         if sequence is None or length is None:
             sequence, length = torch.zeros(m, dtype=torch.int64), torch.full((m,), count)
@@ -163,9 +130,9 @@ class Drawn(NamedTuple):
         return cls(count, sequences, tuple(group.tolist()), tuple(share.tolist()))
 
 
-def compare(
+def compare_with_gaussian(
     sample: Tensor,
-    along: Axes,
+    along: PrincipalAxes,
     count: int,
     *,
     sequences: int = 1,
@@ -174,33 +141,33 @@ def compare(
     seed: int = 0,
     drawn: dict | None = None,
 ) -> Comparison:
-    """``sample`` (m, D) beside Gaussian clouds whose axes come from ``count`` vectors, as its own do.
+    """``sample`` (m, D) beside Gaussian samples whose axes come from ``count`` vectors, as its own do.
 
     sequences          about whose means those vectors are taken
     sequence, length   (m,) the number of the sequence of each sampled vector, and its length; one of all if None
-    drawn              Gaussian clouds are put here and taken from here, for they depend on sizes only
+    drawn              Gaussian samples are put here and taken from here, for they depend on sizes only
     """
     rank, m = len(along.variance), len(sample)
-    principal = min(PRINCIPAL, rank)
+    principal = min(MARDIA_DIRECTIONS, rank)
     if rank < 1 or m < 4 * NEIGHBOURS:
-        return Comparison(NOTHING, NOTHING, NOTHING, NOTHING, rank, principal)
-    sizes, drawn = Drawn.of(m, count, sequences, sequence, length), {} if drawn is None else drawn
+        return Comparison(NO_SHAPE, NO_SHAPE, NO_SHAPE, NO_SHAPE, rank, principal)
+    sizes, drawn = SampleLayout.of(m, count, sequences, sequence, length), {} if drawn is None else drawn
     root = along.variance.sqrt()
     scores = (sample.double() - along.mean) @ along.basis  # (m, r)
     basis, mixing = _directions(rank, seed)
-    seen = Shape(*_gaussianity(scores / root, basis @ mixing, principal), lle_error(scores))
-    table = _null_table(sizes, len(mixing), seed)  # (NULLS, 3)
-    errors = torch.tensor([lle_error(white * root) for white in _null_clouds(sizes, rank, seed, drawn)]).double()
+    seen = ShapeStatistics(*_gaussianity(scores / root, basis @ mixing, principal), lle_error(scores))
+    table = _null_table(sizes, len(mixing), seed)  # (NULL_SAMPLES, 3)
+    errors = torch.tensor([lle_error(white * root) for white in _null_samples(sizes, rank, seed, drawn)]).double()
     log = errors.clamp_min(torch.finfo(torch.float64).tiny).log()
-    wide = math.sqrt(1 + 1 / REBUILT_NULLS) * PREDICTED * float(log.std())
+    wide = math.sqrt(1 + 1 / RECONSTRUCTION_NULLS) * STUDENT_QUANTILE * float(log.std())
     mean = _shape(table.mean(0), float(errors.mean()))
-    low = _shape(table.quantile(OUTSIDE, 0), math.exp(float(log.mean()) - wide))
-    high = _shape(table.quantile(1 - OUTSIDE, 0), math.exp(float(log.mean()) + wide))
+    low = _shape(table.quantile(TAIL_SHARE, 0), math.exp(float(log.mean()) - wide))
+    high = _shape(table.quantile(1 - TAIL_SHARE, 0), math.exp(float(log.mean()) + wide))
     return Comparison(seen, mean, low, high, rank, principal)
 
 
-def _shape(first: Tensor, lle: float) -> Shape:
-    return Shape(float(first[0]), float(first[1]), float(first[2]), lle)
+def _shape(first: Tensor, lle: float) -> ShapeStatistics:
+    return ShapeStatistics(float(first[0]), float(first[1]), float(first[2]), lle)
 
 
 def _directions(rank: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -216,25 +183,25 @@ def _directions(rank: int, seed: int) -> tuple[Tensor, Tensor]:
 
 
 @lru_cache(maxsize=16)
-def _null_table(sizes: Drawn, rank: int, seed: int) -> Tensor:
-    """(NULLS, 3): sliced distance, skewness and kurtosis of Gaussian clouds.
+def _null_table(sizes: SampleLayout, rank: int, seed: int) -> Tensor:
+    """(NULL_SAMPLES, 3): sliced distance, skewness and kurtosis of Gaussian samples.
 
     k columns of a uniform frame of r are a uniform frame of k, so that at most DIRECTIONS are drawn whatever r is.
     """
     generator, rows, mixing = torch.Generator().manual_seed(seed), [], _directions(rank, seed)[1]
-    at_once = max(1, AT_ONCE // (len(sizes.group) * DIRECTIONS))
-    while len(rows) < NULLS:
-        clouds = _whitened(sizes, rank, min(NULLS - len(rows), at_once), generator)
-        rows += [_gaussianity(white, mixing, min(PRINCIPAL, rank)) for white in clouds]
+    at_once = max(1, MAX_NUMBERS // (len(sizes.group) * DIRECTIONS))
+    while len(rows) < NULL_SAMPLES:
+        samples = _whitened(sizes, rank, min(NULL_SAMPLES - len(rows), at_once), generator)
+        rows += [_gaussianity(white, mixing, min(MARDIA_DIRECTIONS, rank)) for white in samples]
     return torch.tensor(rows, dtype=torch.float64)
 
 
-def _null_clouds(sizes: Drawn, rank: int, seed: int, drawn: dict) -> Tensor:
-    """(REBUILT_NULLS, m, r) whitened Gaussian clouds: the first columns of those with the most directions so far."""
+def _null_samples(sizes: SampleLayout, rank: int, seed: int, drawn: dict) -> Tensor:
+    """(nulls, m, r) whitened Gaussian samples: the first columns of those with the most directions so far."""
     if sizes not in drawn or drawn[sizes].shape[-1] < rank:
         drawn.clear()  # one size at a time is enough
         generator = torch.Generator().manual_seed(seed + 1)
-        drawn[sizes] = torch.cat([_whitened(sizes, rank, 1, generator) for _ in range(REBUILT_NULLS)])
+        drawn[sizes] = torch.cat([_whitened(sizes, rank, 1, generator) for _ in range(RECONSTRUCTION_NULLS)])
     return drawn[sizes][..., :rank]
 
 
@@ -256,24 +223,24 @@ def mardia(white: Tensor) -> tuple[float, float]:
     return float(third.square().sum()), float(white.square().sum(1).square().mean()) / (k * (k + 2))
 
 
-def rebuilt(m: int, rank: int) -> int:
+def reconstructed_vectors(m: int, rank: int) -> int:
     """How many of m vectors are rebuilt: the fewer directions, the more the error differs between vectors.
 
-    >>> rebuilt(512, 5), rebuilt(512, 576), rebuilt(20, 5)
+    >>> reconstructed_vectors(512, 5), reconstructed_vectors(512, 576), reconstructed_vectors(20, 5)
     (128, 32, 20)
     """
     return min(m, max(32, min(128, 2048 // max(1, rank))))
 
 
 def lle_error(x: Tensor) -> float:
-    """Relative error of the first `rebuilt` vectors of x (m, r), each from its nearest neighbours among all.
+    """Relative error of the first `reconstructed_vectors` of x (m, r), each from its nearest neighbours among all.
 
     w = argmin |x_i − Σ_j w_j x_j|²,   Σ w_j = 1,        with a ridge of 10⁻³ tr C / k on the local Gram matrix C
 
     The mean over vectors leaves out a tenth at either end: in few directions one vector near the mean of all, to whose
     distance from it the error is relative, or one outside its neighbours may weigh more than all others.
     """
-    some = x[: rebuilt(*x.shape)]
+    some = x[: reconstructed_vectors(*x.shape)]
     distance = torch.cdist(some, x)
     distance[torch.arange(len(some)), torch.arange(len(some))] = torch.inf
     near = x[distance.topk(NEIGHBOURS, largest=False).indices]  # (n, k, r)
@@ -294,33 +261,33 @@ def _gaussianity(white: Tensor, directions: Tensor, principal: int) -> tuple[flo
     return sliced_w2(white, directions), *mardia(white[:, :principal])
 
 
-def _whitened(sizes: Drawn, rank: int, clouds: int, generator: torch.Generator) -> Tensor:
-    """(clouds, m, r): the sampled rows of Gaussian residuals, whitened by the covariance of all of them.
+def _whitened(sizes: SampleLayout, rank: int, samples: int, generator: torch.Generator) -> Tensor:
+    """(samples, m, r): the sampled rows of Gaussian residuals, whitened by the covariance of all of them.
 
     Of a sequence with n vectors k are sampled, and their residuals have the covariance I − 11ᵀ/n, whose root is
     I − (1 − √(1 − k/n)) 11ᵀ/k. The others enter through their scatter alone, drawn from its Wishart law.
     """
     group, share = torch.tensor(sizes.group), torch.tensor(sizes.share, dtype=torch.float64)
     m, full = len(group), share >= 1
-    z = torch.randn(clouds, m, rank, dtype=torch.float64, generator=generator)
+    z = torch.randn(samples, m, rank, dtype=torch.float64, generator=generator)
     size = torch.bincount(group, minlength=len(full)).double()
-    means = z.new_zeros(clouds, len(full), rank).index_add_(1, group, z) / size[:, None]
+    means = z.new_zeros(samples, len(full), rank).index_add_(1, group, z) / size[:, None]
     own = z - (full.double()[:, None] * means)[:, group]  # what is free: of a whole sequence one less
     rest = max(0, sizes.count - sizes.sequences - (m - int(full.sum())))
-    scatter = own.mT @ own + _wishart(clouds, rank, rest, generator)
+    scatter = own.mT @ own + _wishart(samples, rank, rest, generator)
     residual = z - ((1 - (1 - share).sqrt())[:, None] * means)[:, group]
     factor = torch.linalg.cholesky(scatter / sizes.count)
     return torch.linalg.solve_triangular(factor, residual.mT, upper=False).mT
 
 
-def _wishart(clouds: int, rank: int, degrees: int, generator: torch.Generator) -> Tensor:
-    """(clouds, r, r): scatters of ``degrees`` standard Gaussian vectors, by Bartlett's factor."""
+def _wishart(samples: int, rank: int, degrees: int, generator: torch.Generator) -> Tensor:
+    """(samples, r, r): scatters of ``degrees`` standard Gaussian vectors, by Bartlett's factor."""
     if degrees <= 2 * rank:  # too few for the factor, or as cheap directly
-        z = torch.randn(clouds, degrees, rank, dtype=torch.float64, generator=generator)
+        z = torch.randn(samples, degrees, rank, dtype=torch.float64, generator=generator)
         return z.mT @ z
-    normal = torch.randn(clouds, rank, rank, dtype=torch.float64, generator=generator).tril(-1)
+    normal = torch.randn(samples, rank, rank, dtype=torch.float64, generator=generator).tril(-1)
     # torch draws chi-square variables from its global generator only
     source = np.random.default_rng(int(torch.randint(1 << 62, (), generator=generator)))
-    chi = torch.from_numpy(source.chisquare(degrees - np.arange(rank), size=(clouds, rank))).sqrt()
+    chi = torch.from_numpy(source.chisquare(degrees - np.arange(rank), size=(samples, rank))).sqrt()
     factor = normal + torch.diag_embed(chi)
     return factor @ factor.mT

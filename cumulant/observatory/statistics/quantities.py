@@ -45,7 +45,7 @@ BY_NAME = {q.name: q for q in QUANTITIES}
 DEFAULT = tuple(BY_NAME)
 
 
-def chosen(names: str | Sequence[str] | None) -> frozenset[str]:
+def select_quantities(names: str | Sequence[str] | None) -> frozenset[str]:
     """The wanted names, checked; None is all, a group's name is its members."""
     if names is None:
         return frozenset(DEFAULT)

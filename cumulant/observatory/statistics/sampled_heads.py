@@ -1,4 +1,4 @@
-"""What costs d × d numbers or a sort for every token, on a sample of queries: spectra, volumes, fits.
+"""Statistics that cost d × d numbers or a sort per query, on a sample of queries: spectra, volumes, fits.
 
 Per sampled query the weights p over its keys are written out; per sequence there are a few such rows, so that nothing
 grows with the square of its length.
@@ -16,36 +16,36 @@ from cumulant.attention import attend
 from cumulant.hopfield import mass_count
 from cumulant.nn.calls import AttentionCall
 
-ROWS = 16  # sampled queries of one sequence at most
-LARGE = 1 << 22  # numbers held at once: rows × heads × keys × dimension
-Picked = list[tuple[int, Tensor]]  # sequences with the indices of their sampled queries
+MAX_ROWS = 16  # sampled queries of one sequence at most
+MAX_NUMBERS = 1 << 22  # numbers held at once: rows × heads × keys × dimension
+SampledQueries = list[tuple[int, Tensor]]  # sequences with the indices of their sampled queries
 
 
-class Look(NamedTuple):
+class SampledStatistics(NamedTuple):
     """quantities: name → (heads, samples);  sums: name → sums over the samples, which add over batches (`fit_sums`)."""
 
     quantities: dict[str, Tensor]
     sums: dict[str, Tensor]
 
 
-def look_closely(call: AttentionCall, picked: Picked, product: Tensor | None) -> Look:
-    """Everything that is computed for the sampled queries of one call.
+def sampled_statistics(call: AttentionCall, queries: SampledQueries, product: Tensor | None) -> SampledStatistics:
+    """The statistics of the sampled queries of one call.
 
     product  (heads, d, e) W_Q W_O of every head, for the volume in the residual stream; None where it is not known
     """
     parts: dict[str, list[Tensor]] = {}
     sums: dict[str, Tensor] = {}
-    for rows in _strips(call, picked):
+    for rows in _strips(call, queries):
         under = _covariances(rows.p, rows)
         for name, value in _quantities(call, rows, under, product).items():
             parts.setdefault(name, []).append(value)
         if not call.capped:
             for name, value in _fit_sums(rows, under).items():
                 sums[name] = sums[name] + value if name in sums else value
-    return Look({name: torch.cat(values, 1) for name, values in parts.items()}, sums)
+    return SampledStatistics({name: torch.cat(values, 1) for name, values in parts.items()}, sums)
 
 
-class Rows(NamedTuple):
+class QueryRows(NamedTuple):
     """Some queries of one sequence: η (heads, rows, d), p and log base weights (heads, rows, n), keys and values
     (heads, n, ·) from their plain means, and those means (heads, 1, ·)."""
 
@@ -67,40 +67,32 @@ class Covariances(NamedTuple):
     key_value: Tensor
 
 
-def rows_of(call: AttentionCall, sequence: int, index: Tensor) -> Rows:
-    """The measure of some queries of a sequence, written out."""
+def query_rows(call: AttentionCall, sequence: int, index: Tensor) -> QueryRows:
+    """The weights of some queries of a sequence over all keys."""
     heads, group = call.eta.shape[1], call.eta.shape[1] // call.key.shape[1]
     eta = call.eta[sequence, :, index]
     key, value = (x[sequence].repeat_interleave(group, 0) if group > 1 else x[sequence] for x in (call.key, call.value))
-    base = eta.new_zeros(heads, len(index), key.shape[1])
-    weights, mask = call.support.get("log_weights"), call.support.get("mask")
-    if weights is not None:
-        base = base + _of(weights, sequence)[:, index]
-    if mask is not None:
-        table = _of(mask, sequence)
-        base = base.masked_fill(~(table[:, index] if table.shape[1] > 1 else table), -torch.inf)
-    if call.support.get("causal"):
-        base = base.masked_fill(torch.arange(key.shape[1]) > index[:, None], -torch.inf)
+    support = call.support.of_sequences(torch.tensor([sequence]))
+    base = support.weigh(eta.new_zeros(1, heads, len(index), key.shape[1]), index)[0]
     logits = eta @ key.mT + base
-    sink = call.support.get("sink")
-    if sink is not None:
-        column = sink.reshape(-1, 1, 1).expand(heads, len(index), 1)
+    if isinstance(support.sink, Tensor):
+        column = support.sink.reshape(-1, 1, 1).expand(heads, len(index), 1)
         p = torch.softmax(torch.cat([logits, column], -1), -1)[..., :-1]
     else:
         p = torch.softmax(logits, -1)
     key_mean, value_mean = key.mean(1, keepdim=True), value.mean(1, keepdim=True)
-    return Rows(eta, p, base, key - key_mean, value - value_mean, key_mean, value_mean)
+    return QueryRows(eta, p, base, key - key_mean, value - value_mean, key_mean, value_mean)
 
 
-def _strips(call: AttentionCall, picked: Picked) -> Iterator[Rows]:
-    """The picked queries, few enough at a time."""
+def _strips(call: AttentionCall, queries: SampledQueries) -> Iterator[QueryRows]:
+    """The queries queries, few enough at a time."""
     each = call.eta.shape[1] * call.key.shape[-2] * call.key.shape[-1]
-    for sequence, index in picked:
-        for part in index.split(max(1, LARGE // each)):
-            yield rows_of(call, sequence, part)
+    for sequence, index in queries:
+        for part in index.split(max(1, MAX_NUMBERS // each)):
+            yield query_rows(call, sequence, part)
 
 
-def _covariances(p: Tensor, rows: Rows) -> Covariances:
+def _covariances(p: Tensor, rows: QueryRows) -> Covariances:
     """One product of (rows · d, n) by (n, d + e) per head; with a sink p sums to less than one, and its atom is 0."""
     heads, count, _ = p.shape
     d = rows.key.shape[-1]
@@ -120,7 +112,7 @@ def _covariances(p: Tensor, rows: Rows) -> Covariances:
     return Covariances(first_k, first_v, second[..., :d], second[..., d:])
 
 
-def _quantities(call: AttentionCall, rows: Rows, under: Covariances, product: Tensor | None) -> dict[str, Tensor]:
+def _quantities(call: AttentionCall, rows: QueryRows, under: Covariances, product: Tensor | None) -> dict[str, Tensor]:
     seen = (rows.base > -torch.inf).sum(-1)
     k90 = mass_count(rows.p).to(rows.p.dtype)
     spread = (under.key_key + under.key_key.mT) / 2
@@ -138,7 +130,7 @@ def _quantities(call: AttentionCall, rows: Rows, under: Covariances, product: Te
     return out
 
 
-def _fit_sums(rows: Rows, under: Covariances) -> dict[str, Tensor]:
+def _fit_sums(rows: QueryRows, under: Covariances) -> dict[str, Tensor]:
     """Sums from which the link fit and the local Gaussian fit of a head follow.
 
     link: count (heads), η (heads, d), m, ηηᵀ, mmᵀ, ηmᵀ;  keys: count, k, kkᵀ;
@@ -167,26 +159,16 @@ def _fit_sums(rows: Rows, under: Covariances) -> dict[str, Tensor]:
     }
 
 
-def received(call: AttentionCall, sequence: int) -> dict[str, Tensor]:
+def received_attention(call: AttentionCall, sequence: int) -> dict[str, Tensor]:
     """The implied source marginal of one sequence: σ_j = Σ_i p_ij / N over its tokens, as (heads, 1) figures."""
-    eta, key = call.eta[sequence], call.key[sequence]
-    tokens = torch.ones(eta.shape[1], dtype=eta.dtype)
-    if call.rows is not None:
-        tokens = call.rows[sequence].to(eta.dtype)
-    support = {k: v for k, v in call.support.items() if k in ("causal", "offset")}
-    for name in ("mask", "log_weights"):
-        if call.support.get(name) is not None:
-            support[name] = _of(call.support[name], sequence)
-    if call.support.get("sink") is not None:
-        support["sink"] = call.support["sink"][0]
-    share = (tokens / tokens.sum().clamp_min(1)).expand(eta.shape[:2])
-    sigma = attend(eta, key, scale=1.0, source_marginal=share.contiguous(), **support).source_marginal
+    index = torch.tensor([sequence])
+    eta, key, support = call.eta[index], call.key[index], call.support.of_sequences(index)
+    tokens = eta.new_ones(eta.shape[2]) if call.rows is None else call.rows[sequence].to(eta.dtype)
+    share = (tokens / tokens.sum().clamp_min(1)).expand(eta.shape[:3])
+    sigma = attend(eta, key, scale=1.0, source_marginal=share.contiguous(), **support.arguments()).source_marginal
     assert sigma is not None
+    sigma = sigma[0]
     return {
         "received_top": sigma.amax(-1, keepdim=True),
         "received_effective": sigma.sum(-1, keepdim=True).square() / sigma.square().sum(-1, keepdim=True),
     }
-
-
-def _of(table: Tensor, sequence: int) -> Tensor:
-    return table[sequence if table.shape[0] > 1 else 0]

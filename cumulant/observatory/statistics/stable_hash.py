@@ -1,4 +1,4 @@
-"""Random choices that depend on what is chosen and not on when: the same sample for any order and partition."""
+"""Random numbers from a hash of a seed and identifiers: the same sample for any order and batching."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 
-def priorities(seed: int, *what: Tensor) -> Tensor:
-    """Integers below 2⁶³ that look random and depend on nothing but a seed and the integers that name a thing.
+def priorities(seed: int, *identifiers: Tensor) -> Tensor:
+    """Integers below 2⁶³ that look random and depend on nothing but a seed and integer identifiers.
 
-    The names broadcast together.
+    The identifiers broadcast together.
 
     >>> import torch
     >>> both, alone = (priorities(0, torch.tensor(text), torch.tensor(7)) for text in ([3, 4], 4))
@@ -17,19 +17,19 @@ def priorities(seed: int, *what: Tensor) -> Tensor:
     True
     """
     state = _mix(torch.full((), seed, dtype=torch.int64))
-    for name in what:
-        state = _mix(state ^ name.to("cpu", torch.int64))
+    for identifier in identifiers:
+        state = _mix(state ^ identifier.to("cpu", torch.int64))
     return state & 0x7FFFFFFFFFFFFFFF
 
 
-def uniform(seed: int, *what: Tensor) -> Tensor:
+def uniform(seed: int, *identifiers: Tensor) -> Tensor:
     """The same as numbers in [0, 1).
 
     >>> import torch
     >>> uniform(0, torch.arange(3)[:, None], torch.arange(4)).shape
     torch.Size([3, 4])
     """
-    return (priorities(seed, *what) >> 10).double() / 2**53
+    return (priorities(seed, *identifiers) >> 10).double() / 2**53
 
 
 def _mix(x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What is remembered of a stream of numbers: a record of fixed size that can be merged.
+"""Statistics of a stream of numbers: a record of fixed size that can be merged.
 
 Every cell (a head, a layer) keeps count, mean, sum of squared deviations, extremes, a histogram with logarithmic bins,
 and means by position. Merging is exact for all but the quantiles, which the bins give to 5 % of the value, and does not
@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 GROWTH = 1.1  # ratio of neighbouring bin edges: quantiles to 5 %
-SMALLEST, LARGEST = 1e-6, 1e6  # magnitudes that the bins tell apart
+SMALLEST, LARGEST = 1e-6, 1e6  # magnitudes that have bins of their own
 STEPS = 290  # log(LARGEST / SMALLEST) / log(GROWTH)
 BINS = 2 * STEPS + 3  # negative, around zero, positive, and the two ends
-POSITIONS = 64  # places that are told apart: 0 … 15 each, then in growing groups
+POSITIONS = 64  # bins of positions: 0 … 15 each, then in growing groups
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,9 +75,9 @@ class Tally:
         if positions is None:
             empty = torch.zeros(len(x), POSITIONS, dtype=torch.int64)
             return cls(count, mean, square, low, high, histogram, empty, empty.double())
-        place = place_of(positions.detach().cpu()).expand_as(x)
-        sums = torch.zeros(len(x), POSITIONS, dtype=torch.float64).scatter_add_(1, place, x0)
-        return cls(count, mean, square, low, high, histogram, _count(place, here, POSITIONS), sums)
+        bins = position_bin(positions.detach().cpu()).expand_as(x)
+        sums = torch.zeros(len(x), POSITIONS, dtype=torch.float64).scatter_add_(1, bins, x0)
+        return cls(count, mean, square, low, high, histogram, _count(bins, here, POSITIONS), sums)
 
     def merge(self, other: Tally) -> Tally:
         """The tally of both streams; `empty` is the identity."""
@@ -121,11 +121,11 @@ class Tally:
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
 
-def place_of(position: Tensor) -> Tensor:
-    """The group of a position: 0 … 15 alone, then four groups per doubling, the last one open.
+def position_bin(position: Tensor) -> Tensor:
+    """The bin of a position: 0 … 15 alone, then four bins per doubling, the last one open.
 
     >>> import torch
-    >>> place_of(torch.tensor([0, 15, 16, 19, 20, 31, 32, 10**6])).tolist()
+    >>> position_bin(torch.tensor([0, 15, 16, 19, 20, 31, 32, 10**6])).tolist()
     [0, 15, 16, 16, 17, 19, 20, 63]
     """
     position = position.clamp_min(0)
@@ -134,10 +134,10 @@ def place_of(position: Tensor) -> Tensor:
     return torch.where(position < 16, position, 16 + 4 * (octave - 4) + within).clamp_max(POSITIONS - 1)
 
 
-def first_of_place() -> list[int]:
-    """The first position of every group.
+def first_positions() -> list[int]:
+    """The first position of every bin.
 
-    >>> first_of_place()[14:22]
+    >>> first_positions()[14:22]
     [14, 15, 16, 20, 24, 28, 32, 40]
     """
     return [i if i < 16 else (4 + (i - 16) % 4) * 2 ** (2 + (i - 16) // 4) for i in range(POSITIONS)]
@@ -154,10 +154,10 @@ def _centre(index: Tensor) -> Tensor:
     return torch.where(step == 0, 0.0, step.sign() * SMALLEST * GROWTH ** (step.abs() - 1).double())
 
 
-def edges(index: int) -> tuple[float, float]:
+def bin_edges(index: int) -> tuple[float, float]:
     """The numbers that a bin of the histogram holds.
 
-    >>> edges(STEPS + 1)
+    >>> bin_edges(STEPS + 1)
     (-1e-06, 1e-06)
     """
     step = index - (STEPS + 1)

@@ -24,7 +24,7 @@ def _observed() -> dict[str, Any]:
     """The model, a record of it, and what its first batch of windows was, computed once for all checks."""
     try:
         from cumulant.observatory import load, observe, read_texts
-        from cumulant.observatory.hooks.attention import listen
+        from cumulant.observatory.hooks.attention import observe_attention
         from cumulant.observatory.text.windows import batches
 
         loaded = load("minilm")
@@ -34,7 +34,7 @@ def _observed() -> dict[str, Any]:
     calls: list = []
     parts = []
     stream = batches(read_texts(), loaded.tokenizer, max_length=LENGTH, batch_size=8, max_tokens=TOKENS)
-    with torch.no_grad(), listen(loaded.model, calls.append):
+    with torch.no_grad(), observe_attention(loaded.model, calls.append):
         for batch in stream:
             out = loaded.model(**batch.inputs(), output_hidden_states=True)
             parts.append([array(state[batch.attention_mask.bool()]) for state in out.hidden_states])
@@ -45,7 +45,7 @@ def _observed() -> dict[str, Any]:
 @check("M1", "the law of hidden states over the layers of a trained model")
 def hidden_states(inputs: RandomInputs) -> Iterator[Evidence]:
     from cumulant.observatory.report.layer_table import layer_rows, layer_spectra
-    from cumulant.observatory.statistics.gaussianity import effective_rank
+    from cumulant.special import effective_rank
 
     result = _observed()
     record, states = result["record"], result["states"]
@@ -58,7 +58,7 @@ def hidden_states(inputs: RandomInputs) -> Iterator[Evidence]:
         spread = np.linalg.eigvalsh(np.cov(state.T, bias=True)).clip(0)
         share = spread / spread.sum()
         rank = np.exp(-(share[share > 0] * np.log(share[share > 0])).sum())
-        ours = effective_rank(torch.tensor(spectra[f"{rows[index]['block']}/out"]))
+        ours = float(effective_rank(torch.tensor(spectra[f"{rows[index]['block']}/out"])))
         yield agrees(f"block {index}: effective rank", ours / rank, 1.0, 1e-2)
     ratio = [float(row["sliced_w2"]) / float(row["sliced_w2_null"]) for row in rows]
     yield measured("distance to a Gaussian after the first block, in units of a Gaussian sample's", ratio[0])
@@ -72,7 +72,7 @@ def local_gaussian(inputs: RandomInputs) -> Iterator[Evidence]:
     ours = _observed()
     call = ours["calls"][2]
     key, eta = array(call.key[0, 3]), array(call.eta[0, 3, 5])
-    visible = array(call.support["mask"][0, 0, 5].bool()) if call.support.get("mask") is not None else slice(None)
+    visible = array(call.support.mask[0, 0, 5].bool()) if call.support.mask is not None else slice(None)
     key = key[visible]
     step = 1e-2 * inputs.normal(len(eta)) / np.sqrt(len(eta))
     p = softmax(key @ eta)

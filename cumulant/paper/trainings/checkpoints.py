@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from cumulant.checks import sentence
 from cumulant.files import replacing
-from cumulant.nn.kinds import FORMAT
-from cumulant.nn.trunk import Stack
+from cumulant.nn.block_types import FORMAT
+from cumulant.nn.stack import StackConfig
 from cumulant.paper.trainings.task import Task
 from cumulant.paper.trainings.tasks import TASKS
 
@@ -63,7 +63,7 @@ def checkpoint_steps(steps: int, count: int = 10) -> tuple[int, ...]:
     return tuple(sorted({0, *spaced, steps}))
 
 
-def save_checkpoint(run: Path, task: Task, model: nn.Module, config: Stack, *, step: int, seed: int) -> Path:
+def save_checkpoint(run: Path, task: Task, model: nn.Module, config: StackConfig, *, step: int, seed: int) -> Path:
     """Save the model at a step; an existing directory is kept, because steps are reproducible."""
     directory = step_directory(run, step)
     if directory.exists():
@@ -101,7 +101,7 @@ def load_checkpoint(directory: str | Path) -> Checkpoint:
     return Checkpoint(model.eval(), task.name, config, metadata["step"], metadata["seed"], _tokenizer(directory))
 
 
-def _read_config(directory: Path) -> tuple[dict, Stack]:
+def _read_config(directory: Path) -> tuple[dict, StackConfig]:
     try:
         metadata = json.loads((directory / CONFIG).read_text(encoding="utf-8"))
         kind = type(TASKS[metadata["task"]]().standard)

@@ -13,7 +13,7 @@ from rich.progress import Progress, TextColumn
 from rich.table import Table
 
 from cumulant.checks import sentence
-from cumulant.nn.kinds import KINDS, find_kind, make_block
+from cumulant.nn.block_types import BLOCK_TYPES, find_block_type, make_block
 from cumulant.paper.output import progress_bar, write_record, write_results
 from cumulant.paper.trainings.figures import draw_curves
 from cumulant.paper.trainings.search import RATES, SEED, best_rate, eligible
@@ -29,7 +29,7 @@ from cumulant.terminal import sentences
 def train_command(
     name: Annotated[str, typer.Argument(help=", ".join(TASKS) + ".")],
     out: Annotated[Path | None, typer.Option(help="Where checkpoints and tables go; trained/NAME if none.")] = None,
-    block: Annotated[list[str] | None, typer.Option(help=f"{', '.join(KINDS)}; all of them if none.")] = None,
+    block: Annotated[list[str] | None, typer.Option(help=f"{', '.join(BLOCK_TYPES)}; all of them if none.")] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Train with seeds 0 … N − 1; several show the spread.")] = 1,
     steps: Annotated[int | None, typer.Option(min=1, help="Updates of each training; the task's own if none.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the trainings in --out.")] = False,
@@ -51,9 +51,9 @@ def train_command(
         if resume and force:
             raise ValueError(sentence("--force", "to be alone", "--resume beside it", "Leave one of them out."))
         _require("safetensors", "polars", "matplotlib")
-        task, blocks = find_task(name), block or list(KINDS)
+        task, blocks = find_task(name), block or list(BLOCK_TYPES)
         for kind in blocks:
-            find_kind(kind)
+            find_block_type(kind)
         if search:
             _search(screen, errors, task, blocks, steps)
             return

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from cumulant.checks import sentence
 from cumulant.contrastive import info_nce
-from cumulant.nn.trunk import Stack, Trunk
+from cumulant.nn.stack import BlockStack, StackConfig
 from cumulant.paper.trainings.task import EVALUATION_SEEDS, PARTS, Metric, Recipe, Task
 
 SIDE = 8  # pixels
@@ -21,7 +21,7 @@ FOLDS, HELD_OUT = 5, {"test": 0, "validation": 1}  # which of every five digits 
 
 
 @dataclass(frozen=True)
-class DigitsConfig(Stack):
+class DigitsConfig(StackConfig):
     """A stack of blocks over patches of 2 × 2 pixels, the size of the embedding, and the temperature of the loss."""
 
     embedding: int = 32
@@ -77,7 +77,7 @@ class DigitsEncoder(nn.Module):
         self.config = config
         self.patch = nn.Linear(PATCH**2, config.dim, bias=False)
         self.position = nn.Parameter(0.5 * torch.randn((SIDE // PATCH) ** 2, config.dim))
-        self.trunk = Trunk(config)
+        self.trunk = BlockStack(config)
         self.project = nn.Linear(config.dim, config.embedding)
 
     def tokens(self, images: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from cumulant.figures import COLOURS, figure
-from cumulant.nn.kinds import KINDS
+from cumulant.nn.block_types import BLOCK_TYPES
 from cumulant.paper.trainings.tables import mean_std
 from cumulant.paper.trainings.task import Task
 from cumulant.paper.trainings.train import TrainingRun
@@ -19,7 +19,7 @@ def draw_curves(task: Task, runs: Sequence[TrainingRun]) -> Figure:
     """One panel a metric; a line is the mean over seeds, the band around it one standard deviation either way."""
     drawn = figure(4.2 * len(task.metrics), 3.4)
     panels = drawn.subplots(1, len(task.metrics), squeeze=False)[0]
-    colours = dict(zip(KINDS, COLOURS, strict=False))
+    colours = dict(zip(BLOCK_TYPES, COLOURS, strict=False))
     for panel, metric in zip(panels, task.metrics, strict=True):
         for block in dict.fromkeys(run.block for run in runs):
             rows = [row for run in runs if run.block == block for row in run.curve]

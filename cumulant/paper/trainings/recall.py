@@ -20,14 +20,14 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize, one_hot
 
 from cumulant.kernels import moments
-from cumulant.nn.trunk import Stack, Trunk
+from cumulant.nn.stack import BlockStack, StackConfig
 from cumulant.paper.trainings.task import EVALUATION_SEEDS, Metric, Recipe, Task
 
 EXAMPLES = 512  # of the test, and of validation
 
 
 @dataclass(frozen=True)
-class RecallConfig(Stack):
+class RecallConfig(StackConfig):
     """A stack of blocks and the problem.
 
     features  d, numbers in a key
@@ -99,7 +99,7 @@ class RecallModel(nn.Module):
         self.config = config
         self.key = nn.Linear(config.features, config.dim, bias=False)
         self.value = nn.Embedding(config.values + 1, config.dim)  # the last one is the question mark
-        self.trunk = Trunk(config)
+        self.trunk = BlockStack(config)
         self.answer = nn.Linear(config.dim, config.values, bias=False)
         nn.init.normal_(self.key.weight)  # keys and values enter with the same size
 

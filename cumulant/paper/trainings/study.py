@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from cumulant.checks import sentence
 from cumulant.files import write
-from cumulant.nn.kinds import KINDS, find_kind
+from cumulant.nn.block_types import BLOCK_TYPES, find_block_type
 from cumulant.paper.output import entries
 from cumulant.paper.trainings.task import Task
 from cumulant.paper.trainings.train import TrainingRun, TrainingStep, train
@@ -55,7 +55,7 @@ def prepare_directory(directory: Path, task: str, *, resume: bool = False, force
         advice = "Name a new directory, or train what it holds."
         raise ValueError(sentence("--resume", f"a training of {task} in {directory}", f"one of {other}", advice))
     if force:
-        for name in files & {*WRITTEN, *KINDS}:
+        for name in files & {*WRITTEN, *BLOCK_TYPES}:
             old = directory / name
             shutil.rmtree(old) if old.is_dir() else old.unlink()
     directory.mkdir(parents=True, exist_ok=True)
@@ -73,7 +73,7 @@ def study(
     task: Task,
     directory: Path,
     *,
-    blocks: Sequence[str] = tuple(KINDS),
+    blocks: Sequence[str] = tuple(BLOCK_TYPES),
     seeds: Sequence[int] = (0,),
     steps: int | None = None,
     resume: bool = False,
@@ -87,7 +87,7 @@ def study(
     watch      called with block and seed before a training; returns its callback after each update
     """
     for block in blocks:
-        find_kind(block)
+        find_block_type(block)
     runs, notes = [], []
     for seed in seeds:
         for block in dict.fromkeys(blocks):

@@ -10,8 +10,8 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from cumulant.nn.kinds import find_kind
-from cumulant.nn.trunk import Stack, count_built, matched
+from cumulant.nn.block_types import find_block_type
+from cumulant.nn.stack import StackConfig, count_built, match_parameters
 
 PARTS = ("validation", "test")  # held-out data: validation selects learning rates, test is reported
 EVALUATION_SEEDS = {"validation": 1 << 62, "test": (1 << 62) + 1}  # not the seed of any training step
@@ -63,7 +63,7 @@ class Task(ABC):
 
     @property
     @abstractmethod
-    def standard(self) -> Stack:
+    def standard(self) -> StackConfig:
         """The configuration of the standard model; the others have as many parameters."""
 
     @abstractmethod
@@ -87,16 +87,16 @@ class Task(ABC):
         """Text files to store with the weights, by file name."""
         return {}
 
-    def configure(self, block: str) -> Stack:
+    def configure(self, block: str) -> StackConfig:
         """The configuration of a block with as many parameters as the standard model, to 1 %."""
         if block == "standard":
             return self.standard
         standard = self.standard
-        layers = find_kind(block).layers or standard.layers
+        layers = find_block_type(block).layers or standard.layers
         changed = dataclasses.replace(standard, block=block, layers=layers)
-        return matched(changed, count_built(standard, self.build), self.build)
+        return match_parameters(changed, count_built(standard, self.build), self.build)
 
     def recipe_for(self, block: str) -> Recipe:
         """The recipe with the learning rate of a block."""
-        find_kind(block)
+        find_block_type(block)
         return self.recipe._replace(rate=self.rates[block])

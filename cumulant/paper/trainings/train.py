@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from cumulant.checks import sentence
 from cumulant.files import write
+from cumulant.nn.block_types import FORMAT
 from cumulant.nn.equilibrium import EquilibriumBlock
-from cumulant.nn.kinds import FORMAT
-from cumulant.nn.trunk import Stack, count_parameters
+from cumulant.nn.stack import StackConfig, count_parameters
 from cumulant.paper.trainings.checkpoints import (
     STATE,
     Progress,
@@ -123,7 +123,7 @@ def rate_at(recipe: Recipe, step: int) -> float:
 @dataclasses.dataclass
 class _Loop:
     task: Task
-    config: Stack
+    config: StackConfig
     recipe: Recipe
     seed: int
     part: str
@@ -192,7 +192,7 @@ def _convergence(model: nn.Module) -> Iterator[list[Tensor]]:
             handle.remove()
 
 
-def _initial(task: Task, config: Stack, seed: int) -> nn.Module:
+def _initial(task: Task, config: StackConfig, seed: int) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         return task.build(config)
@@ -212,7 +212,7 @@ def _checked(recipe: Recipe) -> Recipe:
     return recipe
 
 
-def _settings(task: Task, config: Stack, recipe: Recipe, seed: int, part: str) -> dict:
+def _settings(task: Task, config: StackConfig, recipe: Recipe, seed: int, part: str) -> dict:
     """All settings that determine a training, flat, so that a difference can be named."""
     general = {"format": FORMAT, "task": task.name, "seed": seed, "part": part, "data": task.fingerprint}
     return {**general, **recipe._asdict(), **dataclasses.asdict(config)}

@@ -1,4 +1,4 @@
-"""A stack of blocks of one kind, and the width at which two stacks have equally many parameters."""
+"""A stack of blocks of one type, and the width at which two stacks have equally many parameters."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from cumulant.checks import sentence
-from cumulant.nn.kinds import find_kind, make_block
+from cumulant.nn.block_types import find_block_type, make_block
 
 
 @dataclass(frozen=True)
-class Stack:
-    """What a stack of blocks is made from.
+class StackConfig:
+    """The sizes of a stack of blocks.
 
-    block   one of `KINDS`
+    block   one of `BLOCK_TYPES`
     dim     width of the stream, a multiple of heads
     heads   of each block
     layers  how many blocks
@@ -34,26 +34,26 @@ class Stack:
     causal: bool = False
 
     def __post_init__(self):
-        find_kind(self.block)
+        find_block_type(self.block)
         for name in ("dim", "heads", "layers", "hidden"):
             if not getattr(self, name) > 0:
-                raise ValueError(sentence(f"Stack.{name}", "a positive number", getattr(self, name), "Give one."))
+                raise ValueError(sentence(f"StackConfig.{name}", "a positive number", getattr(self, name), "Give one."))
         if self.dim % self.heads:
             got = f"{self.dim} with {self.heads} heads"
-            raise ValueError(sentence("Stack.dim", "a multiple of heads", got, "Choose sizes that divide."))
+            raise ValueError(sentence("StackConfig.dim", "a multiple of heads", got, "Choose sizes that divide."))
 
 
-class Trunk(nn.Module):
-    """Blocks one after the other between two norms; (batch, n, dim) to the same shape.
+class BlockStack(nn.Module):
+    """Blocks in a row between two norms, (batch, n, dim) to the same shape.
 
     Embeddings are small, and what a block does to a stream should not depend on how small: hence the norm at the start.
 
     >>> import torch
-    >>> Trunk(Stack(dim=8, heads=2, hidden=16))(torch.zeros(3, 5, 8)).shape
+    >>> BlockStack(StackConfig(dim=8, heads=2, hidden=16))(torch.zeros(3, 5, 8)).shape
     torch.Size([3, 5, 8])
     """
 
-    def __init__(self, stack: Stack):
+    def __init__(self, stack: StackConfig):
         super().__init__()
         sizes = (stack.dim, stack.heads, stack.hidden)
         self.blocks = nn.ModuleList(make_block(stack.block, *sizes, causal=stack.causal) for _ in range(stack.layers))
@@ -67,7 +67,7 @@ class Trunk(nn.Module):
         return self.end(x)
 
 
-Config = TypeVar("Config", bound=Stack)
+Config = TypeVar("Config", bound=StackConfig)
 
 
 def count_parameters(module: nn.Module) -> int:
@@ -84,12 +84,12 @@ def count_built(config: Config, build: Callable[[Config], nn.Module]) -> int:
         return count_parameters(build(config))
 
 
-def matched(config: Config, budget: int, build: Callable[[Config], nn.Module]) -> Config:
+def match_parameters(config: Config, budget: int, build: Callable[[Config], nn.Module]) -> Config:
     """``config`` with the ``hidden`` that brings the model it builds nearest to ``budget`` parameters.
 
     The count is affine in ``hidden``, so two counts say where it meets the budget.
 
-    >>> matched(Stack(dim=8, heads=2), 2000, Trunk).hidden
+    >>> match_parameters(StackConfig(dim=8, heads=2), 2000, BlockStack).hidden
     39
     """
     least, wider = (count_built(dataclasses.replace(config, hidden=h), build) for h in (1, 2))
@@ -97,5 +97,5 @@ def matched(config: Config, budget: int, build: Callable[[Config], nn.Module]) -
     if hidden < 1:
         got = f"{least:,} parameters at the narrowest"
         advice = "Take fewer layers or a smaller dim."
-        raise ValueError(sentence(f"matched.{config.block}", f"at most {budget:,} parameters", got, advice))
+        raise ValueError(sentence(f"match_parameters.{config.block}", f"at most {budget:,} parameters", got, advice))
     return dataclasses.replace(config, hidden=hidden)

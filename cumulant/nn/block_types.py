@@ -24,7 +24,7 @@ from cumulant.nn.energy import EnergyBlock
 from cumulant.nn.equilibrium import EquilibriumBlock
 
 FORMAT = 2  # what the names below stand for in a checkpoint: one more whenever a block or a model of a name changes
-Make = Callable[[int, int, int, bool], nn.Module]  # dim, heads, hidden, causal
+MakeBlock = Callable[[int, int, int, bool], nn.Module]  # dim, heads, hidden, causal
 
 
 class StandardBlock(nn.Module):
@@ -59,7 +59,7 @@ class StandardBlock(nn.Module):
         return x + self.write(nn.functional.gelu(self.read(self.before_units(x))))
 
 
-class Normed(nn.Module):
+class NormedBlock(nn.Module):
     """A block behind a norm that the stream itself passes: x ↦ block(N x)."""
 
     def __init__(self, block: nn.Module, dim: int):
@@ -75,7 +75,7 @@ class Normed(nn.Module):
         return self.block(self.norm(x), key_padding_mask=key_padding_mask)
 
 
-class Amplified(nn.Module):
+class AmplifiedBlock(nn.Module):
     """A block behind a gain for each channel, learned: x ↦ block(γ x).
 
     A norm contracts by one over the deviation of what it is given (S1-A4): the larger the stream that enters a fixed
@@ -95,10 +95,10 @@ class Amplified(nn.Module):
         return self.block(self.gain * x, key_padding_mask=key_padding_mask)
 
 
-class Kind(NamedTuple):
-    """How a block is made, and how many of them a model has; None: as many as the standard model has layers."""
+class BlockType(NamedTuple):
+    """How a block of this type is made, and how many a model has; None: as many as the standard model has layers."""
 
-    make: Make
+    make: MakeBlock
     layers: int | None = None
 
 
@@ -111,27 +111,27 @@ def _energy(dim: int, heads: int, hidden: int, causal: bool) -> nn.Module:
 
 
 def _convex(dim: int, heads: int, hidden: int, causal: bool) -> nn.Module:
-    return Normed(ConvexBlock(dim, heads, hidden=hidden, causal=causal, units="relu"), dim)
+    return NormedBlock(ConvexBlock(dim, heads, hidden=hidden, causal=causal, units="relu"), dim)
 
 
 def _equilibrium(dim: int, heads: int, hidden: int, causal: bool) -> nn.Module:
     block = EquilibriumBlock(dim, heads, hidden=hidden, causal=causal, max_steps=20, tol=3e-3)
-    return Amplified(block, dim, 6.0)
+    return AmplifiedBlock(block, dim, 6.0)
 
 
-KINDS = {
-    "standard": Kind(_standard),
-    "energy": Kind(_energy),
-    "convex": Kind(_convex),
-    "equilibrium": Kind(_equilibrium, layers=1),
+BLOCK_TYPES = {
+    "standard": BlockType(_standard),
+    "energy": BlockType(_energy),
+    "convex": BlockType(_convex),
+    "equilibrium": BlockType(_equilibrium, layers=1),
 }
 
 
-def find_kind(name: str) -> Kind:
-    """What the name of a block stands for."""
-    if name not in KINDS:
-        raise ValueError(sentence("block", f"one of {', '.join(KINDS)}", repr(name), "Choose one of them."))
-    return KINDS[name]
+def find_block_type(name: str) -> BlockType:
+    """The type of a block by name."""
+    if name not in BLOCK_TYPES:
+        raise ValueError(sentence("block", f"one of {', '.join(BLOCK_TYPES)}", repr(name), "Choose one of them."))
+    return BLOCK_TYPES[name]
 
 
 def make_block(name: str, dim: int, heads: int, hidden: int, *, causal: bool = False) -> nn.Module:
@@ -140,4 +140,4 @@ def make_block(name: str, dim: int, heads: int, hidden: int, *, causal: bool = F
     >>> type(make_block("standard", 8, 2, 16)).__name__
     'StandardBlock'
     """
-    return find_kind(name).make(dim, heads, hidden, causal)
+    return find_block_type(name).make(dim, heads, hidden, causal)
