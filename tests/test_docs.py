@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cumulant.paper.statements import CLAIMS
+from cumulant.paper.statements import STATEMENTS
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
@@ -118,13 +118,13 @@ def dangling(text: str) -> list[str]:
 
 def test_the_theory_has_every_statement_once_in_its_section():
     assert len(ANCHORS) == len(set(ANCHORS))
-    assert sections_of_statements() == {anchor(claim.id): claim.section for claim in CLAIMS}
+    assert sections_of_statements() == {anchor(claim.id): claim.section for claim in STATEMENTS}
     assert {f"section-{n}" for n in range(1, 17)} <= set(ANCHORS)
 
 
 def test_statements_and_verdicts_link_to_each_other():
     table = (ROOT / "docs" / "claims.md").read_text(encoding="utf-8")
-    for claim in CLAIMS:
+    for claim in STATEMENTS:
         name = anchor(claim.id)
         assert f'<a id="{name}"></a>[**{claim.id}**](claims.md#{name})' in THEORY
         assert f'<a id="{name}"></a>[{claim.id}](theory.md#{name})' in table

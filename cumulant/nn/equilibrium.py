@@ -292,7 +292,7 @@ class EquilibriumBlock(SequenceBlock):
         lost_padding = None if padding is None else padding[lost]
         state = layer_norm(x[lost], (self.dim,), self.gain, self.shift, self.eps)
         for _ in range(self.max_steps):
-            state, _ = self.damped.step(None, state, self._layer(state, x[lost], lost_padding))
+            _, state = self.damped.step(None, state, self._layer(state, x[lost], lost_padding))
         return z.index_copy(0, lost, state)
 
     @torch.no_grad()
