@@ -314,8 +314,9 @@ class _WithLastProposal:
         return self.method.init(x)
 
     def step(self, state: Any, x: Tensor, fx: Tensor) -> tuple[Any, Tensor]:
-        state, self.latest = self.method.step(state, x, fx)
-        return state, self.latest
+        state, proposal = self.method.step(state, x, fx)
+        self.latest = proposal
+        return state, proposal
 
 
 def _solver_record(solution: Solution, lead: torch.Size, last: int = 5) -> Settled:
