@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from cumulant.checks import broadcast, require_alike, require_finite, require_float, sentence, shape
-from cumulant.dynamics.matrices import require_positive_definite
+from cumulant.dynamics.checks import require_positive_definite
 from cumulant.kernels import Moments, moments
 from cumulant.measures import Measure
 from cumulant.typing import Flags, PerQuery, Queries

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from cumulant.checks import holds, require_alike, require_finite, require_float, sentence, shape
+from cumulant.dynamics.checks import require_cloud
 from cumulant.dynamics.integrate import MAX_STIFF_SIZE, Integrator
 from cumulant.dynamics.readouts import log_interaction_energy
 from cumulant.dynamics.time_change import LOG_MAX, TimeChangedIntegrator
@@ -245,12 +246,7 @@ class _Field:
 
 def _start(x0: object, sphere: bool, where: str = "flow") -> Tensor:
     """x0 in float64, on the sphere to rounding."""
-    x = require_float(f"{where}.x0", x0)
-    if x.ndim < 2 or 0 in x.shape[-2:]:
-        expected = "a cloud (*batch, n, d) of at least one particle"
-        raise ValueError(sentence(f"{where}.x0", expected, shape(x), "Add the particle axis."))
-    require_finite(f"{where}.x0", x)
-    wide = x.detach().double()
+    wide = require_cloud(f"{where}.x0", x0).detach().double()
     if not sphere:
         return wide
     length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)

@@ -14,8 +14,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from cumulant.checks import require_finite, require_float, sentence, shape
+from cumulant.checks import sentence
 from cumulant.dynamics.attention_step import Ascend
+from cumulant.dynamics.checks import require_cloud
 from cumulant.dynamics.renormalize import Renormalize, Unchanged
 from cumulant.typing import PerQuery, Queries, Stepper
 
@@ -75,11 +76,7 @@ class Layer:
 
     def init(self, state: Queries) -> Queries:
         """The initial state: the cloud itself (pre), or renormalised (post):  (*batch, n, d) → (*batch, n, d)."""
-        x = require_float("Layer.init", state)
-        if x.ndim < 2 or 0 in x.shape[-2:]:
-            expected = "a cloud (*batch, n, d) of at least one particle"
-            raise ValueError(sentence("Layer.init", expected, shape(x), "Add the particle axis."))
-        require_finite("Layer.init", x)
+        x = require_cloud("Layer.init", state)
         return self.renormalize(x) if self.order == "post" else x
 
     def __call__(self, x: Queries) -> Queries:

@@ -11,8 +11,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from cumulant.checks import holds, require_finite, require_float, sentence, shape
-
 
 def symmetric_root(a: Tensor) -> Tensor:
     """A^½, the symmetric positive definite S with S² = A:  (*batch, d, d) → (*batch, d, d).
@@ -40,20 +38,6 @@ def symmetric_transport(a: Tensor, b: Tensor | None = None) -> Tensor:
     root = symmetric_root(a)
     inverse = torch.linalg.inv(root)
     return inverse if b is None else inverse @ symmetric_root(root @ b @ root) @ inverse
-
-
-def require_positive_definite(where: str, matrix: object) -> Tensor:
-    """The lower Cholesky factor of a symmetric positive definite (*batch, d, d), or a sentence."""
-    m = require_float(where, matrix)
-    if m.ndim < 2 or m.shape[-1] != m.shape[-2]:
-        raise ValueError(sentence(where, "a square matrix (d, d)", shape(m), "Use torch.diag for a diagonal."))
-    require_finite(where, m)
-    slack = 1e3 * torch.finfo(m.dtype).eps * m.detach().abs().amax((-2, -1), keepdim=True)
-    factor, failed = torch.linalg.cholesky_ex(m)
-    if not holds((m - m.mT).abs() <= slack) or not holds(failed == 0):
-        got = "one that is not"
-        raise ValueError(sentence(where, "a symmetric positive definite matrix", got, "Clip its eigenvalues above 0."))
-    return factor
 
 
 class _SymmetricRoot(torch.autograd.Function):

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from cumulant import special
 from cumulant.checks import require_alike, require_float, sentence, shape
+from cumulant.dynamics.checks import require_cloud
 from cumulant.kernels import moments
 from cumulant.typing import Codes, PerQuery, Queries
 
@@ -116,7 +117,7 @@ def effective_rank(x: Queries) -> PerQuery:
     >>> effective_rank(torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.0, -1.0]]))
     tensor(2.)
     """
-    away, flat = _centred(_cloud("effective_rank", x))
+    away, flat = _centred(require_cloud("effective_rank.x", x, finite=False))
     gram = away.mT @ away if x.shape[-1] <= x.shape[-2] else away @ away.mT  # the same eigenvalues but for zeros
     return torch.where(flat, 0, special.effective_rank(torch.linalg.eigvalsh(gram).clamp_min(0)))
 
@@ -137,7 +138,7 @@ def clusters(x: Queries, tol: float = 0.05, limit: int | None = None) -> Cluster
     >>> clusters(torch.tensor([[0.0], [1.0], [0.01], [1.02], [1.01]]))
     Clusters(count=tensor(2), sizes=tensor([3, 2]))
     """
-    _cloud("clusters", x)
+    require_cloud("clusters.x", x, finite=False)
     if not tol > 0:
         raise ValueError(sentence("clusters.tol", "a positive number", tol, "It is relative to √d."))
     if limit is not None:
@@ -170,7 +171,7 @@ def mean_cosine(x: Queries) -> PerQuery:
     >>> mean_cosine(torch.tensor([[2.0, 0.0], [0.0, 3.0]]))
     tensor(0.5000)
     """
-    norm = torch.linalg.vector_norm(_cloud("mean_cosine", x), dim=-1, keepdim=True)
+    norm = torch.linalg.vector_norm(require_cloud("mean_cosine.x", x, finite=False), dim=-1, keepdim=True)
     return (x / torch.where(norm == 0, 1, norm)).mean(-2).square().sum(-1)
 
 
@@ -181,7 +182,7 @@ def mean_norm(x: Queries) -> PerQuery:
     >>> mean_norm(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
     tensor(2.5000)
     """
-    return torch.linalg.vector_norm(_cloud("mean_norm", x), dim=-1).mean(-1)
+    return torch.linalg.vector_norm(require_cloud("mean_norm.x", x, finite=False), dim=-1).mean(-1)
 
 
 def log_interaction_energy(x: Queries, beta: float, log_weights: Tensor | None = None) -> PerQuery:
@@ -195,7 +196,7 @@ def log_interaction_energy(x: Queries, beta: float, log_weights: Tensor | None =
     >>> log_interaction_energy(torch.eye(2), 1.0).exp()                                                 # e + 1
     tensor(3.7183)
     """
-    _cloud("log_interaction_energy", x)
+    require_cloud("log_interaction_energy.x", x, finite=False)
     if not isinstance(beta, int | float) or not math.isfinite(beta):
         raise ValueError(sentence("log_interaction_energy.beta", "a finite number", beta, "It multiplies the scores."))
     if log_weights is not None:
@@ -215,7 +216,7 @@ def effective_keys(x: Queries, scale: float = 1.0) -> PerQuery:
     >>> effective_keys(torch.zeros(7, 2))
     tensor(7.0000)
     """
-    _cloud("effective_keys", x)
+    require_cloud("effective_keys.x", x, finite=False)
     return moments(scale * x, x, statistics=("effective_atoms",)).effective_atoms.to(x.dtype).mean(-1)
 
 
@@ -232,14 +233,6 @@ READOUTS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def _cloud(where: str, x: object) -> Tensor:
-    x = require_float(f"{where}.x", x)
-    if x.ndim < 2 or 0 in x.shape[-2:]:
-        expected = "a cloud (*batch, n, d) of at least one particle"
-        raise ValueError(sentence(f"{where}.x", expected, shape(x), "Add the particle axis."))
-    return x
-
-
 def _centred(x: Tensor) -> tuple[Tensor, Tensor]:
     """x about its mean, and whether that is zero up to rounding (*batch)."""
     away = x - x.mean(-2, keepdim=True)
@@ -250,7 +243,7 @@ def _centred(x: Tensor) -> tuple[Tensor, Tensor]:
 def _standardised(where: str, x: Tensor, directions: int, seed: int) -> Tensor:
     """⟨u,x⟩ with mean 0 and variance 1 (biased) over particles (*batch, directions, n); 0 where there is no spread."""
     _require_count(f"{where}.directions", directions, 1)
-    d = _cloud(where, x).shape[-1]
+    d = require_cloud(f"{where}.x", x, finite=False).shape[-1]
     along = np.ones((1, 1)) if d == 1 else np.random.default_rng(seed).standard_normal((directions, d))
     along = along / np.linalg.norm(along, axis=1, keepdims=True)
     z = torch.from_numpy(along).to(dtype=x.dtype, device=x.device) @ x.mT

@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from cumulant.checks import holds, require_alike, require_finite, require_float, sentence, shape
-from cumulant.dynamics.matrices import require_positive_definite, symmetric_root, symmetric_transport
+from cumulant.dynamics.checks import require_positive_definite
+from cumulant.dynamics.matrices import symmetric_root, symmetric_transport
 from cumulant.typing import PerQuery, Queries
 
 WHITENINGS = ("zca", "cholesky", "pca")
