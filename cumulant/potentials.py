@@ -242,7 +242,7 @@ class Block(Potential):
     AscentStep(eta=tensor([0.5000, 2.7311]), log_volume=tensor(1.0101))
     """
 
-    parts: tuple[Measure | Potential, ...]
+    parts: Sequence[Measure | Potential]
 
     def __post_init__(self):
         object.__setattr__(self, "parts", tuple(self.parts))

@@ -11,8 +11,20 @@ import torch
 if os.environ.get("CUMULANT_TYPECHECK"):
     from jaxtyping import install_import_hook
 
-    # not the kernels: torch reads the schema of a custom operator off the undecorated function
-    checked = ["cumulant.measures", "cumulant.solve", "cumulant.geometry", "cumulant.special", "cumulant.testing"]
+    # not the kernels: torch reads the schema of a custom operator off the undecorated function; not nn: it uses Self
+    rooms = [
+        "solve",
+        "special",
+        "geometry",
+        "testing",
+        "attention",
+        "residual",
+        "hopfield",
+        "contrastive",
+        "regression",
+    ]
+    rooms += ["measures", "potentials", "duality", "link", "boltzmann", "dynamics", "filters", "samplers"]
+    checked = [f"cumulant.{room}" for room in rooms]
     install_import_hook(checked, "beartype.beartype")
 
 torch.set_num_threads(1)

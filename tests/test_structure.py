@@ -153,13 +153,19 @@ def test_import_takes_under_two_seconds_beyond_torch():
 
 @pytest.mark.long
 def test_annotated_shapes_hold_at_run_time():
-    """The registry once more, with jaxtyping and beartype checking every annotated call."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0", "tests/measures/test_laws.py"]
-    chosen = "(oracle or symmetric or inverts or kl_and_volume) and not compiles"
-    environment = os.environ | {"CUMULANT_TYPECHECK": "1"}
-    run = subprocess.run([*command, "-k", chosen], cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert run.returncode == 0, run.stdout[-3000:]
-    assert " passed" in run.stdout
+    """The registry and the tests of the uses once more, with jaxtyping and beartype checking every annotated call."""
+    laws = ["tests/measures/test_laws.py", "-k", "(oracle or symmetric or inverts or kl_and_volume) and not compiles"]
+    uses = ["attention", "residual", "hopfield", "regression", "potentials", "duality", "link", "boltzmann"]
+    rooms = ["contrastive/test_contrastive", "dynamics/test_dynamics", "filters/test_filters", "samplers/test_samplers"]
+    # what tests give on purpose to be refused, the hook refuses first
+    wrong = ("compile", "refus", "sentence", "dtype", "error", "wants_a_generator")
+    files = [f"tests/{name}.py" for name in (*(f"test_{use}" for use in uses), *rooms)]
+    for chosen in (laws, [*files, "-m", "not long", "-k", " and ".join(f"not {word}" for word in wrong)]):
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0", *chosen]
+        environment = os.environ | {"CUMULANT_TYPECHECK": "1"}
+        run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+        assert run.returncode == 0, run.stdout[-3000:]
+        assert " passed" in run.stdout
 
 
 def test_the_package_is_the_command():

@@ -93,7 +93,7 @@ def sgns_loss(center: Tensor, context: Tensor, negatives: Tensor, *, reduction: 
     return reduce(-logsigmoid(true) - logsigmoid(-drawn).sum(-1), reduction)
 
 
-def sgns_optimum(joint: Tensor, negatives: float) -> Tensor:
+def sgns_optimum(joint: Tensor, negatives: int | float) -> Tensor:
     """The scores at which `sgns_loss` is smallest in expectation: pointwise mutual information minus log k.
 
         s_ab = log(P_ab / (P_a P_b)) − log k,        negatives drawn from P_b

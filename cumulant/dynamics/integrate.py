@@ -8,7 +8,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ OVERFLOW = "the velocity leaves the floating numbers here"
 RETRIES = 30  # tenfold reductions of a step whose velocity overflows
 
 
+@runtime_checkable
 class Velocity(Protocol):
     def __call__(self, x: Tensor, log_weights: Tensor | None = None) -> Tensor: ...
 

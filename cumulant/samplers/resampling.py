@@ -12,7 +12,7 @@ All three schemes put N points into [0, 1) and read the cumulative weights backw
 """
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from torch import Tensor
 from cumulant.checks import holds, require_float, sentence, shape
 
 
+@runtime_checkable
 class Scheme(Protocol):
     """A resampling scheme: log weights (*batch, n) → indices (*batch, count)."""
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import factorial
-from typing import NamedTuple, Protocol, final
+from typing import NamedTuple, Protocol, final, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -60,6 +60,7 @@ def halve(matrix: Tensor, gaps: Tensor) -> Halved:
     return Halved(gaps * torch.exp2(-times.to(gaps.dtype)), times)
 
 
+@runtime_checkable
 class Motion(Protocol):
     """What a mode does between two samples; ``timed`` is False where it only knows steps of one length."""
 
