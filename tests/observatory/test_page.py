@@ -65,7 +65,7 @@ def test_choosing_a_quantity_or_a_null_changes_the_map(visit, small):
     seen.append(drawing(page, "heads"))
     assert "k₉₀" in page.inner_text("[data-figure='heads']")
     assert "min{k" in page.inner_text("#quantity-definition")
-    for view in ("sd", "random", "shuffled"):
+    for view in ("std", "random", "shuffled"):
         page.click(f"#map-controls [data-value='{view}']")
         seen.append(drawing(page, "heads"))
     assert len(set(seen)) == 5
@@ -81,7 +81,7 @@ def test_choosing_a_head_changes_its_figures(visit, small):
     assert page.inner_text("#chosen h3") == "Layer 3, head 7"
     assert all(drawing(page, name) != old for name, old in zip(names, before, strict=True))
     assert page.inner_html("#reading .reading") != reading
-    assert f"{small['heads'][43]['values']['entropy']['q50']:.4g}" in page.inner_text("#chosen")
+    assert f"{small['heads'][43]['values']['entropy']['p50']:.4g}" in page.inner_text("#chosen")
     page.click("[data-place='5.11']")
     assert page.inner_text("#chosen h3") == "Layer 5, head 11"
     page.locator("[data-sheet='all-heads'] tbody tr").nth(14).click()
@@ -222,7 +222,7 @@ def test_tables_sort_and_are_saved_as_csv(visit, small):
     assert file == "all-MiniLM-L6-v2-all-heads.csv"
     assert rows[0] == ["layer", "head", "class", *QUANTITIES]
     assert len(rows) == 73
-    means = [head["values"]["k90"]["mean"] for head in small["heads"]]
+    means = [head["values"]["k90"]["value"] for head in small["heads"]]
     assert [float(row[6]) for row in rows[1:]] == pytest.approx(means, rel=1e-4)
     page.click("[data-sheet='all-heads'] thead button >> nth=6")
     first = page.locator("[data-sheet='all-heads'] tbody tr").first.locator("td").all_inner_texts()
@@ -267,20 +267,20 @@ ODD = {
     "layers without heads": {"layers": [{"index": 0, "name": "a", "kind": "self", "heads": 2}]},
     "a head without numbers": {"heads": [BARE | {"values": {}}]},
     "a head of nulls": {
-        "heads": [BARE | {"values": {"entropy": {"mean": None, "sd": NAN, "histogram": None, "by_position": None}}}]
+        "heads": [BARE | {"values": {"entropy": {"value": None, "std": NAN, "histogram": None, "by_position": None}}}]
     },
     "one number": {
-        "heads": [BARE | {"values": {"x": {"mean": 0.0, "histogram": [[0, 0, 4]], "by_position": [[0, 0.0]]}}}]
+        "heads": [BARE | {"values": {"x": {"value": 0.0, "histogram": [[0, 0, 4]], "by_position": [[0, 0.0]]}}}]
     },
     "infinite ends": {
         "heads": [
-            BARE | {"values": {"x": {"mean": 1.0, "q05": -1, "histogram": [[float("-inf"), 0, 4], [0, None, 2]]}}}
+            BARE | {"values": {"x": {"value": 1.0, "p05": -1, "histogram": [[float("-inf"), 0, 4], [0, None, 2]]}}}
         ],
         "meta": {"complete": False, "tokens": NAN, "model": "\ud800"},
     },
     "layers of unlike width": {
         "heads": [
-            {"layer": i, "head": j, "values": {"x": {"mean": 1.0 * j}}} for i, n in enumerate([1, 3]) for j in range(n)
+            {"layer": i, "head": j, "values": {"x": {"value": 1.0 * j}}} for i, n in enumerate([1, 3]) for j in range(n)
         ]
     },
     "depth of one": {
@@ -289,7 +289,7 @@ ODD = {
     },
     "spectra of nothing": {"spectra": [{"block": 0, "eigenvalues": []}, {"block": 1, "eigenvalues": [0.0, None]}]},
     "texts of nothing": {
-        "heads": [BARE | {"values": {"entropy": {"mean": 1.0}}}],
+        "heads": [BARE | {"values": {"entropy": {"value": 1.0}}}],
         "texts": [
             {"name": None, "tokens": [], "values": {}},
             {"name": "b", "tokens": ["x"], "values": {"entropy": {"0.0": [None]}}},
@@ -323,7 +323,7 @@ def test_large_records_become_coarser_and_say_so(small, tmp_path, monkeypatch):
     assert len(head["histogram"]) <= 32
     assert sum(row[2] for row in head["histogram"]) == whole_head["count"]
     assert head["by_position"][-1][0] == whole_head["by_position"][-1][0]
-    assert head["mean"] == pytest.approx(whole_head["mean"], rel=1e-4)
+    assert head["value"] == pytest.approx(whole_head["value"], rel=1e-4)
 
 
 def test_page_has_no_address_but_that_of_a_name(small):

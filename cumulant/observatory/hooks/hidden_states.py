@@ -65,6 +65,16 @@ class Tokens(NamedTuple):
     some: Tensor
 
 
+class StageKey(NamedTuple):
+    """A stage of a block, and the cell under which its statistics are kept; role is "state", "norm", or "front" for
+    the norm that attention reads through."""
+
+    block: str
+    stage: str
+    cell: str
+    role: str
+
+
 @dataclass
 class Pass:
     """The running call of the model: which rows are tokens, and of which texts."""
@@ -161,7 +171,7 @@ class LayerWatch:
                 )
         self.expected = {k: v for k, v in given.items() if v is not None}
 
-    def names(self) -> list[dict[str, str]]:
+    def names(self) -> list[StageKey]:
         """Where things are, in the order of depth: block, stage, and the cell under which its cloud is kept."""
         out = []
         for block in self.blocks:
@@ -177,7 +187,7 @@ class LayerWatch:
                     if stage == f"norm {block.plan.front}"
                     else "norm"
                 )
-                out.append({"block": block.name, "stage": stage, "cell": cell, "role": role})
+                out.append(StageKey(block.name, stage, cell, role))
         return out
 
     def state(self) -> dict[str, Tensor]:

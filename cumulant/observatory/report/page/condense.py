@@ -71,7 +71,7 @@ def _series(series: dict, detail: Detail) -> dict:
     kept = [{key: whole[key] for key in part} for whole, part in zip(wholes, series["parts"], strict=True)]
     for part in kept if detail.bins == 0 else ():  # where nothing else fits, steps have means alone
         for head in part["heads"]:
-            head["values"] = {name: {"mean": cell.get("mean")} for name, cell in head["values"].items()}
+            head["values"] = {name: {"value": cell.get("value")} for name, cell in head["values"].items()}
     return {"steps": series["steps"], "log": series["log"], "parts": kept}
 
 

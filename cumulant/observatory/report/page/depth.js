@@ -11,13 +11,13 @@ const COURSES = [
     neutral: true,
   },
   { name: "rms", title: "Size of a token", lines: [["rms", "root mean square"]] },
-  { name: "mean_cosine", title: "Mean cosine between tokens", lines: [["mean_cosine", "mean cosine"]] },
+  { name: "pairwise_cosine", title: "Mean cosine between tokens", lines: [["pairwise_cosine", "mean cosine"]] },
   {
     name: "effective_rank",
     title: "Dimensions in use",
     lines: [
       ["effective_rank", "effective rank"],
-      ["participation", "participation ratio"],
+      ["participation_ratio", "participation ratio"],
     ],
   },
   {

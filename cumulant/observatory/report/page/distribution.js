@@ -25,7 +25,7 @@ function drawHistogram(width) {
   if (!bins.length) return "No distribution was kept for this head.";
   const total = bins.reduce((sum, bin) => sum + bin[2], 0);
   const kept = tailless(bins, total);
-  const log = kept[0][0] > 0 && cell.q05 > 0 && cell.q95 / cell.q05 > 40;
+  const log = kept[0][0] > 0 && cell.p05 > 0 && cell.p95 / cell.p05 > 40;
   const nulls = Object.entries({ random: cell.null_random, shuffled: cell.null_shuffled });
   const drawable = nulls.filter(([, value]) => known(value) && (!log || value > 0));
   const ends = [kept[0][0], kept.at(-1)[1], ...drawable.map(([, value]) => value)];
@@ -76,15 +76,15 @@ function tailless(bins, total) {
 // whiskers from 5 to 95 %, box from 25 to 75 %, the median and the mean
 function quantiles(cell, x, y) {
   const at = (value) => (known(value) && (!x.log || value > 0) ? x(clamp(value, x.low, x.high)) : null);
-  const [a, b, c, d, e] = [cell.q05, cell.q25, cell.q50, cell.q75, cell.q95].map(at);
+  const [a, b, c, d, e] = [cell.p05, cell.p25, cell.p50, cell.p75, cell.p95].map(at);
   const made = [];
   if (a !== null && e !== null) made.push(shape("line", { class: "whisker", x1: a, x2: e, y1: y, y2: y }));
   if (b !== null && d !== null) {
     const size = { x: b, y: y - 6, width: Math.max(d - b, 1), height: 12, rx: 2 };
-    const words = () => ["05", "25", "50", "75", "95"].map((at) => `${at} %  ${show(cell[`q${at}`])}`).join("\n");
+    const words = () => ["05", "25", "50", "75", "95"].map((at) => `${at} %  ${show(cell[`p${at}`])}`).join("\n");
     made.push(hint(shape("rect", { class: "box", ...size }), words));
   }
   if (c !== null) made.push(shape("line", { class: "mean", x1: c, x2: c, y1: y - 6, y2: y + 6 }));
-  if (at(cell.mean) !== null) made.push(mark("diamond", at(cell.mean), y, 3.4, { style: "fill:var(--ink)" }));
+  if (at(cell.value) !== null) made.push(mark("diamond", at(cell.value), y, 3.4, { style: "fill:var(--ink)" }));
   return made;
 }

@@ -25,7 +25,7 @@ function drawPositions(width) {
 function drawPlace(width) {
   const [across, up] = [state.across, state.up];
   const points = DATA.heads
-    .map((head) => [head, cellOf(head, across).mean, cellOf(head, up).mean])
+    .map((head) => [head, cellOf(head, across).value, cellOf(head, up).value])
     .filter(([, a, b]) => known(a) && known(b));
   if (!points.length) return "No head has both quantities.";
   const wide = (values) => Math.min(...values) > 0 && Math.max(...values) / Math.min(...values) > 30;
@@ -74,7 +74,7 @@ function describeHead(panel) {
   const cell = cellOf(head, state.quantity);
   const { name, kind } = layerOf(head.layer) ?? {};
   const fact = (label, value, style) => html("div", {}, html("dt", {}, label), html("dd", { class: style }, value));
-  const error = known(cell.standard_error) ? ` ± ${show(cell.standard_error, 2)}` : "";
+  const error = known(cell.se) ? ` ± ${show(cell.se, 2)}` : "";
   const badge = classOf(head)
     ? html(
         "span",
@@ -85,9 +85,9 @@ function describeHead(panel) {
     : null;
   if (badge) hint(badge, () => `It takes ${CLASS_WORDS[head.hopfield_class]} to hold 90 % of the attention.`);
   const facts = [
-    fact("Mean", show(cell.mean) + error),
-    fact("Median", show(cell.q50)),
-    fact("Spread", show(cell.sd)),
+    fact("Mean", show(cell.value) + error),
+    fact("Median", show(cell.p50)),
+    fact("Spread", show(cell.std)),
     known(cell.null_random) ? fact("Random weights", show(cell.null_random), "null") : null,
     known(cell.null_shuffled) ? fact("Shuffled keys", show(cell.null_shuffled), "null") : null,
   ];
@@ -138,7 +138,7 @@ function startHead() {
 }
 
 function startHeadTable() {
-  const offered = { mean: "Mean", sd: "Spread", q50: "Median", null_random: "Random", null_shuffled: "Shuffled" };
+  const offered = { value: "Mean", std: "Spread", p50: "Median", null_random: "Random", null_shuffled: "Shuffled" };
   const columns = [["name", "Quantity"], ...Object.entries(offered).filter(([key]) => anywhere(key))];
   find("head-table").append(
     sheet({

@@ -67,7 +67,7 @@ function square(head, value, x, y, side, tall, colour) {
     cell.append(shape("text", { x: x + side / 2, y: y + tall / 2 + 3.5, style }, brief(value, side >= 40 ? 3 : 2)));
   }
   return hint(cell, () => {
-    const { count, standard_error: error } = cellOf(head, state.quantity);
+    const { count, se: error } = cellOf(head, state.quantity);
     const spread = known(error) && state.view === "mean" ? ` ± ${show(error, 2)}` : "";
     const kind = head.hopfield_class ? `\nclass ${head.hopfield_class}` : "";
     const tokens = known(count) ? `\n${show(count)} tokens` : "";
@@ -77,7 +77,7 @@ function square(head, value, x, y, side, tall, colour) {
 
 function legend(ramp, ends, x, y, width) {
   const steps = 48;
-  const good = VIEWS[state.view].parts || state.view === "sd" ? null : quantityOf(state.quantity).good_range;
+  const good = VIEWS[state.view].parts || state.view === "std" ? null : quantityOf(state.quantity).good_range;
   const at = (value) => x + clamp((value - ends.low) / (ends.high - ends.low || 1), 0, 1) * width;
   const tiles = Array.from({ length: steps }, (_, i) =>
     shape("rect", {

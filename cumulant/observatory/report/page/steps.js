@@ -37,8 +37,8 @@ const meanOf = (values) => (values.length ? values.reduce((a, b) => a + b, 0) / 
 // what a curve needs of one step: all values, the one of the chosen head, and the null
 function headsAt(curve, part) {
   const own = part.heads.find((head) => head.layer === state.head?.layer && head.head === state.head?.head);
-  const values = sorted(part.heads.map((head) => cellOf(head, curve.name).mean));
-  return { values, own: own ? cellOf(own, curve.name).mean : null, null: null };
+  const values = sorted(part.heads.map((head) => cellOf(head, curve.name).value));
+  return { values, own: own ? cellOf(own, curve.name).value : null, null: null };
 }
 
 const inside = (name, block) => name === block || String(name).startsWith(`${block}.`);
