@@ -28,9 +28,7 @@ def call_of(q: int, n: int, *, scale: float = 1.0, seed: int = 0, dtype=torch.fl
     key = torch.randn(2, 2, n, 3, generator=draw, dtype=dtype) + 1
     value = torch.randn(2, 2, n, 5, generator=draw, dtype=dtype) - 2
     support = {"causal": False} | support
-    return AttentionCall(
-        "a", torch.nn.Identity(), eta, key, value, support, eta.new_zeros(2, 4, q, 5), None, False, 1.0
-    )
+    return AttentionCall(torch.nn.Identity(), eta, key, value, support, eta.new_zeros(2, 4, q, 5), name="a")
 
 
 def measure(call: AttentionCall, b: int, h: int, i: int):
