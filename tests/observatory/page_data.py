@@ -61,7 +61,7 @@ def hopfield_class(values: dict) -> str:
     return "I" if k90 > 64 else "II" if k90 > 24 else "III" if k90 > 8 else "IV"
 
 
-def depth_rows(rng, layers: int) -> list:
+def state_rows(rng, layers: int) -> list:
     rows = []
     for block in range(layers):
         for stage in ("in", "attention", "out"):
@@ -150,7 +150,7 @@ def page_data(layers: int = 6, heads: int = 12, seed: int = 0) -> dict:
         "quantities": [dict(zip(keys, (n, *q, ranges.get(n)), strict=True)) for n, q in QUANTITIES.items()],
         "layers": [{"index": i, "name": f"layer.{i}.attention", "kind": "self", "heads": heads} for i in range(layers)],
         "heads": [head | {"hopfield_class": hopfield_class(head["values"])} for head in seen],
-        "depth": depth_rows(rng, layers),
+        "states": state_rows(rng, layers),
         "spectra": [
             {"block": i, "eigenvalues": (9.0 * rank ** -(1 + 0.6 * i / layers) * np.exp(-rank / 150)).tolist()}
             for i in range(layers)

@@ -27,7 +27,7 @@ from cumulant.observatory.hooks.weights import HeadWeights, head_weights  # noqa
 from cumulant.observatory.models.load import fingerprint_of, load, random_twin  # noqa: E402
 from cumulant.observatory.record.record import Record  # noqa: E402
 from cumulant.observatory.record.recorder import attach  # noqa: E402
-from cumulant.observatory.report.page.condense import LADDER, condensed  # noqa: E402
+from cumulant.observatory.report.page.condense import DETAIL_LEVELS, condensed  # noqa: E402
 from cumulant.observatory.report.series import log_spaced, read_steps, render_series, series_data, series_rows  # noqa: E402
 from cumulant.observatory.runs.over_training import (  # noqa: E402
     CheckpointDirectory,
@@ -366,7 +366,7 @@ def test_the_page_and_the_table_can_be_written_again(observed, tmp_path):
 def test_where_there_is_no_room_steps_keep_their_means_alone(observed):
     records = {n: Record.load(observed[0] / "series" / f"step-{n:06d}") for n in (0, 4)}
     data = series_data(read_steps(records))
-    least = condensed(data, LADDER[-1])
+    least = condensed(data, DETAIL_LEVELS[-1])
     cells = least["series"]["parts"][0]["heads"][0]["values"]
     assert set(cells) == set(data["heads"][0]["values"])
     assert all(cell.keys() == {"value"} for cell in cells.values())
@@ -557,7 +557,7 @@ def test_the_slider_changes_what_the_page_shows(visit, observed):
     out, _ = observed
     page = visit(out / "report.html")
     assert page.inner_text("#slider output") == "Step 16"
-    names = ("heads", "depth-rms", "distribution", "positions", "spectra")
+    names = ("heads", "states-rms", "distribution", "positions", "spectra")
     before = {name: drawn(page, name) for name in names}
     record = Record.load(out / "series" / "step-000000")
     slide(page, 0)

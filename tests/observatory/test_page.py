@@ -74,7 +74,7 @@ def test_choosing_a_quantity_or_a_null_changes_the_map(visit, small):
 
 def test_choosing_a_head_changes_its_figures(visit, small):
     page = visit(small)
-    names = ("distribution", "positions", "place")
+    names = ("distribution", "positions", "scatter")
     before = [drawing(page, name) for name in names]
     reading = page.inner_html("#reading .reading")
     page.click("[data-head='3.7']")
@@ -82,7 +82,7 @@ def test_choosing_a_head_changes_its_figures(visit, small):
     assert all(drawing(page, name) != old for name, old in zip(names, before, strict=True))
     assert page.inner_html("#reading .reading") != reading
     assert f"{small['heads'][43]['values']['entropy']['p50']:.4g}" in page.inner_text("#chosen")
-    page.click("[data-place='5.11']")
+    page.click("[data-scatter='5.11']")
     assert page.inner_text("#chosen h3") == "Layer 5, head 11"
     page.locator("[data-sheet='all-heads'] tbody tr").nth(14).click()
     assert page.inner_text("#chosen h3") == "Layer 1, head 2"
@@ -200,7 +200,7 @@ def test_phone_does_not_scroll_sideways_and_page_is_light(visit, tmp_path, layer
 @pytest.mark.long
 def test_figures_are_saved_as_svg_and_png(visit, small):
     page = visit(small)
-    for name in ("heads", "distribution", "positions", "place", "depth-expansion", "depth-sliced_w2", "spectra"):
+    for name in ("heads", "distribution", "positions", "scatter", "states-expansion", "states-sliced_w2", "spectra"):
         file, content = saved(page, f"[data-figure='{name}'] [data-save='svg']")
         assert file == f"all-MiniLM-L6-v2-{name}.svg"
         root = ElementTree.fromstring(content)
@@ -231,15 +231,15 @@ def test_tables_sort_and_are_saved_as_csv(visit, small):
     page.click("[data-sheet='all-heads'] thead button >> nth=6")
     last = page.locator("[data-sheet='all-heads'] tbody tr").last.locator("td").all_inner_texts()
     assert last == first
-    page.click("#depth summary")
-    assert len(saved(page, "[data-sheet='depth'] [data-save='csv']")[1].splitlines()) == 19
+    page.click("#states summary")
+    assert len(saved(page, "[data-sheet='states'] [data-save='csv']")[1].splitlines()) == 19
 
 
 @pytest.mark.long
 def test_depth_and_spectra(visit, small):
     page = visit(small)
-    assert page.locator("#depth .figure").count() == 8
-    assert page.locator("[data-figure='depth-sliced_w2'] .band").count() == 1
+    assert page.locator("#states .figure").count() == 8
+    assert page.locator("[data-figure='states-sliced_w2'] .band").count() == 1
     before = drawing(page, "spectra")
     page.click("#spectra [data-value='sum']")
     after = drawing(page, "spectra")
@@ -251,9 +251,9 @@ def test_depth_and_spectra(visit, small):
 @pytest.mark.parametrize(("neutral", "shift"), [("1", 0.0), ("0", -1.0)])
 def test_growth_is_read_as_a_factor_or_as_its_logarithm(visit, small, neutral, shift):
     moved = {key: lambda row, k=key: None if row[k] is None else row[k] + shift for key in ("expansion", "contraction")}
-    rows = [row | {key: move(row) for key, move in moved.items()} for row in small["depth"]]
-    page = visit(small | {"depth": rows})
-    card = page.locator("[data-figure='depth-expansion']")
+    rows = [row | {key: move(row) for key, move in moved.items()} for row in small["states"]]
+    page = visit(small | {"states": rows})
+    card = page.locator("[data-figure='states-expansion']")
     tick = card.locator("text[text-anchor='end']").filter(has_text=re.compile(f"^{neutral}$"))
     line = float(card.locator(".reference").get_attribute("y1"))
     assert line == pytest.approx(float(tick.get_attribute("y")) - 3.5, abs=0.1)
@@ -284,7 +284,7 @@ ODD = {
         ]
     },
     "depth of one": {
-        "depth": [{"block": 0, "stage": "in", "rms": 1.0, "expansion": NAN}],
+        "states": [{"block": 0, "stage": "in", "rms": 1.0, "expansion": NAN}],
         "spectra": [{"block": 0, "eigenvalues": [1.0]}],
     },
     "spectra of nothing": {"spectra": [{"block": 0, "eigenvalues": []}, {"block": 1, "eigenvalues": [0.0, None]}]},
@@ -314,9 +314,9 @@ def test_records_with_little_in_them(visit, name):
 def test_large_records_become_coarser_and_say_so(small, tmp_path, monkeypatch):
     whole = render.page(small)
     assert "To keep it below" not in whole
-    monkeypatch.setattr(render, "LARGEST", len(whole.encode()) * 2 // 3)
+    monkeypatch.setattr(render, "MAX_BYTES", len(whole.encode()) * 2 // 3)
     coarse = render.page(small)
-    assert len(coarse.encode()) <= render.LARGEST
+    assert len(coarse.encode()) <= render.MAX_BYTES
     assert "To keep it below 5 MB" in coarse
     kept = condense.unpack(re.search(r'id="data">([^<]*)<', coarse)[1])
     whole_head, head = small["heads"][5]["values"]["entropy"], kept["heads"][5]["values"]["entropy"]

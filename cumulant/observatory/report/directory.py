@@ -151,7 +151,7 @@ def page_parts(tables: Tables, nulls: dict[str, list[HeadRow]]) -> dict:
     spectra = layer_spectra(record.hidden, record.meta.stages)
     return {
         "heads": [_head(record, row, others) for row, others in zip(heads, _beside(heads, nulls), strict=True)],
-        "depth": _depth(layers),
+        "states": _states(layers),
         "spectra": [
             {"block": name.removesuffix("/out"), "eigenvalues": values}
             for name, values in spectra.items()
@@ -184,7 +184,7 @@ def _head(record: Record, row: HeadRow, nulls: dict[str, HeadRow]) -> dict:
     return {"layer": row.layer, "head": row.head, "hopfield_class": row.hopfield_class, "values": values}
 
 
-def _depth(rows: list[LayerRow]) -> list[dict]:
+def _states(rows: list[LayerRow]) -> list[dict]:
     """Rows of the residual stream, each with what made it: growth by a sublayer, or contraction by a norm, as logarithms.
 
     In a post-norm block norms stand on the stream, so that a step to "attention normed" or to the end is a contraction;

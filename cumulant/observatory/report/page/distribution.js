@@ -24,11 +24,11 @@ function drawHistogram(width) {
   const bins = (cell.histogram ?? []).filter(([low, high, count]) => known(low) && known(high) && known(count));
   if (!bins.length) return "No distribution was kept for this head.";
   const total = bins.reduce((sum, bin) => sum + bin[2], 0);
-  const kept = tailless(bins, total);
-  const log = kept[0][0] > 0 && cell.p05 > 0 && cell.p95 / cell.p05 > 40;
+  const bulk = withoutTails(bins, total);
+  const log = bulk[0][0] > 0 && cell.p05 > 0 && cell.p95 / cell.p05 > 40;
   const nulls = Object.entries({ random: cell.null_random, shuffled: cell.null_shuffled });
   const drawable = nulls.filter(([, value]) => known(value) && (!log || value > 0));
-  const ends = [kept[0][0], kept.at(-1)[1], ...drawable.map(([, value]) => value)];
+  const ends = [bulk[0][0], bulk.at(-1)[1], ...drawable.map(([, value]) => value)];
   const domain = padded(ends, { log, share: 0.03 });
   const plot = frame({ width, height: 232, x: domain, xLabel: withUnit(state.quantity), left: 12 });
   const { svg, x } = plot;
@@ -59,13 +59,13 @@ function columns(bars, total, box) {
 
 function nullMark(name, at, row, box) {
   const end = at > box.right - 80;
-  const place = { x: at + (end ? -5 : 5), y: 15 + 12 * row, "text-anchor": end ? "end" : "start" };
+  const label = { x: at + (end ? -5 : 5), y: 15 + 12 * row, "text-anchor": end ? "end" : "start" };
   const line = shape("line", { class: `nullmark ${name}`, x1: at, x2: at, y1: 10 + 12 * row, y2: box.bottom });
-  return [line, shape("text", { class: "nullmark", ...place }, name)];
+  return [line, shape("text", { class: "nullmark", ...label }, name)];
 }
 
 // without the outermost thousandth on either side
-function tailless(bins, total) {
+function withoutTails(bins, total) {
   let [first, last] = [0, bins.length - 1];
   let [below, above] = [0, 0];
   while (first < last && (below += bins[first][2]) < total / 1000) first += 1;

@@ -1,4 +1,4 @@
-// What is chosen, who wants to know, and what the record holds.
+// The selection, observers of its changes, and lookups in the data.
 
 let DATA = {};
 const state = {};
@@ -18,13 +18,13 @@ const VIEWS = {
   std: { label: "Spread", of: (cell) => cell.std, why: "Standard deviation over tokens" },
   random: {
     label: "− random",
-    parts: true,
+    diverging: true,
     why: "Mean minus the mean of the same architecture at random initialisation",
     of: (cell) => (known(cell.value) && known(cell.null_random) ? cell.value - cell.null_random : null),
   },
   shuffled: {
     label: "− shuffled",
-    parts: true,
+    diverging: true,
     why: "Mean minus the mean with the keys shuffled",
     of: (cell) => (known(cell.value) && known(cell.null_shuffled) ? cell.value - cell.null_shuffled : null),
   },

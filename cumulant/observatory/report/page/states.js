@@ -1,6 +1,6 @@
-// What happens to hidden states from block to block.
+// Statistics of the hidden states, block by block.
 
-const COURSES = [
+const PANELS = [
   {
     name: "expansion",
     title: "Expansion and contraction",
@@ -50,41 +50,41 @@ const COURSES = [
   },
 ];
 
-const stages = () => [...new Set(DATA.depth.map((row) => row.stage ?? ""))];
+const stages = () => [...new Set(DATA.states.map((row) => row.stage ?? ""))];
 
 // blocks may be known by their path, of which an axis has room for the number only
 const blockNumber = (block) => String(block).match(/\d+(?!.*\d)/)?.[0] ?? String(block);
 
 // rows where one of these is known, in order, the stages of a block inside its unit of depth
-function placed(keys) {
-  const rows = DATA.depth.filter((row) => keys.some((key) => known(row[key])));
-  const blocks = [...new Set(DATA.depth.map((row) => row.block))];
-  const seen = new Map();
+function atDepth(keys) {
+  const rows = DATA.states.filter((row) => keys.some((key) => known(row[key])));
+  const blocks = [...new Set(DATA.states.map((row) => row.block))];
+  const counts = new Map();
   return rows.map((row) => {
-    const mates = rows.filter((other) => other.block === row.block).length;
-    const index = seen.get(row.block) ?? 0;
-    seen.set(row.block, index + 1);
-    return { row, at: blocks.indexOf(row.block) + index / mates };
+    const inBlock = rows.filter((other) => other.block === row.block).length;
+    const index = counts.get(row.block) ?? 0;
+    counts.set(row.block, index + 1);
+    return { row, at: blocks.indexOf(row.block) + index / inBlock };
   });
 }
 
 // growth factors are positive and neutral at 1, their logarithms take either sign and are neutral at 0
-function neutralOf(course, values) {
-  const unit = quantityOf(course.lines[0][0]).unit ?? "";
+function neutralOf(panel, values) {
+  const unit = quantityOf(panel.lines[0][0]).unit ?? "";
   return /log|nat|bit/i.test(unit) || values.some((value) => value <= 0) ? 0 : 1;
 }
 
-function drawCourse(course, width) {
-  const rows = placed(course.lines.map(([key]) => key));
-  const points = course.lines.map(([key]) => rows.filter(({ row }) => known(row[key])));
+function drawPanel(panel, width) {
+  const rows = atDepth(panel.lines.map(([key]) => key));
+  const points = panel.lines.map(([key]) => rows.filter(({ row }) => known(row[key])));
   if (!points.some((list) => list.length)) return "Not recorded.";
-  const extra = [course.against, ...(course.band ?? [])].filter(Boolean);
+  const extra = [panel.against, ...(panel.band ?? [])].filter(Boolean);
   const values = everyRow() // one scale for all steps
-    .flatMap((row) => [...course.lines.map(([key]) => row[key]), ...extra.map((key) => row[key])])
+    .flatMap((row) => [...panel.lines.map(([key]) => row[key]), ...extra.map((key) => row[key])])
     .filter(known);
-  const neutral = course.neutral ? neutralOf(course, values) : null;
+  const neutral = panel.neutral ? neutralOf(panel, values) : null;
   const log = Math.min(...values) > 0 && Math.max(...values) / Math.min(...values) > 60;
-  const blocks = [...new Set(DATA.depth.map((row) => row.block))];
+  const blocks = [...new Set(DATA.states.map((row) => row.block))];
   const every = Math.ceil(blocks.length / Math.max(4, Math.floor(width / 45)));
   const last = Math.max(...rows.map(({ at }) => at));
   const { svg, x, y, box } = frame({
@@ -97,30 +97,30 @@ function drawCourse(course, width) {
     xLabel: "block",
   });
   const curve = (list, key) => path(list.map(({ row, at }) => [x(at), y(row[key])]));
-  if (course.band) svg.append(...bandOf(rows, course.band, x, y));
+  if (panel.band) svg.append(...bandOf(rows, panel.band, x, y));
   if (neutral !== null && (!log || neutral > 0)) svg.append(...neutralLine(box, y(neutral)));
-  if (course.against) {
-    const list = rows.filter(({ row }) => known(row[course.against]) && (!log || row[course.against] > 0));
-    svg.append(shape("path", { class: "nullline", d: curve(list, course.against) }));
+  if (panel.against) {
+    const list = rows.filter(({ row }) => known(row[panel.against]) && (!log || row[panel.against] > 0));
+    svg.append(shape("path", { class: "nullline", d: curve(list, panel.against) }));
   }
-  course.lines.forEach(([key, label], which) => {
+  panel.lines.forEach(([key, label], which) => {
     const kind = which ? "second" : "";
     svg.append(shape("path", { class: `line ${kind}`, d: curve(points[which], key) }));
     const size = blocks.length > 16 ? 2.6 : 3.6;
     svg.append(
-      ...points[which].map(({ row, at }) => stageMark(course, row, label, row[key], x(at), y(row[key]), size, kind)),
+      ...points[which].map(({ row, at }) => stageMark(panel, row, label, row[key], x(at), y(row[key]), size, kind)),
     );
   });
-  svg.append(...keyOf(course, width));
+  svg.append(...keyOf(panel, width));
   return svg;
 }
 
-function stageMark(course, row, label, value, x, y, size, kind) {
+function stageMark(panel, row, label, value, x, y, size, kind) {
   const stage = stages().indexOf(row.stage ?? "");
   const dot = mark(MARKS[stage % MARKS.length], x, y, size, { class: `point ${kind}` });
-  const place = [`block ${row.block}`, row.stage].filter(Boolean).join(", ");
-  const beside = known(row[course.against]) ? `\nGaussian null ${show(row[course.against])}` : "";
-  return hint(dot, () => `${place}\n${label} ${show(value)}${beside}`);
+  const where = [`block ${row.block}`, row.stage].filter(Boolean).join(", ");
+  const beside = known(row[panel.against]) ? `\nGaussian null ${show(row[panel.against])}` : "";
+  return hint(dot, () => `${where}\n${label} ${show(value)}${beside}`);
 }
 
 function neutralLine({ left, right }, at) {
@@ -135,10 +135,10 @@ function bandOf(rows, [lowKey, highKey], x, y) {
   return [shape("path", { class: "band", d: `${path([...edge(lowKey), ...edge(highKey).reverse()])}Z` })];
 }
 
-function keyOf(course, width) {
+function keyOf(panel, width) {
   const entries =
-    course.lines.length > 1 ? course.lines.map(([, label], which) => [label, `line ${which ? "second" : ""}`]) : [];
-  if (course.against) entries.push(["Gaussian null", "nullline"]);
+    panel.lines.length > 1 ? panel.lines.map(([, label], which) => [label, `line ${which ? "second" : ""}`]) : [];
+  if (panel.against) entries.push(["Gaussian null", "nullline"]);
   let right = width - 12;
   return entries.reverse().flatMap(([label, kind]) => {
     const long = label.length * 6.1;
@@ -158,37 +158,37 @@ function startStages() {
     const sign = shape("svg", { width: 12, height: 12 }, mark(MARKS[i % MARKS.length], 6, 6, 4, { class: "point" }));
     return html("span", { class: "key" }, sign, name || "block");
   });
-  find("depth-key").append(...keys);
+  find("states-key").append(...keys);
 }
 
-function startDepth() {
-  if (!DATA.depth.length) {
-    find("depth-figures").append(nothing("Nothing was recorded of the hidden states."));
-    find("depth-table").closest("details").hidden = true;
+function startStates() {
+  if (!DATA.states.length) {
+    find("states-figures").append(nothing("Nothing was recorded of the hidden states."));
+    find("states-table").closest("details").hidden = true;
     return;
   }
   startStages();
-  const drawable = COURSES.filter(({ lines }) => lines.some(([key]) => DATA.depth.some((row) => known(row[key]))));
-  find("depth-figures").append(
-    ...drawable.map((course) =>
+  const drawable = PANELS.filter(({ lines }) => lines.some(([key]) => DATA.states.some((row) => known(row[key]))));
+  find("states-figures").append(
+    ...drawable.map((panel) =>
       figure({
-        title: () => course.title + atStep(),
-        name: `depth-${course.name}`,
-        draw: (width) => drawCourse(course, width),
+        title: () => panel.title + atStep(),
+        name: `states-${panel.name}`,
+        draw: (width) => drawPanel(panel, width),
       }),
     ),
   );
-  const keys = [...new Set(DATA.depth.flatMap(Object.keys))];
-  find("depth-table").append(
+  const keys = [...new Set(DATA.states.flatMap(Object.keys))];
+  find("states-table").append(
     sheet({
       title: "Hidden states, stage by stage",
-      name: "depth",
+      name: "states",
       header: keys,
       heading: (key) =>
         DATA.quantities.some((q) => q.name === key)
           ? { label: capital(labelOf(key)), words: definitionOf(key) }
           : key.replaceAll("_", " "),
-      rows: () => DATA.depth.map((row) => keys.map((key) => row[key] ?? null)),
+      rows: () => DATA.states.map((row) => keys.map((key) => row[key] ?? null)),
       first: (value) => String(value ?? "–"),
     }),
   );
