@@ -23,6 +23,7 @@ from tokenizers.models import BPE  # noqa: E402
 
 from cumulant import cli  # noqa: E402
 from cumulant.observatory import Record, command, observe  # noqa: E402
+from cumulant.observatory.record.meta import Meta  # noqa: E402
 from cumulant.observatory.runs import store  # noqa: E402
 from cumulant.observatory.runs.runner import LEAST, null_tokens  # noqa: E402
 from cumulant.observatory.runs.shards import Job, added_tokens, count_tokens, key_of, observe_corpus, observe_shard  # noqa: E402
@@ -386,7 +387,7 @@ def test_directories_that_are_not_runs(tmp_path, begun, corpus, job, loaded):
     (tmp_path / "mine" / "shards" / "000001-of-2.bin").write_text("mine")
     with pytest.raises(ValueError, match=r"one that holds other files.*nothing there is deleted"):
         opened(tmp_path / "mine", corpus, job, loaded, force=True)
-    Record((), {}, {}, {}, {}, (), {}).save(tmp_path / "mine")
+    Record((), {}, {}, {}, {}, (), Meta()).save(tmp_path / "mine")
     with pytest.raises(ValueError, match="whose shards/ is free"):
         opened(tmp_path / "mine", corpus, job, loaded, force=True)
     assert (tmp_path / "mine" / "shards" / "000001-of-2.bin").read_text() == "mine"
@@ -483,7 +484,7 @@ def test_exact_records_keep_every_bit(tmp_path, corpus, job, loaded):
 
 def test_nulls_read_a_quarter():
     def tokens(read, most):
-        return null_tokens(Record((), {}, {}, {}, {}, (), {"tokens": read}), most)
+        return null_tokens(Record((), {}, {}, {}, {}, (), Meta(tokens=read)), most)
 
     assert (tokens(99, 40_000), tokens(99, 600), tokens(10**6, None)) == (10_000, 600, 250_000)
     assert tokens(LEAST * 2, None) == LEAST

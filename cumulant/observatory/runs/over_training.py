@@ -75,17 +75,17 @@ class Series(NamedTuple):
 
 def find_steps(directory: str | Path) -> tuple[CheckpointDirectory, ...]:
     """The checkpoints in a directory, by their numbers; one sentence if there are none or two have one number."""
-    place = Path(directory).expanduser()
-    if not place.is_dir():
-        got = f"the file {place}" if place.is_file() else f"no such directory {str(place)!r}"
+    directory = Path(directory).expanduser()
+    if not directory.is_dir():
+        got = f"the file {directory}" if directory.is_file() else f"no such directory {str(directory)!r}"
         raise ValueError(sentence("--checkpoints", "a directory with steps", got, "Check the path."))
     named = [
-        CheckpointDirectory(int(m[1]), path) for path in sorted(place.iterdir()) if (m := STEP.fullmatch(path.name))
+        CheckpointDirectory(int(m[1]), path) for path in sorted(directory.iterdir()) if (m := STEP.fullmatch(path.name))
     ]
     steps = sorted((step for step in named if step.path.is_dir()), key=lambda step: step.number)
     if not steps:
-        expected, got = "step-N or checkpoint-N directories", f"none in {place}"
-        raise ValueError(sentence("--checkpoints", expected, got, _deeper(place)))
+        expected, got = "step-N or checkpoint-N directories", f"none in {directory}"
+        raise ValueError(sentence("--checkpoints", expected, got, _advice(directory)))
     for one, other in pairwise(steps):
         if one.number == other.number:
             got = f"{one.path.name} and {other.path.name}"
@@ -93,9 +93,9 @@ def find_steps(directory: str | Path) -> tuple[CheckpointDirectory, ...]:
     return tuple(steps)
 
 
-def _deeper(place: Path) -> str:
-    """Where steps are, if they lie further down."""
-    below = (path.parent for path in sorted(place.glob("*/*/step-*")) + sorted(place.glob("*/checkpoint-*")))
+def _advice(directory: Path) -> str:
+    """To name a directory further down, if there are steps in one."""
+    below = (path.parent for path in sorted(directory.glob("*/*/step-*")) + sorted(directory.glob("*/checkpoint-*")))
     names = list(dict.fromkeys(str(path) for path in below))
     return f"Name one training: {', '.join(names[:4])}{', …' if len(names) > 4 else ''}." if names else "Name another."
 
@@ -124,46 +124,46 @@ def _configuration(step: CheckpointDirectory) -> dict[str, Any]:
     raise ValueError(sentence("--checkpoints", "config.json in every step", got, "Complete the step, or move it away."))
 
 
-def claim_series(place: Path, settings: SeriesSettings, *, resume: bool, force: bool) -> None:
-    """Make room for a series, or check that the one that is there was made in the same way."""
-    path = place / "series" / SETTINGS
+def claim_series(output_dir: Path, settings: SeriesSettings, *, resume: bool, force: bool) -> None:
+    """Prepare a directory for a series, or check that the one in it was made in the same way."""
+    path = output_dir / "series" / SETTINGS
     if not path.is_file():
-        claim_directory(place)
+        claim_directory(output_dir)
     elif force:
-        _delete_series(place)
+        _delete_series(output_dir)
     elif resume:
         _require_same(path, settings)
-        require_ours(place, (*OUTPUTS, SETTINGS_PATH))
+        require_ours(output_dir, (*OUTPUTS, SETTINGS_PATH))
         return
     else:
-        got, advice = f"{place}, one with a series", "Pass --resume to go on with it, or --force to start anew."
+        got, advice = f"{output_dir}, one with a series", "Pass --resume to go on with it, or --force to start anew."
         raise ValueError(sentence("--out", "a new or empty directory", got, advice))
     path.parent.mkdir(parents=True, exist_ok=True)
-    with writing(place, SETTINGS_PATH):
+    with writing(output_dir, SETTINGS_PATH):
         write(path, json.dumps(settings._asdict(), indent=1) + "\n")
 
 
-def _delete_series(place: Path) -> None:
-    """Delete what a series has written, and nothing else: first all is looked at, then it is deleted."""
-    named = [path for path in sorted((place / "series").iterdir()) if STEP_RECORD.fullmatch(path.name)]
+def _delete_series(output_dir: Path) -> None:
+    """Delete what a series has written, and nothing else; all is checked before anything is deleted."""
+    named = [path for path in sorted((output_dir / "series").iterdir()) if STEP_RECORD.fullmatch(path.name)]
     records = [path for path in named if path.is_dir()]
-    require_ours(place, (*OUTPUTS, SETTINGS_PATH))
+    require_ours(output_dir, (*OUTPUTS, SETTINGS_PATH))
     for path in records:
         require_ours(path, (MOMENTS, RECORD))
     for path in records:
         remove(path, (MOMENTS, RECORD))
-    remove(place, (*OUTPUTS, SETTINGS_PATH))
+    remove(output_dir, (*OUTPUTS, SETTINGS_PATH))
 
 
-def abandon_series(place: Path, *, existed: bool) -> None:
-    """Leave nothing of a series that failed before its first step was read, so that a corrected one may begin."""
-    series = place / "series"
+def abandon_series(output_dir: Path, *, existed: bool) -> None:
+    """Delete a series that failed before its first step was read, so that a corrected one may begin."""
+    series = output_dir / "series"
     if series.is_dir() and [path.name for path in series.iterdir()] == [SETTINGS]:
         with suppress(OSError, ValueError):  # what is not ours stays, and so do directories with others' files
-            remove(place, [SETTINGS_PATH])
+            remove(output_dir, [SETTINGS_PATH])
             series.rmdir()
             if not existed:
-                place.rmdir()
+                output_dir.rmdir()
 
 
 def _require_same(path: Path, settings: SeriesSettings) -> None:
@@ -190,7 +190,7 @@ Watch = Callable[[CheckpointDirectory, int, int], Any]
 
 def observe_series(
     steps: tuple[CheckpointDirectory, ...],
-    place: Path,
+    output_dir: Path,
     corpus: Corpus,
     settings: SeriesSettings,
     *,
@@ -199,7 +199,7 @@ def observe_series(
     meta: dict[str, Any] | None = None,
     watch: Watch | None = None,
 ) -> Series:
-    """Let the model of every step read the same text; keep each record in ``place`` before the next begins.
+    """Observe the model of every step on the same text; each record is saved in ``output_dir`` before the next begins.
 
     meta   fields of `Meta` that all records have in common
     watch  called with each step before it is read, for a bar; gives a context manager around a `Progress`
@@ -208,7 +208,7 @@ def observe_series(
     """
     records: dict[int, Record] = {}
     for which, step in enumerate(steps):
-        path = place / "series" / f"step-{step.number:06d}"
+        path = output_dir / "series" / f"step-{step.number:06d}"
         record = _stored(path, step, allow_pickle)
         if record is None:
             with (watch or _silent)(step, which, len(steps)) as progress:
