@@ -84,3 +84,24 @@ def test_every_field_of_meta_is_checked():
 def test_merging_keeps_what_either_says():
     one, other = Meta(model="a", tokens=1, notes=("x",)), Meta(model="b", text="t", tokens=2, complete=False)
     assert one.merge(other) == Meta(model="a", text="t", tokens=3, notes=("x",), complete=False)
+
+
+def test_columns_follow_one_scheme_and_tables_can_be_joined(tmp_path):
+    with zipfile.ZipFile(SAMPLES / "format-3.zip") as sample:
+        sample.extractall(tmp_path)
+    record, heads, layers = Tables.of(Record.load(tmp_path))
+    suffixes = ("std", "se", "count", "p05", "p25", "p50", "p75", "p95")
+    tokens = ["entropy", "log_normalizer", "k90_share"]
+    numbers = ["gradientness", "ascent_index", "gaussian_r2", "link_r2", "link_slope_error"]
+    nulls = [f"{name}_null_random" for name in (*tokens, *numbers)]
+    spreads = [f"{name}_{suffix}" for name in tokens for suffix in suffixes]
+    about = ["layer", "head", "name", "block", "kind", "hopfield_class", "link_queries", "link_needed"]
+    row = heads[1].columns({"random": heads[0]})
+    assert set(row) == {*about, *tokens, *spreads, *numbers, *nulls}
+    assert row["entropy_null_random"] == heads[0].value("entropy")
+    for name in ("rms", "cosine_to_mean", "pairwise_cosine", "growth", "step", "inverse", "contraction"):
+        assert {name, *(f"{name}_{suffix}" for suffix in suffixes)} <= set(layers[0].columns())
+    for name in DISTANCES:
+        assert {name, *(f"{name}_{suffix}" for suffix in ("null", "null_low", "null_high"))} <= set(layers[0].columns())
+    assert {(row.layer, row.block) for row in heads} == {(row.layer, row.block) for row in layers}
+    assert record.layers[0].name.startswith(heads[0].block)

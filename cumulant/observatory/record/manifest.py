@@ -31,6 +31,10 @@ COLUMNS = {  # by which a table is known
     "ablation.parquet": {"layer", "head", "damage", "can_go", "together"},
     "series.parquet": {"step", "layer", "stage", "quantity", "value"},
 }
+JSON_KEYS = {
+    "ablation.json": {"rows", "heads", "threshold", "all_at_once"},
+    "settings.json": {"text", "model", "max_tokens", "seed"},
+}
 SHARD = re.compile(r"\d{6,}-[0-9a-f]{16}|until-\d{6,}|\.new-\w+")
 SHARD_FILES = {MOMENTS, RECORD, "shard.json"}
 PLAN, ENDED = "plan.json", "ended.json"  # of the shards of a run that goes on, and of one that has ended
@@ -263,19 +267,14 @@ def _is_page(path: Path) -> bool:
     return b"cumulant observatory</title>" in path.read_bytes()[: 1 << 16]
 
 
-def _is_ablation(path: Path) -> bool:
-    return json.loads(path.read_text(encoding="utf-8")).keys() >= {"rows", "heads", "threshold", "all_at_once"}
-
-
-def _is_settings(path: Path) -> bool:
-    return json.loads(path.read_text(encoding="utf-8")).keys() >= {"text", "model", "max_tokens", "seed"}
+def _has_keys(path: Path) -> bool:
+    return json.loads(path.read_text(encoding="utf-8")).keys() >= JSON_KEYS[path.name]
 
 
 CONTENTS: dict[str, Callable[[Path], bool]] = {
     RECORD: _is_record_json,
     MOMENTS: _is_moments,
     PAGE: _is_page,
-    "ablation.json": _is_ablation,
-    "settings.json": _is_settings,
+    **dict.fromkeys(JSON_KEYS, _has_keys),
     **dict.fromkeys(COLUMNS, _is_table),
 }

@@ -1,5 +1,10 @@
 // Statistics of the hidden states, block by block.
 
+function againstGaussian(name, title, label) {
+  const null_ = `${name}_null`;
+  return { name, title, lines: [[name, label]], against: null_, band: [`${null_}_low`, `${null_}_high`] };
+}
+
 const PANELS = [
   {
     name: "expansion",
@@ -20,34 +25,10 @@ const PANELS = [
       ["participation_ratio", "participation ratio"],
     ],
   },
-  {
-    name: "sliced_w2",
-    title: "Distance from a Gaussian",
-    lines: [["sliced_w2", "sliced W₂"]],
-    against: "sliced_w2_null",
-    band: ["sliced_w2_null_low", "sliced_w2_null_high"],
-  },
-  {
-    name: "skewness",
-    title: "Skewness",
-    lines: [["skewness", "Mardia skewness"]],
-    against: "skewness_null",
-    band: ["skewness_null_low", "skewness_null_high"],
-  },
-  {
-    name: "kurtosis",
-    title: "Kurtosis",
-    lines: [["kurtosis", "Mardia kurtosis"]],
-    against: "kurtosis_null",
-    band: ["kurtosis_null_low", "kurtosis_null_high"],
-  },
-  {
-    name: "lle_error",
-    title: "Error of local linear reconstruction",
-    lines: [["lle_error", "relative error"]],
-    against: "lle_error_null",
-    band: ["lle_error_null_low", "lle_error_null_high"],
-  },
+  againstGaussian("sliced_w2", "Distance from a Gaussian", "sliced W₂"),
+  againstGaussian("skewness", "Skewness", "Mardia skewness"),
+  againstGaussian("kurtosis", "Kurtosis", "Mardia kurtosis"),
+  againstGaussian("lle_error", "Error of local linear reconstruction", "relative error"),
 ];
 
 const stages = () => [...new Set(DATA.states.map((row) => row.stage ?? ""))];
