@@ -319,7 +319,7 @@ def test_counts_do_not_depend_on_the_borders_of_shards(here, job, corpus, loaded
     assert len(other.shards) < len(corpus.shards)
     with opened(tmp_path / "out", other, job, loaded) as store:
         record = observe_on_ray(job, other, store, max_tokens=None, loaded=loaded)
-    for name in ("tokens", "sequences", "skipped", "spoiled", "spoiled_documents"):
+    for name in ("tokens", "sequences", "skipped", "unreadable", "unreadable_documents"):
         assert getattr(record.meta, name) == getattr(whole.meta, name)
     mine, theirs = record.tensors(exact=True), whole.tensors(exact=True)
     assert mine.keys() == theirs.keys()
