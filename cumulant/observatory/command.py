@@ -20,7 +20,7 @@ from cumulant.checks import sentence
 from cumulant.files import write, write_parquet
 from cumulant.observatory.models.load import KNOWN, Loaded, load
 from cumulant.observatory.record.manifest import ABLATION, PAGE, TABLES, writing
-from cumulant.observatory.record.record import Record, claim_directory, null_places
+from cumulant.observatory.record.record import Record, claim_directory, null_directories
 from cumulant.observatory.report.directory import page_data, read_ablation, read_nulls, render, write_tables
 from cumulant.observatory.runs.ablate import AblatedHead, Ablation, ablate
 from cumulant.observatory.runs.nulls import chosen_nulls
@@ -150,19 +150,19 @@ def observe_command(
         run = None
         if corpus is None:
             record = from_stream(errors, loaded, job, sources, most)
-            record = replace(record, meta=record.meta | told)
+            record = replace(record, meta=replace(record.meta, **told))
             forget(place, None)
             record.save(place)
         else:
             cluster = Cluster(ray, workers) if ray else None
             run = stack.enter_context(Run(errors, loaded, corpus, cluster, resume, force))
             record = run.observed(run.open(job, most, place), told)
-            for name in names if record.meta["complete"] else ():
+            for name in names if record.meta.complete else ():
                 tokens = null_tokens(record, most)
-                found[name] = run.observed(run.open(job._replace(null=name), tokens, null_places(place)[name]))
+                found[name] = run.observed(run.open(job._replace(null=name), tokens, null_directories(place)[name]))
         with errors.status("writing tables and page"):
             _show(record, place, found)
-        complete = all(r.meta["complete"] for r in (record, *found.values()))
+        complete = all(r.meta.complete for r in (record, *found.values()))
         if run is not None and complete:
             run.clear()
     _summarise(screen, record, found, place, going_on=corpus is not None and not complete)
@@ -303,23 +303,23 @@ def _summarise(
     data = page_data(record, nulls)
     meta = record.meta
     heads = sum(layer.heads for layer in record.layers)
-    name, kind = escape(meta.get("model", "A model")), escape(meta.get("model_class", "of unknown class"))
-    tokens, windows, text = meta.get("tokens", 0), meta.get("sequences", 0), escape(meta.get("text", "text"))
+    name, kind = escape(meta.model or "A model"), escape(meta.model_class or "of unknown class")
+    tokens, windows, text = meta.tokens, meta.sequences, escape(meta.text or "text")
     screen.print(
         f"[bold]{name}[/] ({kind}): {len(record.layers)} attention modules, {heads} heads, "
         f"{tokens:,} tokens of {text} in {windows:,} windows.",
         highlight=False,
     )
-    for note in meta.get("notes", []):
+    for note in meta.notes:
         screen.print(f"Note: {note}.", highlight=False, markup=False)
-    if meta.get("spoiled"):
-        shown = "; ".join(f"{d['name']} ({d['why']})" for d in meta.get("spoiled_documents", [])[:3])
-        more = ", …" if meta["spoiled"] > 3 else ""
-        documents = "document" if meta["spoiled"] == 1 else "documents"
+    if meta.unreadable:
+        shown = "; ".join(f"{d['name']} ({d['reason']})" for d in meta.unreadable_documents[:3])
+        more = ", …" if meta.unreadable > 3 else ""
+        documents = "document" if meta.unreadable == 1 else "documents"
         screen.print(
-            f"{meta['spoiled']:,} {documents} could not be read: {shown}{more}.", highlight=False, markup=False
+            f"{meta.unreadable:,} {documents} could not be read: {shown}{more}.", highlight=False, markup=False
         )
-    if going_on or not meta.get("complete", True):
+    if going_on or not meta.complete:
         words = " The same command with --resume goes on." if going_on else ""
         screen.print(f"[yellow]Interrupted: the record holds what was read until then.{words}[/]")
     table = Table("question", "", "what was seen", show_lines=True)

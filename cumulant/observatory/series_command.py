@@ -20,13 +20,20 @@ from cumulant.checks import sentence
 from cumulant.files import write_parquet
 from cumulant.observatory.record.manifest import PAGE, writing
 from cumulant.observatory.record.record import Record
-from cumulant.observatory.report.series import Steps, at_the_end, course, read_steps, render_series, series_rows
+from cumulant.observatory.report.series import (
+    Steps,
+    after_last_block,
+    mean_over_heads,
+    read_steps,
+    render_series,
+    series_rows,
+)
 from cumulant.observatory.runs.observe import Progress as Count
 from cumulant.observatory.runs.over_training import (
-    SHOWN,
+    OUTPUTS,
     TOKENS,
-    Settings,
-    Step,
+    CheckpointDirectory,
+    SeriesSettings,
     abandon_series,
     agreed_model,
     claim_series,
@@ -77,7 +84,7 @@ def observe_checkpoints(
     steps = find_steps(directory)
     corpus = plan(sources, column=column)
     chosen = {name: getattr(job, name) for name in ("quantities", "max_length", "batch_size", "seed", "dtype")}
-    settings = Settings(corpus.identity(), agreed_model(steps), max_tokens=max_tokens, **chosen)
+    settings = SeriesSettings(corpus.identity(), agreed_model(steps), max_tokens=max_tokens, **chosen)
     place = where.out or default_place(directory)
     existed = place.exists()
     claim_series(place, settings, resume=where.resume, force=where.force)
@@ -85,7 +92,7 @@ def observe_checkpoints(
     try:
         with _bar(errors) as watch:
             found = observe_series(
-                steps, place, corpus, settings, device=job.device, allow_pickle=job.allow_pickle, told=told, watch=watch
+                steps, place, corpus, settings, device=job.device, allow_pickle=job.allow_pickle, meta=told, watch=watch
             )
         if not found.records:
             raise KeyboardInterrupt
@@ -111,7 +118,7 @@ def rewrite_series(place: Path) -> None:
 
 def _write(records: dict[int, Record], place: Path) -> Steps:
     seen = read_steps(records)
-    with writing(place, *SHOWN):
+    with writing(place, *OUTPUTS):
         write_parquet(series_rows(seen), place / "series.parquet")
         render_series(seen, place / PAGE)
     return seen
@@ -147,7 +154,7 @@ def _bar(errors: Console) -> Iterator:
         task = bar.add_task("observing", done="")
 
         @contextmanager
-        def watch(step: Step, which: int, total: int) -> Iterator[Count]:
+        def watch(step: CheckpointDirectory, which: int, total: int) -> Iterator[Count]:
             read = 0
 
             def count(tokens: int) -> None:
@@ -166,19 +173,19 @@ def _bar(errors: Console) -> Iterator:
 def _tell(screen: Console, steps: Steps, complete: bool, place: Path) -> None:
     last = next(reversed(steps.values())).record
     heads = sum(layer.heads for layer in last.layers)
-    kind, text = (escape(last.meta.get(name, "unknown")) for name in ("model_class", "text"))
+    kind, text = (escape(name or "unknown") for name in (last.meta.model_class, last.meta.text))
     screen.print(
         f"[bold]{kind}[/]: {len(steps)} steps, {len(last.layers)} attention modules, {heads} "
-        f"heads, {last.meta.get('tokens', 0):,} tokens of {text} at each.",
+        f"heads, {last.meta.tokens:,} tokens of {text} at each.",
         highlight=False,
     )
     title = "Means over heads; W₂ to a Gaussian after the last block"
     narrow = {"box": SIMPLE, "collapse_padding": True, "pad_edge": False}  # so that it fits a terminal of 80 columns
     table = Table("step", *COLUMNS.values(), "W₂", "its null", title=title, title_justify="left", **narrow)
-    courses = [course(steps, name) for name in COLUMNS]
+    courses = [mean_over_heads(steps, name) for name in COLUMNS]
     for step, seen in steps.items():
         numbers = [values[step] for values in courses]
-        numbers += [at_the_end(seen, column) for column in ("sliced_w2", "sliced_w2_null")]
+        numbers += after_last_block(seen).sliced_w2[:2]
         table.add_row(f"{step:,}", *map(_short, numbers))
     screen.print(table)
     if not complete:
@@ -187,9 +194,9 @@ def _tell(screen: Console, steps: Steps, complete: bool, place: Path) -> None:
     screen.print(f"Page: [bold]{where}/{PAGE}[/]   Table: {where}/series.parquet", highlight=False)
 
 
-def _short(number: float | None) -> str:
+def _short(number: float) -> str:
     """
-    >>> _short(-0.00349), _short(98.42), _short(None)
+    >>> _short(-0.00349), _short(98.42), _short(float("nan"))
     ('-0.003', '98.4', '–')
     """
-    return "–" if number is None else f"{number:.3f}" if abs(number) < 10 else f"{number:.3g}"
+    return "–" if number != number else f"{number:.3f}" if abs(number) < 10 else f"{number:.3g}"

@@ -9,7 +9,8 @@ from torch.autograd.functional import jacobian
 
 from cumulant import Gaussian
 from cumulant.dynamics import Ascend, BatchNorm, LayerNorm, NormalizationError, RMSNorm, SphereNorm, Unchanged, Whiten
-from cumulant.dynamics.matrices import require_positive_definite, symmetric_root, symmetric_transport
+from cumulant.dynamics.checks import require_positive_definite
+from cumulant.dynamics.matrices import symmetric_root, symmetric_transport
 from tests import compare
 
 close = partial(compare.close, rtol=0)

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from cumulant.observatory.hooks.hidden_states import HiddenStateObserver, observe_hidden_states
 from cumulant.observatory.report.layer_table import layer_rows
+from cumulant.observatory.report.rows import LayerRow, NullComparison
 from cumulant.observatory.report.verdicts import Answer, verdicts
 from cumulant.observatory.statistics.stable_hash import priorities, uniform
 from tests.generated.properties import holds_for
@@ -84,8 +85,8 @@ def read(case: States, *, perturb: bool = False) -> HiddenStateObserver:
     return layers
 
 
-def ends(layers: HiddenStateObserver) -> list[dict]:
-    return [row for row in layer_rows(layers.state(), layers.names(), seed=1) if row["stage"] == "out"]
+def ends(layers: HiddenStateObserver) -> list[LayerRow]:
+    return [row for row in layer_rows(layers.state(), layers.names(), seed=1) if row.stage == "out"]
 
 
 def asked(layers: HiddenStateObserver, share: float = 1.0) -> Answer:
@@ -123,12 +124,11 @@ def looks_gaussian(case: States) -> None:
     """The band holds 99 % of Gaussian clouds; twice as wide it holds those of a long fuzz."""
     for row in ends(read(case))[-1:]:
         for name in SHAPE:
-            null = row[f"{name}_null"]
-            if math.isnan(null):  # too few to be sampled
-                assert row["sampled"] < 32 or row["gaussian_rank"] == 0, (name, row)
+            if math.isnan(getattr(row, name).null):  # too few to be sampled
+                assert row.sampled < 32 or row.gaussian_rank == 0, (name, row)
                 continue
-            seen, low, high = (max(row[name + end], 1e-9) for end in ("", "_null_low", "_null_high"))
-            null = max(null, 1e-9)  # sequences of two tokens are symmetric: no skewness at all
+            # sequences of two tokens are symmetric: no skewness at all
+            seen, null, low, high = (max(number, 1e-9) for number in getattr(row, name))
             assert null * (low / null) ** 2 <= seen <= null * (high / null) ** 2, (name, row)
 
 
@@ -156,10 +156,11 @@ def test_wide_gaussian_states_look_gaussian(case: States) -> None:
 def test_gaussian_states_are_within_the_band_of_gaussian_samples(case):
     (_, row) = ends(read(case))
     for name in SHAPE:
-        assert row[f"{name}_null_low"] <= row[name] <= row[f"{name}_null_high"], name
-    assert 0.85 < row["sliced_w2"] / row["sliced_w2_null"] < 1.15
-    assert row["sliced_w2"] < math.sqrt(2)
-    assert row["freedom"] == row["whitened"] - round(row["whitened"] / case.lengths[0])
+        seen = getattr(row, name)
+        assert seen.null_low <= seen.value <= seen.null_high, name
+    assert 0.85 < row.sliced_w2.value / row.sliced_w2.null < 1.15
+    assert row.sliced_w2.value < math.sqrt(2)
+    assert row.freedom == row.whitened - round(row.whitened / case.lengths[0])
 
 
 def test_heavy_tails_inside_sequences_are_told():
@@ -168,8 +169,8 @@ def test_heavy_tails_inside_sequences_are_told():
     scale = torch.where(normal(6, *x.shape[:2], 1) > 1, 3.0, 1.0).float()
     layers = watched(case, (x - 3) * scale)
     (_, row) = ends(layers)
-    assert row["sliced_w2"] > 1.2 * row["sliced_w2_null_high"]
-    assert row["kurtosis"] > row["kurtosis_null_high"]
+    assert row.sliced_w2.value > 1.2 * row.sliced_w2.null_high
+    assert row.kurtosis.value > row.kurtosis.null_high
     assert asked(layers).answer == "no"
 
 
@@ -194,9 +195,9 @@ def test_the_null_is_the_law_of_the_whole_procedure():
         found.append((np.sqrt((slices**2).mean()), b1, b2))
     found = np.array(found)
     error = found.std(0) * np.sqrt(1 / 300 + 1 / 200)
-    null = np.array([row[f"{name}_null"] for name in SHAPE[:3]])
+    null = np.array([getattr(row, name).null for name in SHAPE[:3]])
     assert (abs(null - found.mean(0)) < 4.5 * error).all(), (null, found.mean(0), error)
-    high = np.array([row[f"{name}_null_high"] for name in SHAPE[:3]])
+    high = np.array([getattr(row, name).null_high for name in SHAPE[:3]])
     assert (abs(high / np.quantile(found, 0.995, 0) - 1) < 0.15).all()
 
 
@@ -258,7 +259,7 @@ def test_a_verdict_is_given_from_the_stated_number_of_tokens_on(case: Budget) ->
     if enough:  # one Gaussian cloud in a hundred lies outside of the band, and gets a no
         looks_gaussian(case.states())
         (_, row) = ends(layers)
-        if row["sliced_w2"] <= row["sliced_w2_null_high"]:
+        if row.sliced_w2.value <= row.sliced_w2.null_high:
             assert answer.answer == "yes", answer
         return
     told = int(answer.words.split("read ")[-1].split(" tokens")[0].replace(",", ""))
@@ -271,13 +272,14 @@ def test_a_verdict_is_given_from_the_stated_number_of_tokens_on(case: Budget) ->
 def test_a_model_of_many_gaussian_blocks_is_gaussian():
     """One of 30 blocks lies outside a band of 99 % now and then; the verdict allows for their number."""
     (_, row) = ends(read(States(8, (64,) * 12, seed=3)))
-    edge = row | {"sliced_w2": 1.01 * row["sliced_w2_null_high"]}
-    answer, far = (
-        verdicts([], [row] * 29 + [odd], [], 1)[0] for odd in (edge, row | {"sliced_w2": 2 * row["sliced_w2_null"]})
+    edge, outside = (
+        row._replace(sliced_w2=row.sliced_w2._replace(value=value))
+        for value in (1.01 * row.sliced_w2.null_high, 2 * row.sliced_w2.null)
     )
+    answer, far = (verdicts([], [row] * 29 + [odd], [], 1)[0] for odd in (edge, outside))
     assert (answer.answer, far.answer) == ("yes", "no")
     assert verdicts([], [row, edge], [], 1)[0].answer == "yes"
-    wide = row | {"channels": 2048, "sliced_w2": math.nan}
+    wide = row._replace(channels=2048, sliced_w2=NullComparison())
     (told,) = verdicts([], [wide, wide], [], 1)
     assert told.answer == "open"
     assert "2,048" in told.words
@@ -322,7 +324,7 @@ def test_the_effective_rank_is_that_of_the_law(case: Spectrum) -> None:
         layers = read(replace(case, seed=seed).states())
         covariances = {key: tensor for key, tensor in layers.state().items() if ":spread." in key}
         row = layer_rows(covariances, layers.names())[0]
-        found.append((row["effective_rank"], row["participation_ratio"]))
+        found.append((row.effective_rank, row.participation_ratio))
     mean = np.mean(found, 0)
     assert mean[0] == pytest.approx(rank, rel=0.06)
     assert mean[1] == pytest.approx(ratio, rel=0.1)
@@ -335,11 +337,11 @@ def test_growth_and_contraction_are_those_of_gaussian_states():
     with torch.no_grad(), observe_hidden_states(model, seed=0) as layers:
         layers.expect(perturbed=torch.ones(40, dtype=torch.bool))
         model(inputs_embeds=sigma * (case.states() - 3), use_cache=False)
-    rows = {(r["block"], r["stage"]): r for r in layer_rows(layers.state(), layers.names())}
-    assert abs(rows["layers.0", "out"]["growth_mean"]) < 1e-4
-    assert rows["layers.0", "out"]["perturbed"] == 40 * 32
+    rows = {(r.block, r.stage): r for r in layer_rows(layers.state(), layers.names())}
+    assert abs(rows["layers.0", "out"].growth.value) < 1e-4
+    assert rows["layers.0", "out"].perturbed == 40 * 32
     log_rms = math.log(sigma) + (digamma(d / 2) + math.log(2 / d)) / 2
     log_sine = (digamma((d - 1) / 2) - digamma(d / 2)) / 2
     norm = rows["layers.0", "norm input_layernorm"]
-    assert norm["contraction_mean"] == pytest.approx(log_sine - log_rms, abs=5 * norm["contraction_error"])
-    assert norm["contraction_error"] < 0.01
+    assert norm.contraction.value == pytest.approx(log_sine - log_rms, abs=5 * norm.contraction.se)
+    assert norm.contraction.se < 0.01

@@ -19,7 +19,7 @@ import torch
 from hypothesis import strategies as st
 
 from cumulant.observatory import Record, attach
-from cumulant.observatory.record.recorder import UNRECORDED
+from cumulant.observatory.record.recorder import NOT_RECORDED
 from tests.generated.properties import holds_for
 from tests.generated.tensors import seeds
 from tests.observatory.tiny_models import (
@@ -197,7 +197,7 @@ def hooks_of(model: torch.nn.Module) -> int:
 
 
 def unrecorded(record: Record) -> set[str]:
-    return {name for name, note in record.meta["layer_notes"].items() if note == UNRECORDED}
+    return {name for name, note in record.meta.layer_notes.items() if note == NOT_RECORDED}
 
 
 def same(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -24,13 +24,13 @@ def statistics(rng, values, positions) -> dict:
     edges = np.unique(np.concatenate([[values.min()], 0.004 * 1.1 ** np.arange(120), [values.max() + 1e-9]]))
     edges = edges[(edges >= values.min()) & (edges <= values.max() + 1e-9)]
     counts, edges = np.histogram(values, edges)
-    shares = {"q05": 0.05, "q25": 0.25, "q50": 0.5, "q75": 0.75, "q95": 0.95}
+    shares = {"p05": 0.05, "p25": 0.25, "p50": 0.5, "p75": 0.75, "p95": 0.95}
     quantiles = {name: float(np.quantile(values, share)) for name, share in shares.items()}
     by_position = [[int(p), float(values.mean() * (0.6 + 0.12 * np.log1p(p)) + rng.normal(0, 0.02))] for p in positions]
     return {
-        **{"mean": float(values.mean()), "sd": float(values.std()), "count": len(values)},
+        **{"value": float(values.mean()), "std": float(values.std()), "count": len(values)},
         **quantiles,
-        **{"standard_error": float(values.std() / np.sqrt(len(values))), "by_position": by_position},
+        **{"se": float(values.std() / np.sqrt(len(values))), "by_position": by_position},
         **{"null_random": float(values.mean() * 1.3 + 0.1), "null_shuffled": float(values.mean() * 1.1)},
         "histogram": [[float(a), float(b), int(c)] for a, b, c in zip(edges[:-1], edges[1:], counts, strict=True)],
     }
@@ -57,19 +57,19 @@ def cells(rng, layer: float, head: int, positions) -> dict:
 
 
 def hopfield_class(values: dict) -> str:
-    k90 = values["k90"]["mean"]
+    k90 = values["k90"]["value"]
     return "I" if k90 > 64 else "II" if k90 > 24 else "III" if k90 > 8 else "IV"
 
 
-def depth_rows(rng, layers: int) -> list:
+def state_rows(rng, layers: int) -> list:
     rows = []
     for block in range(layers):
         for stage in ("in", "attention", "out"):
             t = block + {"in": 0, "attention": 0.4, "out": 0.8}[stage]
             rows.append(
                 {
-                    **{"block": block, "stage": stage, "rms": 1 + 0.4 * t, "mean_cosine": 0.1 + 0.5 * t / layers},
-                    **{"effective_rank": 190 / (1 + 0.3 * t), "participation": 90 / (1 + 0.4 * t)},
+                    **{"block": block, "stage": stage, "rms": 1 + 0.4 * t, "pairwise_cosine": 0.1 + 0.5 * t / layers},
+                    **{"effective_rank": 190 / (1 + 0.3 * t), "participation_ratio": 90 / (1 + 0.4 * t)},
                     "expansion": 1.35 + 0.1 * rng.normal() if stage == "attention" else None,
                     "contraction": 0.72 + 0.05 * rng.normal() if stage == "out" else None,
                     **{"sliced_w2": 0.12 + 0.02 * t, "sliced_w2_null": 0.05},
@@ -150,7 +150,7 @@ def page_data(layers: int = 6, heads: int = 12, seed: int = 0) -> dict:
         "quantities": [dict(zip(keys, (n, *q, ranges.get(n)), strict=True)) for n, q in QUANTITIES.items()],
         "layers": [{"index": i, "name": f"layer.{i}.attention", "kind": "self", "heads": heads} for i in range(layers)],
         "heads": [head | {"hopfield_class": hopfield_class(head["values"])} for head in seen],
-        "depth": depth_rows(rng, layers),
+        "states": state_rows(rng, layers),
         "spectra": [
             {"block": i, "eigenvalues": (9.0 * rank ** -(1 + 0.6 * i / layers) * np.exp(-rank / 150)).tolist()}
             for i in range(layers)

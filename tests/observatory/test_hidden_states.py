@@ -12,7 +12,7 @@ pytest.importorskip("transformers")
 
 from cumulant.observatory.hooks.attention import observe_attention
 from cumulant.observatory.hooks.blocks import attention_modules, block_of, twin
-from cumulant.observatory.hooks.hidden_states import merge_layers, observe_hidden_states
+from cumulant.observatory.hooks.hidden_states import StageKey, merge_layers, observe_hidden_states
 from cumulant.observatory.hooks.perturbation import PERTURBATION_SIZE, perturbation
 from cumulant.observatory.report.layer_table import layer_rows, layer_spectra, read_covariance
 from cumulant.observatory.statistics.gaussianity import (
@@ -47,7 +47,7 @@ def run(model, *batches, **options):
 
 
 def stages(layers, block):
-    return [n["stage"] for n in layers.names() if n["block"] == block and n["role"] == "state"]
+    return [n.stage for n in layers.names() if n.block == block and n.role == "state"]
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_ends_are_the_hidden_states_of_the_model(kind):
         torch.testing.assert_close(sample.state.double(), centred[order], rtol=0, atol=1e-6)
         assert (int(within.tokens), int(within.sequences)) == (len(x), 3)
         torch.testing.assert_close(within.covariance, centred.T @ centred / len(x), rtol=1e-4, atol=1e-5)
-    cells = {n["block"]: n["cell"] for n in layers.names() if n["stage"] == "in"}
+    cells = {n.block: n.cell for n in layers.names() if n.stage == "in"}
     assert cells[first] == f"{first}/in"
     assert cells[second] == f"{first}/out"  # one state, kept once
 
@@ -193,7 +193,7 @@ def test_halves_merge_to_the_whole(kind):
                 torch.testing.assert_close(merged[key], tensor, rtol=tolerance, atol=tolerance)
     halves[0].merge(halves[1].state())
     assert torch.equal(halves[0].state()[f"{whole.blocks[0].name}/in/size:tally.count"], torch.tensor([84]))
-    assert halves[0].names() == json.loads(json.dumps(whole.names()))
+    assert halves[0].names() == [StageKey(*name) for name in json.loads(json.dumps(whole.names()))]
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "bert"])
@@ -263,7 +263,7 @@ def test_padding_is_left_out():
         layers.expect(rows=torch.zeros(3, 7, dtype=torch.bool))
         model(**batch)
     assert not any(int(r.count) for place, r in layers.statistics.items() if "sample" not in place)
-    assert all(row["tokens"] == 0 for row in layer_rows(layers.state(), layers.names()))
+    assert all(row.tokens == 0 for row in layer_rows(layers.state(), layers.names()))
     positional = run(model, perturb=False)
     assert positional.state() == {}
     assert layer_rows({}, []) == []
@@ -330,22 +330,22 @@ def test_sequences_that_are_chosen_by_name_do_not_depend_on_batches():
 def test_rows_hold_every_quantity():
     layers = run(make("bert"), inputs("bert", batch=40))
     rows = layer_rows(layers.state(), layers.names())
-    assert [(r["block"], r["stage"]) for r in rows] == [(n["block"], n["stage"]) for n in layers.names()]
-    assert len({tuple(r) for r in rows}) == 1  # the same columns everywhere
-    out = next(r for r in rows if r["stage"] == "out")
+    assert [(r.block, r.stage) for r in rows] == [(n.block, n.stage) for n in layers.names()]
+    assert len({tuple(r.columns()) for r in rows}) == 1  # the same columns everywhere
+    out = next(r for r in rows if r.stage == "out")
     assert all(
         math.isfinite(v)
-        for k, v in out.items()
+        for k, v in out.columns().items()
         if isinstance(v, float) and k.split("_")[0] not in ("inverse", "contraction")
     )
-    assert out["tokens"] == out["perturbed"] == 280
-    assert 1 <= out["participation_ratio"] <= out["effective_rank"] <= 24
-    norm = next(r for r in rows if r["role"] == "norm")
-    assert math.isfinite(norm["inverse_mean"])
-    assert math.isfinite(norm["contraction_mean"])
+    assert out.tokens == out.perturbed == 280
+    assert 1 <= out.participation_ratio <= out.effective_rank <= 24
+    norm = next(r for r in rows if r.role == "norm")
+    assert math.isfinite(norm.inverse.value)
+    assert math.isfinite(norm.contraction.value)
     spectrum = layer_spectra(layers.state(), layers.names())["encoder.layer.0/out"]
     assert spectrum == sorted(spectrum, reverse=True)
-    assert sum(spectrum) == pytest.approx(out["variance"], rel=1e-9)
+    assert sum(spectrum) == pytest.approx(out.variance, rel=1e-9)
     assert read_covariance(layers.state(), layers.names(), "encoder.layer.1").shape == (24, 24)
     assert read_covariance({}, layers.names(), "encoder.layer.1") is None
 
@@ -450,8 +450,6 @@ def test_wrong_states_are_refused():
         merge_layers({"a:b.c": torch.zeros(1)}, {})
     with pytest.raises(ValueError, match=r"expected every field of x, got mean, triangle amiss"):
         layer_rows({"x:spread.count": torch.zeros(())}, [])
-    with pytest.raises(ValueError, match=r"layer_rows.names: expected entries with block, stage, cell and role"):
-        layer_rows({}, [{"block": "a"}])
     with (
         observe_hidden_states(make("bert")) as layers,
         pytest.raises(ValueError, match=r"HiddenStateObserver.expect.rows: expected shape \(b, L\)"),

@@ -572,7 +572,7 @@ def test_the_text_half_of_clip_is_observed(saved):
     byte_tokenizer().save(str(path / "tokenizer.json"))
     (path / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
     record = observe(load(path), ["some text to read"])
-    assert record.tally("entropy").count.tolist() == [record.meta["tokens"]] * 4
+    assert record.tally("entropy").count.tolist() == [record.meta.tokens] * 4
 
 
 def test_the_advice_for_other_models_leads_to_a_record(tmp_path):

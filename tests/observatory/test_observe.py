@@ -1,6 +1,7 @@
 """From a model and a text to a record, its directory and its page; on small random models and on a real one."""
 
 import json
+import math
 import os
 import signal
 from dataclasses import replace
@@ -20,7 +21,8 @@ from cumulant.link import link_fit  # noqa: E402
 from cumulant.nn.calls import AttentionCall  # noqa: E402
 from cumulant.observatory import Record, attach, load, observe, render  # noqa: E402
 from cumulant.observatory.hooks.attention import observe_attention  # noqa: E402
-from cumulant.observatory.record.record import claim_directory  # noqa: E402
+from cumulant.observatory.record.record import Meta, claim_directory  # noqa: E402
+from cumulant.observatory.report.rows import HeadRow, TokenStatistics  # noqa: E402
 from cumulant.observatory.report.tables import head_rows, link_from_sums  # noqa: E402
 from cumulant.observatory.report.verdicts import verdicts  # noqa: E402
 from cumulant.observatory.runs.nulls import chosen_nulls, shuffled  # noqa: E402
@@ -96,7 +98,7 @@ def test_attach_collects_every_head_and_says_when_nothing_ran():
 def test_a_model_that_bypasses_the_interface_is_named():
     model = make("bert")
     with attach(model) as recorder:
-        recorder.ear.masks.passes = 1  # as if a pass had gone by without a call
+        recorder.hooks.masks.passes = 1  # as if a pass had gone by without a call
         with pytest.raises(ValueError, match="AttentionInterface, got BertModel"):
             recorder.record()
 
@@ -116,14 +118,12 @@ def test_the_model_is_restored_after_an_error():
 def parts_of(model, given):
     """Records of the whole batch and of its sequences one by one, with the same names for the sequences."""
     with attach(model, seed=3) as whole, torch.no_grad():
-        whole.texts, whole.offsets = torch.arange(4), torch.zeros(4, dtype=torch.int64)
-        whole.watch.expect(texts=torch.arange(4))
+        whole.batch(torch.arange(4), torch.zeros(4, dtype=torch.int64))
         model(**given)
     records = []
     for i in (2, 0, 3, 1):
         with attach(model, seed=3) as one, torch.no_grad():
-            one.texts, one.offsets = torch.tensor([i]), torch.zeros(1, dtype=torch.int64)
-            one.watch.expect(texts=torch.tensor([i]))
+            one.batch(torch.tensor([i]), torch.zeros(1, dtype=torch.int64))
             model(**{k: v[i : i + 1] for k, v in given.items()})
         records.append(one.record(tokens=20))
     return whole.record(tokens=80), records
@@ -135,7 +135,7 @@ def test_records_merge_to_the_record_of_the_whole(kind):
     merged = records[0]
     for other in records[1:]:
         merged = merged.merge(other)
-    assert merged.meta["tokens"] == 80
+    assert merged.meta.tokens == 80
     assert merged.tallies.keys() == whole.tallies.keys()
     for name, tally in whole.tallies.items():
         assert torch.equal(tally.count, merged.tallies[name].count), name
@@ -154,7 +154,7 @@ def test_a_record_survives_its_directory(tmp_path):
     record.save(tmp_path / "here")
     again = Record.load(tmp_path / "here")
     assert again.layers == record.layers
-    assert again.meta == json.loads(json.dumps(record.meta))
+    assert again.meta == record.meta
     for name, tally in record.tallies.items():
         for key, tensor in tally.tensors().items():
             assert torch.equal(tensor, again.tallies[name].tensors()[key])
@@ -181,7 +181,7 @@ def test_broken_and_foreign_directories_get_a_sentence(tmp_path):
         claim_directory(tmp_path)
     with pytest.raises(ValueError, match=r"--force: expected a directory with a record, got .* holds other files"):
         claim_directory(tmp_path, force=True)  # a record.json of somebody else
-    Record((), {}, {}, {}, {}, (), {}).save(tmp_path / "ours")
+    Record((), {}, {}, {}, {}, (), Meta()).save(tmp_path / "ours")
     claim_directory(tmp_path / "ours", force=True)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.tex").write_text("mine")
@@ -265,9 +265,13 @@ def test_names_of_nulls():
         chosen_nulls(["gaussian"])
 
 
+def head_row(**numbers: float) -> HeadRow:
+    return HeadRow(0, 0, numbers=numbers)
+
+
 def test_verdicts_follow_their_rules():
-    climbing = [{"gradientness": 0.9, "ascent_index": 0.5, "gaussian_r2": 0.95, "condensed_mean": 0.0}] * 4
-    falling = [{"gradientness": -0.2, "gaussian_r2": 0.1, "condensed_mean": 0.9}] * 4
+    climbing = [head_row(gradientness=0.9, ascent_index=0.5, gaussian_r2=0.95, condensed=0.0)] * 4
+    falling = [head_row(gradientness=-0.2, gaussian_r2=0.1, condensed=0.9)] * 4
     up = {a.question: a for a in verdicts(climbing, [], [], 100)}
     down = {a.question: a for a in verdicts(falling, [], climbing, 100)}
     ascent = "Does attention ascend the log-normalizer?"
@@ -277,7 +281,7 @@ def test_verdicts_follow_their_rules():
     assert (up[gaussian].answer, down[gaussian].answer) == ("yes", "no")
     assert down[gaussian].numbers[0].null == pytest.approx(0.95)
     assert verdicts([], [], [], 1) == []
-    (few,) = verdicts([{"link_r2": None}], [], [], 1)
+    (few,) = verdicts([head_row(link_r2=math.nan)], [], [], 1)
     assert few.answer == "open"
     assert "tokens or more" in few.words
     removed = {"heads": 10, "can_go": 4, "together": 2, "all_at_once": 0.3, "control": 0.5, "kind": "gaussian"}
@@ -287,7 +291,8 @@ def test_verdicts_follow_their_rules():
 
 
 def test_an_open_link_says_how_many_tokens_it_needs():
-    row = {"link_r2": None, "link_queries": 120, "link_needed": 129, "entropy_count": 4096, "k90_count": 120}
+    counts = {"entropy": TokenStatistics(count=4096), "k90": TokenStatistics(count=120)}
+    row = replace(head_row(link_r2=math.nan), quantities=counts, link_queries=120, link_needed=129)
     (few,) = verdicts([row], [], [], 1)
     assert few.answer == "open"
     assert "needs 129 sampled queries and has 120 from 4,096 tokens" in few.words
@@ -300,7 +305,7 @@ def test_an_open_link_says_how_many_tokens_it_needs():
     with torch.no_grad(), attach(model, hidden_states=False) as recorder:
         model(**inputs("bert"))
     rows = head_rows(recorder.record())
-    assert {(row["link_queries"], row["link_needed"], row["link_r2"]) for row in rows} == {(3, 17, None)}
+    assert {(row.link_queries, row.link_needed, math.isnan(row.value("link_r2"))) for row in rows} == {(3, 17, True)}
     (open_,) = [a for a in verdicts(rows, [], [], 24) if "canonical link" in a.question]
     assert "needs 17 sampled queries and has 3 from 21 tokens" in open_.words
 
@@ -310,15 +315,15 @@ def test_an_open_link_says_how_many_tokens_it_needs():
 
 def test_observe_a_real_model(minilm, tmp_path):
     record = observe(minilm, [Text(i, f"text {i}", body) for i, body in enumerate(TOPICS)], max_length=64, batch_size=4)
-    assert record.meta["tokens"] == int(record.tally("entropy").count[0])
-    assert record.meta["model_class"] == "BertModel"
+    assert record.meta.tokens == int(record.tally("entropy").count[0])
+    assert record.meta.model_class == "BertModel"
     rows = head_rows(record)
     assert len(rows) == 72
-    assert all(0 <= row["entropy_mean"] <= 4.2 for row in rows)
-    assert all(row["hopfield_class"] in CLASSES for row in rows)
-    assert len(record.passages) == 4
-    assert record.passages[0].tokens[:3] == ("[CLS]", "the", "mean")
-    assert record.passages[0].values["entropy"][record.layers[0].name].shape == (12, len(record.passages[0].tokens))
+    assert all(0 <= row.value("entropy") <= 4.2 for row in rows)
+    assert all(row.hopfield_class in CLASSES for row in rows)
+    assert len(record.excerpts) == 4
+    assert record.excerpts[0].tokens[:3] == ("[CLS]", "the", "mean")
+    assert record.excerpts[0].values["entropy"][record.layers[0].name].shape == (12, len(record.excerpts[0].tokens))
     render(record, tmp_path / "page.html")
     assert 100_000 < (tmp_path / "page.html").stat().st_size < 5_000_000
 
@@ -352,8 +357,8 @@ def test_an_interrupt_leaves_a_record(minilm):
             signal.raise_signal(signal.SIGINT)
 
     record = observe(minilm, TOPICS * 5, max_length=64, batch_size=2, progress=progress, hidden_states=False)
-    assert record.meta["complete"] is False
-    assert record.meta["tokens"] == sum(done)
+    assert record.meta.complete is False
+    assert record.meta.tokens == sum(done)
 
 
 # ---------------------------------------------------------------------- the command
@@ -391,8 +396,10 @@ def directory(tmp_path_factory, minilm):
 def test_the_directory_can_be_read_by_others(directory):
     heads, layers, tokens = (polars.read_parquet(directory / f"{n}.parquet") for n in ("heads", "layers", "tokens"))
     assert heads.shape[0] == 72
-    assert {"layer", "head", "entropy_mean", "hopfield_class", "gradientness", "link_r2"} <= set(heads.columns)
-    assert {"block", "stage", "size_mean", "effective_rank", "sliced_w2", "sliced_w2_null"} <= set(layers.columns)
+    assert {"layer", "head", "entropy", "entropy_std", "hopfield_class", "gradientness", "link_r2"} <= set(
+        heads.columns
+    )
+    assert {"layer", "block", "stage", "rms", "effective_rank", "sliced_w2", "sliced_w2_null"} <= set(layers.columns)
     assert {"token", "entropy", "log_normalizer"} <= set(tokens.columns)
     told = json.loads((directory / "record.json").read_text())["meta"]
     assert told["tokens"] == 600
@@ -444,7 +451,7 @@ def test_a_page_is_flat_in_the_number_of_texts(minilm):
         return sum(t.numel() for tally in record.tallies.values() for t in tally.tensors().values())
 
     assert size(short) == size(long)
-    assert replace(long, passages=()).meta["tokens"] > 5 * short.meta["tokens"]
+    assert replace(long, excerpts=()).meta.tokens > 5 * short.meta.tokens
 
 
 def test_the_directory_is_where_it_was_asked_for(directory):

@@ -27,11 +27,11 @@ from cumulant.observatory.hooks.weights import HeadWeights, head_weights  # noqa
 from cumulant.observatory.models.load import fingerprint_of, load, random_twin  # noqa: E402
 from cumulant.observatory.record.record import Record  # noqa: E402
 from cumulant.observatory.record.recorder import attach  # noqa: E402
-from cumulant.observatory.report.page.condense import LADDER, condensed  # noqa: E402
+from cumulant.observatory.report.page.condense import DETAIL_LEVELS, condensed  # noqa: E402
 from cumulant.observatory.report.series import log_spaced, read_steps, render_series, series_data, series_rows  # noqa: E402
 from cumulant.observatory.runs.over_training import (  # noqa: E402
-    Settings,
-    Step,
+    CheckpointDirectory,
+    SeriesSettings,
     agreed_model,
     claim_series,
     find_steps,
@@ -172,14 +172,14 @@ def test_every_block_is_heard_and_its_states_before_and_after(kind):
     with attach(model) as recorder:
         after = model(ids)
     record = recorder.record()
-    stages = [(p["block"], p["stage"]) for p in record.meta["places"] if p["role"] == "state"]
+    stages = [(s.block, s.stage) for s in record.meta.stages if s.role == "state"]
     assert {(f"trunk.blocks.{i}", end) for i in range(2) for end in ("in", "out")} <= set(stages)
     assert ("trunk.blocks.0", "attention") in stages or kind != "standard"
     assert all(torch.isfinite(t.mean).all() for t in record.tallies.values())
     assert int(record.hidden["trunk.blocks.1/out/growth:tally.count"].sum()) == 22
     assert torch.equal(model(ids), after)
     if kind != "standard":
-        assert set(record.meta["layer_notes"]) == {"trunk.blocks.0", "trunk.blocks.1"}
+        assert set(record.meta.layer_notes) == {"trunk.blocks.0", "trunk.blocks.1"}
 
 
 def test_masks_beside_an_order_and_sinks_reach_the_call():
@@ -332,14 +332,14 @@ def test_the_command_leaves_records_a_table_and_a_page(observed, run):
     steps = [path.name for path in sorted(run.iterdir())]
     assert sorted(path.name for path in (out / "series").iterdir()) == ["settings.json", *steps]
     table = pl.read_parquet(out / "series.parquet")
-    assert table.columns == ["step", "layer", "name", "head", "stage", "quantity", "value", "spread", "count", "null"]
+    assert table.columns == ["step", "layer", "name", "head", "stage", "quantity", "value", "std", "count", "null"]
     assert table["step"].unique().sort().to_list() == [0, 1, 4, 16]
     heads = table.filter(pl.col("head").is_not_null())
     key = ["step", "layer", "head", "quantity"]
     assert len(heads.unique(key)) == len(heads)
     for number in (0, 16):
         record = Record.load(out / "series" / f"step-{number:06d}")
-        assert record.meta["step"] == number
+        assert record.meta.step == number
         here = heads.filter((pl.col("step") == number) & (pl.col("quantity") == "entropy"))
         means = torch.cat([record.tallies[f"{layer.name}/entropy"].mean for layer in record.layers])
         np.testing.assert_allclose(here["value"], means, rtol=1e-12)
@@ -366,11 +366,11 @@ def test_the_page_and_the_table_can_be_written_again(observed, tmp_path):
 def test_where_there_is_no_room_steps_keep_their_means_alone(observed):
     records = {n: Record.load(observed[0] / "series" / f"step-{n:06d}") for n in (0, 4)}
     data = series_data(read_steps(records))
-    least = condensed(data, LADDER[-1])
+    least = condensed(data, DETAIL_LEVELS[-1])
     cells = least["series"]["parts"][0]["heads"][0]["values"]
     assert set(cells) == set(data["heads"][0]["values"])
-    assert all(cell.keys() == {"mean"} for cell in cells.values())
-    assert least["heads"][0]["values"]["entropy"].keys() > {"mean", "sd"}
+    assert all(cell.keys() == {"value"} for cell in cells.values())
+    assert least["heads"][0]["values"]["entropy"].keys() > {"value", "std"}
 
 
 def test_a_series_goes_on_and_reads_a_step_once(run, text, observed, tmp_path):
@@ -407,7 +407,7 @@ def test_an_interrupt_leaves_the_steps_that_are_finished(run, text, tmp_path, mo
     def interrupted(loaded, *args, **kwargs):
         record = once(loaded, *args, **kwargs)
         if loaded.name == "step-000004":
-            return replace(record, meta=record.meta | {"complete": False})
+            return replace(record, meta=replace(record.meta, complete=False))
         return record
 
     monkeypatch.setattr(over_training, "observe", interrupted)
@@ -498,7 +498,7 @@ def test_options_that_do_not_go_together(run, tmp_path, more, words):
 
 def test_a_place_that_holds_something_else_stays_as_it_is(tmp_path):
     (tmp_path / "record.json").write_text("{}")
-    settings = Settings("text", "model")
+    settings = SeriesSettings("text", "model")
     with pytest.raises(ValueError, match="one that already holds a record"):
         claim_series(tmp_path, settings, resume=False, force=True)
     place = tmp_path / "new"
@@ -515,7 +515,7 @@ def test_steps_are_sorted_by_number_and_their_axis_follows_their_spacing(tmp_pat
     for name in ("checkpoint-1000", "checkpoint-200", "checkpoint-5", "step-x", ".step-7", "runs"):
         (tmp_path / name).mkdir()
     (tmp_path / "step-3").write_text("a file")
-    assert find_steps(tmp_path) == tuple(Step(n, tmp_path / f"checkpoint-{n}") for n in (5, 200, 1000))
+    assert find_steps(tmp_path) == tuple(CheckpointDirectory(n, tmp_path / f"checkpoint-{n}") for n in (5, 200, 1000))
     assert log_spaced((0, 1, 2, 4, 8, 17, 35, 72, 147, 300))
     assert not log_spaced(range(0, 3000, 250))
     assert not log_spaced((7,))
@@ -529,7 +529,7 @@ def test_step_zero_is_the_null_and_one_step_is_a_series_too(observed):
     data = series_data(steps)
     assert data["series"]["steps"] == [0, 1, 4]
     assert len(data["series"]["parts"]) == 2
-    first = data["series"]["parts"][0]["heads"][0]["values"]["entropy"]["mean"]
+    first = data["series"]["parts"][0]["heads"][0]["values"]["entropy"]["value"]
     for heads in (data["series"]["parts"][1]["heads"], data["heads"]):
         assert heads[0]["values"]["entropy"]["null_random"] == first
     later = series_data({n: steps[n] for n in (1, 4)})
@@ -557,7 +557,7 @@ def test_the_slider_changes_what_the_page_shows(visit, observed):
     out, _ = observed
     page = visit(out / "report.html")
     assert page.inner_text("#slider output") == "Step 16"
-    names = ("heads", "depth-rms", "distribution", "positions", "spectra")
+    names = ("heads", "states-rms", "distribution", "positions", "spectra")
     before = {name: drawn(page, name) for name in names}
     record = Record.load(out / "series" / "step-000000")
     slide(page, 0)

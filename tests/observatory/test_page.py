@@ -65,7 +65,7 @@ def test_choosing_a_quantity_or_a_null_changes_the_map(visit, small):
     seen.append(drawing(page, "heads"))
     assert "k₉₀" in page.inner_text("[data-figure='heads']")
     assert "min{k" in page.inner_text("#quantity-definition")
-    for view in ("sd", "random", "shuffled"):
+    for view in ("std", "random", "shuffled"):
         page.click(f"#map-controls [data-value='{view}']")
         seen.append(drawing(page, "heads"))
     assert len(set(seen)) == 5
@@ -74,15 +74,15 @@ def test_choosing_a_quantity_or_a_null_changes_the_map(visit, small):
 
 def test_choosing_a_head_changes_its_figures(visit, small):
     page = visit(small)
-    names = ("distribution", "positions", "place")
+    names = ("distribution", "positions", "scatter")
     before = [drawing(page, name) for name in names]
     reading = page.inner_html("#reading .reading")
     page.click("[data-head='3.7']")
     assert page.inner_text("#chosen h3") == "Layer 3, head 7"
     assert all(drawing(page, name) != old for name, old in zip(names, before, strict=True))
     assert page.inner_html("#reading .reading") != reading
-    assert f"{small['heads'][43]['values']['entropy']['q50']:.4g}" in page.inner_text("#chosen")
-    page.click("[data-place='5.11']")
+    assert f"{small['heads'][43]['values']['entropy']['p50']:.4g}" in page.inner_text("#chosen")
+    page.click("[data-scatter='5.11']")
     assert page.inner_text("#chosen h3") == "Layer 5, head 11"
     page.locator("[data-sheet='all-heads'] tbody tr").nth(14).click()
     assert page.inner_text("#chosen h3") == "Layer 1, head 2"
@@ -200,7 +200,7 @@ def test_phone_does_not_scroll_sideways_and_page_is_light(visit, tmp_path, layer
 @pytest.mark.long
 def test_figures_are_saved_as_svg_and_png(visit, small):
     page = visit(small)
-    for name in ("heads", "distribution", "positions", "place", "depth-expansion", "depth-sliced_w2", "spectra"):
+    for name in ("heads", "distribution", "positions", "scatter", "states-expansion", "states-sliced_w2", "spectra"):
         file, content = saved(page, f"[data-figure='{name}'] [data-save='svg']")
         assert file == f"all-MiniLM-L6-v2-{name}.svg"
         root = ElementTree.fromstring(content)
@@ -222,7 +222,7 @@ def test_tables_sort_and_are_saved_as_csv(visit, small):
     assert file == "all-MiniLM-L6-v2-all-heads.csv"
     assert rows[0] == ["layer", "head", "class", *QUANTITIES]
     assert len(rows) == 73
-    means = [head["values"]["k90"]["mean"] for head in small["heads"]]
+    means = [head["values"]["k90"]["value"] for head in small["heads"]]
     assert [float(row[6]) for row in rows[1:]] == pytest.approx(means, rel=1e-4)
     page.click("[data-sheet='all-heads'] thead button >> nth=6")
     first = page.locator("[data-sheet='all-heads'] tbody tr").first.locator("td").all_inner_texts()
@@ -231,15 +231,15 @@ def test_tables_sort_and_are_saved_as_csv(visit, small):
     page.click("[data-sheet='all-heads'] thead button >> nth=6")
     last = page.locator("[data-sheet='all-heads'] tbody tr").last.locator("td").all_inner_texts()
     assert last == first
-    page.click("#depth summary")
-    assert len(saved(page, "[data-sheet='depth'] [data-save='csv']")[1].splitlines()) == 19
+    page.click("#states summary")
+    assert len(saved(page, "[data-sheet='states'] [data-save='csv']")[1].splitlines()) == 19
 
 
 @pytest.mark.long
 def test_depth_and_spectra(visit, small):
     page = visit(small)
-    assert page.locator("#depth .figure").count() == 8
-    assert page.locator("[data-figure='depth-sliced_w2'] .band").count() == 1
+    assert page.locator("#states .figure").count() == 8
+    assert page.locator("[data-figure='states-sliced_w2'] .band").count() == 1
     before = drawing(page, "spectra")
     page.click("#spectra [data-value='sum']")
     after = drawing(page, "spectra")
@@ -251,9 +251,9 @@ def test_depth_and_spectra(visit, small):
 @pytest.mark.parametrize(("neutral", "shift"), [("1", 0.0), ("0", -1.0)])
 def test_growth_is_read_as_a_factor_or_as_its_logarithm(visit, small, neutral, shift):
     moved = {key: lambda row, k=key: None if row[k] is None else row[k] + shift for key in ("expansion", "contraction")}
-    rows = [row | {key: move(row) for key, move in moved.items()} for row in small["depth"]]
-    page = visit(small | {"depth": rows})
-    card = page.locator("[data-figure='depth-expansion']")
+    rows = [row | {key: move(row) for key, move in moved.items()} for row in small["states"]]
+    page = visit(small | {"states": rows})
+    card = page.locator("[data-figure='states-expansion']")
     tick = card.locator("text[text-anchor='end']").filter(has_text=re.compile(f"^{neutral}$"))
     line = float(card.locator(".reference").get_attribute("y1"))
     assert line == pytest.approx(float(tick.get_attribute("y")) - 3.5, abs=0.1)
@@ -267,29 +267,29 @@ ODD = {
     "layers without heads": {"layers": [{"index": 0, "name": "a", "kind": "self", "heads": 2}]},
     "a head without numbers": {"heads": [BARE | {"values": {}}]},
     "a head of nulls": {
-        "heads": [BARE | {"values": {"entropy": {"mean": None, "sd": NAN, "histogram": None, "by_position": None}}}]
+        "heads": [BARE | {"values": {"entropy": {"value": None, "std": NAN, "histogram": None, "by_position": None}}}]
     },
     "one number": {
-        "heads": [BARE | {"values": {"x": {"mean": 0.0, "histogram": [[0, 0, 4]], "by_position": [[0, 0.0]]}}}]
+        "heads": [BARE | {"values": {"x": {"value": 0.0, "histogram": [[0, 0, 4]], "by_position": [[0, 0.0]]}}}]
     },
     "infinite ends": {
         "heads": [
-            BARE | {"values": {"x": {"mean": 1.0, "q05": -1, "histogram": [[float("-inf"), 0, 4], [0, None, 2]]}}}
+            BARE | {"values": {"x": {"value": 1.0, "p05": -1, "histogram": [[float("-inf"), 0, 4], [0, None, 2]]}}}
         ],
         "meta": {"complete": False, "tokens": NAN, "model": "\ud800"},
     },
     "layers of unlike width": {
         "heads": [
-            {"layer": i, "head": j, "values": {"x": {"mean": 1.0 * j}}} for i, n in enumerate([1, 3]) for j in range(n)
+            {"layer": i, "head": j, "values": {"x": {"value": 1.0 * j}}} for i, n in enumerate([1, 3]) for j in range(n)
         ]
     },
     "depth of one": {
-        "depth": [{"block": 0, "stage": "in", "rms": 1.0, "expansion": NAN}],
+        "states": [{"block": 0, "stage": "in", "rms": 1.0, "expansion": NAN}],
         "spectra": [{"block": 0, "eigenvalues": [1.0]}],
     },
     "spectra of nothing": {"spectra": [{"block": 0, "eigenvalues": []}, {"block": 1, "eigenvalues": [0.0, None]}]},
     "texts of nothing": {
-        "heads": [BARE | {"values": {"entropy": {"mean": 1.0}}}],
+        "heads": [BARE | {"values": {"entropy": {"value": 1.0}}}],
         "texts": [
             {"name": None, "tokens": [], "values": {}},
             {"name": "b", "tokens": ["x"], "values": {"entropy": {"0.0": [None]}}},
@@ -314,16 +314,16 @@ def test_records_with_little_in_them(visit, name):
 def test_large_records_become_coarser_and_say_so(small, tmp_path, monkeypatch):
     whole = render.page(small)
     assert "To keep it below" not in whole
-    monkeypatch.setattr(render, "LARGEST", len(whole.encode()) * 2 // 3)
+    monkeypatch.setattr(render, "MAX_BYTES", len(whole.encode()) * 2 // 3)
     coarse = render.page(small)
-    assert len(coarse.encode()) <= render.LARGEST
+    assert len(coarse.encode()) <= render.MAX_BYTES
     assert "To keep it below 5 MB" in coarse
     kept = condense.unpack(re.search(r'id="data">([^<]*)<', coarse)[1])
     whole_head, head = small["heads"][5]["values"]["entropy"], kept["heads"][5]["values"]["entropy"]
     assert len(head["histogram"]) <= 32
     assert sum(row[2] for row in head["histogram"]) == whole_head["count"]
     assert head["by_position"][-1][0] == whole_head["by_position"][-1][0]
-    assert head["mean"] == pytest.approx(whole_head["mean"], rel=1e-4)
+    assert head["value"] == pytest.approx(whole_head["value"], rel=1e-4)
 
 
 def test_page_has_no_address_but_that_of_a_name(small):

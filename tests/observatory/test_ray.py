@@ -280,8 +280,8 @@ def test_an_interrupt_keeps_what_is_finished(here, job, corpus, loaded, whole, t
     with opened(tmp_path / "out", corpus, job, loaded) as store:
         record = observe_on_ray(job, corpus, store, max_tokens=None, loaded=loaded, progress=stop)
         assert list(store.done) == [0]
-    assert record.meta["complete"] is False
-    assert record.meta["tokens"] == store.done[0].tokens < whole.meta["tokens"]
+    assert record.meta.complete is False
+    assert record.meta.tokens == store.done[0].tokens < whole.meta.tokens
 
 
 def test_a_shard_that_workers_die_of_is_given_up(here, job, corpus, loaded, tmp_path, monkeypatch):
@@ -297,13 +297,13 @@ def check_budget(job: Job, corpus: Corpus, loaded, place: Path, **where) -> None
     most = 3000
     with opened(place / "local", corpus, job, loaded, most) as store:
         expected = observe_corpus(job, corpus, store, max_tokens=most, loaded=loaded)
-    assert most - 2 <= expected.meta["tokens"] <= most
+    assert most - 2 <= expected.meta.tokens <= most
     assert len(store.done) < len(corpus.shards)
     seen = []
     with opened(place / "out", corpus, job, loaded, most) as store:
         store.keep(0, observe_shard(loaded, job, corpus.shards[0], None, most), most)
         record = observe_on_ray(job, corpus, store, max_tokens=most, loaded=loaded, progress=seen.append, **where)
-    assert sum(seen) == record.meta["tokens"]
+    assert sum(seen) == record.meta.tokens
     require_equal(record, expected)
 
 
@@ -319,8 +319,8 @@ def test_counts_do_not_depend_on_the_borders_of_shards(here, job, corpus, loaded
     assert len(other.shards) < len(corpus.shards)
     with opened(tmp_path / "out", other, job, loaded) as store:
         record = observe_on_ray(job, other, store, max_tokens=None, loaded=loaded)
-    for name in ("tokens", "sequences", "skipped", "spoiled", "spoiled_documents"):
-        assert record.meta[name] == whole.meta[name]
+    for name in ("tokens", "sequences", "skipped", "unreadable", "unreadable_documents"):
+        assert getattr(record.meta, name) == getattr(whole.meta, name)
     mine, theirs = record.tensors(exact=True), whole.tensors(exact=True)
     assert mine.keys() == theirs.keys()
     for name, tensor in mine.items():
@@ -347,8 +347,8 @@ def test_the_record_is_the_local_one_though_a_worker_is_killed(job, corpus, load
         record = observe_on_ray(job, corpus, store, max_tokens=None, workers=2, loaded=loaded, progress=progress)
     assert not ray.is_initialized()
     assert killed
-    assert sum(done) == whole.meta["tokens"]
-    assert record.meta["spoiled"] == 1
+    assert sum(done) == whole.meta.tokens
+    assert record.meta.unreadable == 1
     require_equal(record, whole)
 
 

@@ -23,6 +23,7 @@ from tokenizers.models import BPE  # noqa: E402
 
 from cumulant import cli  # noqa: E402
 from cumulant.observatory import Record, command, observe  # noqa: E402
+from cumulant.observatory.record.meta import Meta  # noqa: E402
 from cumulant.observatory.runs import store  # noqa: E402
 from cumulant.observatory.runs.runner import LEAST, null_tokens  # noqa: E402
 from cumulant.observatory.runs.shards import Job, added_tokens, count_tokens, key_of, observe_corpus, observe_shard  # noqa: E402
@@ -151,7 +152,7 @@ def stop_after(passes: int, how=Stop):
 def test_counting_says_what_observing_counts(corpus, job, loaded, budget):
     for shard in corpus.shards[:3]:
         found = observe_shard(loaded, job, shard, None, budget)
-        assert found.tokens == found.record.meta["tokens"] == int(found.record.tally("entropy").count[0])
+        assert found.tokens == found.record.meta.tokens == int(found.record.tally("entropy").count[0])
         assert count_tokens(loaded, job, shard, None, budget) == found.tokens
         assert count_tokens(loaded.tokenizer, job, shard, None, budget) == found.tokens
         assert found.text_hash == hash_of(shard)
@@ -191,10 +192,10 @@ def test_the_record_does_not_depend_on_shards(tmp_path, runs, job, loaded, max_t
         found = RECORDS[name]
         if size != 200:
             found = run(tmp_path / f"out-{size}", plan([SOURCE], shard_bytes=size), job, loaded, max_tokens)
-        assert found.meta["tokens"] == whole.meta["tokens"]
-        assert found.meta["sequences"] == whole.meta["sequences"]
-        assert [p.name for p in found.passages] == [p.name for p in whole.passages]
-        assert len(found.passages) == 4
+        assert found.meta.tokens == whole.meta.tokens
+        assert found.meta.sequences == whole.meta.sequences
+        assert [p.name for p in found.excerpts] == [p.name for p in whole.excerpts]
+        assert len(found.excerpts) == 4
         for name, tally in whole.tallies.items():
             assert torch.equal(tally.count, found.tallies[name].count), name
             torch.testing.assert_close(tally.mean, found.tallies[name].mean, rtol=1e-4, atol=1e-4)
@@ -204,7 +205,7 @@ def test_the_record_does_not_depend_on_shards(tmp_path, runs, job, loaded, max_t
             assert torch.equal(found.hidden[name], RECORDS["all" if max_tokens is None else "some"].hidden[name]), name
         sizes = [k for k in found.hidden if k.endswith("size:tally.count")]
         assert sizes
-        assert all(int(found.hidden[k]) == whole.meta["tokens"] for k in sizes)
+        assert all(int(found.hidden[k]) == whole.meta.tokens for k in sizes)
 
 
 def test_the_order_of_arrival_and_merging_on_the_way_change_no_bit(tmp_path, corpus, job, loaded, monkeypatch):
@@ -233,9 +234,9 @@ def test_a_stopped_run_goes_on_to_the_same_record(tmp_path, runs, corpus, job, l
     seen = []
     resumed = run(tmp_path / "out", corpus, job, loaded, max_tokens, seen.append, resume=True)
     assert same(whole, resumed)
-    assert sum(seen) == whole.meta["tokens"]
-    assert whole.meta["complete"]
-    assert max_tokens is None or whole.meta["tokens"] == max_tokens
+    assert sum(seen) == whole.meta.tokens
+    assert whole.meta.complete
+    assert max_tokens is None or whole.meta.tokens == max_tokens
 
 
 def test_finished_shards_are_not_observed_again(tmp_path, runs, corpus, job, loaded, monkeypatch):
@@ -248,8 +249,8 @@ def test_an_interrupt_gives_the_record_so_far(tmp_path, runs, corpus, job, loade
     seen = []
     ctrl_c = stop_after(5, KeyboardInterrupt)
     part = run(tmp_path / "out", corpus, job, loaded, None, lambda n: (seen.append(n), ctrl_c(n)))
-    assert not part.meta["complete"]
-    assert part.meta["tokens"] == sum(seen) < RECORDS["all"].meta["tokens"]
+    assert not part.meta.complete
+    assert part.meta.tokens == sum(seen) < RECORDS["all"].meta.tokens
     assert same(RECORDS["all"], run(tmp_path / "out", corpus, job, loaded, resume=True))
 
 
@@ -281,11 +282,11 @@ def test_spoiled_documents_are_counted_and_listed(tmp_path, job, loaded):
     path.write_bytes(b"\n".join([lines[0], b"\xff\xfe", b"[1]", *lines[1:], b'{"text": null}', b'{"text": ""}']))
     records = [run(tmp_path / f"{size}", plan([path], shard_bytes=size), job, loaded) for size in (90, 1 << 20)]
     for record in records:
-        assert record.meta["spoiled"] == 3
-        assert record.meta["skipped"] == 1
-        assert [d["name"].startswith(str(path)) for d in record.meta["spoiled_documents"]] == [True] * 3
-        assert all(d["why"] for d in record.meta["spoiled_documents"])
-    assert records[0].meta["spoiled_documents"] == records[1].meta["spoiled_documents"]
+        assert record.meta.unreadable == 3
+        assert record.meta.skipped == 1
+        assert [d["name"].startswith(str(path)) for d in record.meta.unreadable_documents] == [True] * 3
+        assert all(d["reason"] for d in record.meta.unreadable_documents)
+    assert records[0].meta.unreadable_documents == records[1].meta.unreadable_documents
 
 
 def test_a_corpus_without_tokens_gets_a_sentence(tmp_path, job, loaded):
@@ -386,7 +387,7 @@ def test_directories_that_are_not_runs(tmp_path, begun, corpus, job, loaded):
     (tmp_path / "mine" / "shards" / "000001-of-2.bin").write_text("mine")
     with pytest.raises(ValueError, match=r"one that holds other files.*nothing there is deleted"):
         opened(tmp_path / "mine", corpus, job, loaded, force=True)
-    Record((), {}, {}, {}, {}, (), {}).save(tmp_path / "mine")
+    Record((), {}, {}, {}, {}, (), Meta()).save(tmp_path / "mine")
     with pytest.raises(ValueError, match="whose shards/ is free"):
         opened(tmp_path / "mine", corpus, job, loaded, force=True)
     assert (tmp_path / "mine" / "shards" / "000001-of-2.bin").read_text() == "mine"
@@ -407,7 +408,7 @@ def test_a_finished_run_is_known_again(tmp_path, corpus, job, loaded):
         assert not ended.exists()
         assert (tmp_path / "out" / ".shards-mine" / "notes.txt").read_text() == "of the user"
         assert again.record is not None
-        assert again.record.meta == record.plain()["meta"]
+        assert again.record.meta == record.meta
     with pytest.raises(ValueError, match="holds the record of another run"):
         opened(tmp_path / "out", corpus, job._replace(seed=8), loaded, 333, resume=True)
     SOURCE.write_text(SOURCE.read_text().replace("mean", "node"))
@@ -483,7 +484,7 @@ def test_exact_records_keep_every_bit(tmp_path, corpus, job, loaded):
 
 def test_nulls_read_a_quarter():
     def tokens(read, most):
-        return null_tokens(Record((), {}, {}, {}, {}, (), {"tokens": read}), most)
+        return null_tokens(Record((), {}, {}, {}, {}, (), Meta(tokens=read)), most)
 
     assert (tokens(99, 40_000), tokens(99, 600), tokens(10**6, None)) == (10_000, 600, 250_000)
     assert tokens(LEAST * 2, None) == LEAST
@@ -527,7 +528,7 @@ def test_the_command_goes_on_and_ends_alike(tmp_path, job, monkeypatch):
     found, words = invoke(*told_to(job, out))
     assert "Interrupted" in words
     assert "--resume goes on" in words
-    assert not Record.load(out).meta["complete"]
+    assert not Record.load(out).meta.complete
     found, words = invoke(*told_to(job, out))
     assert found.exit_code == 2
     assert "Pass --resume to go on with it, or --force to start anew" in words
@@ -570,8 +571,8 @@ def test_standard_input_is_read_at_once(tmp_path, job):
     found = testing.CliRunner().invoke(cli.application(), given, input="\n".join(DOCUMENTS))
     assert found.exit_code == 0, found.output
     meta = Record.load(tmp_path / "out").meta
-    assert meta["complete"]
-    assert len(meta["text_hash"]) == 64
+    assert meta.complete
+    assert len(meta.text_hash) == 64
     assert not (tmp_path / "out" / "shards").exists()
 
 

@@ -10,6 +10,7 @@ import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -51,6 +52,16 @@ from cumulant.observatory.statistics.states import (
 
 PERTURBED_PASSES = 32  # blocks are perturbed in one pass out of so many, the first among them
 SAMPLED_TOKENS = 2048  # of a pass, in whole sequences, from which directions, covariances and norms are taken
+
+
+class StageKey(NamedTuple):
+    """A stage of a block, and the cell under which its statistics are kept; role is "state", "norm", or "front" for
+    the norm that attention reads through."""
+
+    block: str
+    stage: str
+    cell: str
+    role: str
 
 
 @dataclass
@@ -149,7 +160,7 @@ class HiddenStateObserver:
                 )
         self.expected = {k: v for k, v in given.items() if v is not None}
 
-    def names(self) -> list[dict[str, str]]:
+    def names(self) -> list[StageKey]:
         """Where things are, in the order of depth: block, stage, and the cell under which its cloud is kept."""
         out = []
         for block in self.blocks:
@@ -165,7 +176,7 @@ class HiddenStateObserver:
                     if stage == f"norm {block.plan.front}"
                     else "norm"
                 )
-                out.append({"block": block.name, "stage": stage, "cell": cell, "role": role})
+                out.append(StageKey(block.name, stage, cell, role))
         return out
 
     def state(self) -> dict[str, Tensor]:

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from cumulant.observatory.record.meta import abbreviated, is_count, is_string
 from cumulant.observatory.statistics.states import MeanScatter, StateSample, WithinScatter, unflatten
 from cumulant.observatory.statistics.tally import BINS, POSITIONS, Tally
 
 if TYPE_CHECKING:
-    from cumulant.observatory.record.record import Layer, Record
+    from cumulant.observatory.record.record import AttentionLayer, Record
 
-WORDS = ("model", "model_class", "text", "command", "source", "fingerprint", "text_hash", "plan", "created")
-COUNTS = ("tokens", "sequences", "skipped", "spoiled", "max_length", "batch_size", "seed", "shards", "step")
-PLACE, DOCUMENT = ("block", "stage", "cell", "role"), ("name", "why")
 LINK = {"eta": 1, "mean": 1, "eta_eta": 2, "mean_mean": 2, "eta_mean": 2}  # axes after the heads
 KEYS = {"sum": 1, "square": 2}
 COUNTED = ("count", "tokens", "sequences", "priority", "length")  # of what is kept of vectors
@@ -26,71 +24,28 @@ COUNTED = ("count", "tokens", "sequences", "priority", "length")  # of what is k
 def inconsistency(record: Record) -> str | None:
     """The first part of a record that does not fit the others, in words; None if all do.
 
-    >>> from cumulant.observatory.record.record import Record
-    >>> inconsistency(Record((), {}, {}, {}, {}, (), {"tokens": "many"}))
-    "meta.tokens is 'many' and no count"
+    >>> from cumulant.observatory.record.record import Meta, Record
+    >>> inconsistency(Record((), {}, {}, {}, {"h/gradientness": torch.zeros(2)}, (), Meta()))
+    'weights of h/gradientness of shape (2,) where (-1,) is needed'
     """
     return next(_all(record), None)
 
 
 def _all(record: Record) -> Iterator[str]:
-    yield from _meta(record.meta)
     yield from _layers(record.layers)
     yield from _tallies(record)
     yield from _sums(record)
     yield from _hidden(record.hidden)
-    yield from _passages(record)
+    yield from _excerpts(record)
 
 
-def _meta(meta: object) -> Iterator[str]:
-    if not isinstance(meta, dict):
-        yield f"meta is a {type(meta).__name__} and no dictionary"
-        return
-    tests: dict[str, tuple[Callable[[object], bool], str]] = dict.fromkeys(WORDS, (_word, "no string"))
-    tests |= dict.fromkeys(COUNTS, (_count, "no count"))
-    tests |= {"dimension": (lambda x: x is None or _count(x), "no count")}
-    tests |= {"complete": (lambda x: isinstance(x, bool), "neither true nor false")}
-    tests |= {"notes": (lambda x: isinstance(x, list) and all(map(_word, x)), "no list of sentences")}
-    tests |= dict.fromkeys(("layer_notes", "weights_unknown", "versions"), (_words, "no dictionary of strings"))
-    tests |= {"places": (_rows_of(PLACE), "no list of blocks and stages")}
-    tests |= {"spoiled_documents": (_rows_of(DOCUMENT), "no list of documents")}
-    for name, (test, words) in tests.items():
-        if name in meta and not test(meta[name]):
-            yield f"meta.{name} is {_short(meta[name])} and {words}"
-
-
-def _word(value: object) -> bool:
-    return isinstance(value, str)
-
-
-def _count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def _words(value: object) -> bool:
-    return isinstance(value, dict) and all(map(_word, value.values()))
-
-
-def _rows_of(names: tuple[str, ...]) -> Callable[[object], bool]:
-    def test(value: object) -> bool:
-        rows = value if isinstance(value, list) else [None]
-        return all(isinstance(row, dict) and all(_word(row.get(name)) for name in names) for row in rows)
-
-    return test
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 40 else f"{text[:40]}…"
-
-
-def _layers(layers: tuple[Layer, ...]) -> Iterator[str]:
+def _layers(layers: tuple[AttentionLayer, ...]) -> Iterator[str]:
     for layer in layers:
         counts = (layer.heads, layer.key_heads, layer.dim, layer.width)
-        if not (_word(layer.name) and _word(layer.kind) and all(map(_count, counts)) and layer.heads):
-            yield f"a layer {_short(layer.name)} without a name, a kind and whole numbers of heads and channels"
+        if not (is_string(layer.name) and is_string(layer.kind) and all(map(is_count, counts)) and layer.heads):
+            yield f"a layer {abbreviated(layer.name)} without a name, a kind and whole numbers of heads and channels"
         if isinstance(layer.scale, bool) or not isinstance(layer.scale, int | float):
-            yield f"a layer {_short(layer.name)} whose scale is no number"
+            yield f"a layer {abbreviated(layer.name)} whose scale is no number"
     if len({layer.name for layer in layers}) < len(layers):
         yield "two layers of one name"
 
@@ -103,9 +58,11 @@ def _tallies(record: Record) -> Iterator[str]:
 
 
 def _tally(name: str, tally: Tally, cells: tuple[int, ...]) -> Iterator[str]:
-    for part in ("count", "histogram", "place_count"):
-        yield from _whole_numbers(f"{part} of {name}", getattr(tally, part))
-    ends = {"histogram": (BINS,), "place_count": (POSITIONS,), "place_sum": (POSITIONS,)}
+    for part in ("count", "histogram", "position_count"):
+        values = getattr(tally, part)
+        if values.is_floating_point() or bool((values < 0).any()):
+            yield f"{part} of {name} with negative or broken numbers"
+    ends = {"histogram": (BINS,), "position_count": (POSITIONS,), "position_sum": (POSITIONS,)}
     for part, values in tally.tensors().items():
         yield from _shape(f"{part} of {name}", values, (*cells, *ends.get(part, ())))
 
@@ -123,10 +80,10 @@ def _sums(record: Record) -> Iterator[str]:
     yield from (f"sums {key} of no layer" for key in record.sums if key not in known)
     for layer in record.layers:
         own = {name: record.sums.get(f"{layer.name}/{name}") for name in _sum_names()}
-        held = {name: value for name, value in own.items() if value is not None}
-        if held and len(held) < len(own):
-            yield f"sums of {layer.name} without {', '.join(sorted(own.keys() - held.keys()))}"
-        for name, value in held.items():
+        present = {name: value for name, value in own.items() if value is not None}
+        if present and len(present) < len(own):
+            yield f"sums of {layer.name} without {', '.join(sorted(own.keys() - present.keys()))}"
+        for name, value in present.items():
             axes = (LINK | KEYS).get(name.partition("/")[2], 0)
             yield from _shape(f"{name} of {layer.name}", value, (layer.heads, *[layer.dim] * axes))
 
@@ -184,14 +141,14 @@ def _cell(cell: str, parts: list[MeanScatter | WithinScatter | StateSample]) -> 
         yield f"more sampled vectors than tokens of {cell}"
 
 
-def _passages(record: Record) -> Iterator[str]:
+def _excerpts(record: Record) -> Iterator[str]:
     heads = {layer.name: layer.heads for layer in record.layers}
-    for passage in record.passages:
-        if not _word(passage.name) or not all(map(_word, passage.tokens)):
-            yield f"a passage {_short(passage.name)} whose name and tokens are no strings"
-        for by_layer in passage.values.values():
+    for excerpt in record.excerpts:
+        if not is_string(excerpt.name) or not all(map(is_string, excerpt.tokens)):
+            yield f"an excerpt {abbreviated(excerpt.name)} whose name and tokens are no strings"
+        for by_layer in excerpt.values.values():
             for name, values in by_layer.items():
-                yield from _shape(f"passage {passage.name}", values, (heads.get(name, -1), len(passage.tokens)))
+                yield from _shape(f"excerpt {excerpt.name}", values, (heads.get(name, -1), len(excerpt.tokens)))
 
 
 def _shape(what: str, tensor: Tensor, expected: tuple[int, ...]) -> Iterator[str]:

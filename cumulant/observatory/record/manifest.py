@@ -27,9 +27,13 @@ WRITTEN = (MOMENTS, RECORD, *TABLES, PAGE, *ABLATION)  # into the directory of a
 COLUMNS = {  # by which a table is known
     "heads.parquet": {"layer", "head", "name", "kind"},
     "layers.parquet": {"block", "stage", "role"},
-    "tokens.parquet": {"passage", "position", "token", "layer", "head"},
+    "tokens.parquet": {"position", "token", "layer", "head"},
     "ablation.parquet": {"layer", "head", "damage", "can_go", "together"},
     "series.parquet": {"step", "layer", "stage", "quantity", "value"},
+}
+JSON_KEYS = {
+    "ablation.json": {"rows", "heads", "threshold", "all_at_once"},
+    "settings.json": {"text", "model", "max_tokens", "seed"},
 }
 SHARD = re.compile(r"\d{6,}-[0-9a-f]{16}|until-\d{6,}|\.new-\w+")
 SHARD_FILES = {MOMENTS, RECORD, "shard.json"}
@@ -41,7 +45,7 @@ Listed = dict[str, str | None]
 def listed(directory: Path) -> Listed:
     """The names that a manifest lists with the hashes of their files; {} if there is no manifest."""
     path = directory / MANIFEST
-    if not _there(path):
+    if not _exists(path):
         return {}
     try:
         plain = json.loads(path.read_text(encoding="utf-8"))
@@ -55,24 +59,24 @@ def listed(directory: Path) -> Listed:
 
 @contextmanager
 def writing(directory: str | Path, *names: str) -> Iterator[None]:
-    """Around the writing of files into a directory: refuses to replace what is not ours, and lists what is written."""
+    """Context of writing files into a directory: what is not ours is not replaced, and what is written is listed."""
     directory = Path(directory)
     require_ours(directory, names)
-    held = listed(directory)
+    files = listed(directory)
     directory.mkdir(parents=True, exist_ok=True)
     for name in names:
         _sweep(directory / name)
-    _write(directory, held | dict.fromkeys(names))
+    _write(directory, files | dict.fromkeys(names))
     yield
-    _write(directory, held | {name: _hash(directory / name) for name in names if (directory / name).is_file()})
+    _write(directory, files | {name: sha256(directory / name) for name in names if (directory / name).is_file()})
 
 
 def require_ours(directory: Path, names: Iterable[str]) -> None:
     """Refuse a directory where one of these names stands for something that nobody but its owner may replace."""
-    held = listed(directory)
+    files = listed(directory)
     for name in names:
-        if not is_ours(directory / name, held.get(name)):
-            changed = "which has changed since it was written" if held.get(name) else "which cumulant did not write"
+        if not is_ours(directory / name, files.get(name)):
+            changed = "which has changed since it was written" if files.get(name) else "which cumulant did not write"
             advice = "Move it away, or name another directory."
             raise ValueError(
                 sentence("--out", "a directory where nothing is lost", f"{directory / name}, {changed}", advice)
@@ -81,12 +85,12 @@ def require_ours(directory: Path, names: Iterable[str]) -> None:
 
 def is_ours(path: Path, digest: str | None = None) -> bool:
     """Whether a file may be replaced: there is none, it has the listed hash, or without one its contents say so."""
-    if not _there(path):
+    if not _exists(path):
         return True
     if path.is_symlink() or not path.is_file():
         return False
     try:
-        return _hash(path) == digest if digest else _says_so(path)
+        return sha256(path) == digest if digest else _has_our_contents(path)
     except OSError:
         return False
 
@@ -102,7 +106,7 @@ def is_record(directory: Path) -> bool:
         return True
     # an empty shards/ is the beginning of a run only where nothing else is
     alone = all(entry == shards for entry in directory.iterdir())
-    return _there(shards) and own_shards(directory) and (alone or any(shards.iterdir()))
+    return _exists(shards) and own_shards(directory) and (alone or any(shards.iterdir()))
 
 
 def remove(directory: Path, names: Iterable[str]) -> None:
@@ -133,7 +137,7 @@ def own_shards(directory: Path) -> bool:
     It is known by plan.json or ended.json, or, where plan.json is broken, by what the shards say of themselves.
     """
     shards = directory / "shards"
-    if not _there(shards):
+    if not _exists(shards):
         return True
     if shards.is_symlink() or not shards.is_dir():
         return False
@@ -142,11 +146,11 @@ def own_shards(directory: Path) -> bool:
     marked = [path for path in marks if _format(path).startswith("cumulant shards ")]
     known = bool(marked) or any(_format(path / "shard.json").startswith("cumulant shards ") for path in entries)
     ours = {*marked, *(path for path in marks if path.name == PLAN)}
-    rest = [path for path in entries if path not in ours and not shard_place(path) and not _passing(path)]
+    rest = [path for path in entries if path not in ours and not is_shard(path) and not _is_unfinished(path)]
     return not rest and (known or all(path.name.startswith(".") for path in entries))
 
 
-def shard_place(path: Path) -> bool:
+def is_shard(path: Path) -> bool:
     """Whether a path is the directory of a shard: by its name, and by the names of all that is in it."""
     if path.is_symlink() or not path.is_dir() or not SHARD.fullmatch(path.name):
         return False
@@ -158,7 +162,7 @@ def delete_shards(directory: Path) -> None:
     shards = directory / "shards"
     if not own_shards(directory):
         got = f"{shards}, which holds other files"
-        raise ValueError(sentence("--out", "a directory whose shards/ is free", got, "Name another place."))
+        raise ValueError(sentence("--out", "a directory whose shards/ is free", got, "Name another directory."))
     for path in sorted(shards.iterdir(), key=lambda path: path.name in (PLAN, ENDED)) if shards.is_dir() else ():
         shutil.rmtree(path) if path.is_dir() else path.unlink()
 
@@ -169,14 +173,14 @@ def sweep_shards(directory: Path) -> None:
     if not shards.is_dir() or shards.is_symlink():
         return
     for path in [*shards.iterdir()]:
-        if (path.name.startswith(".new-") and shard_place(path)) or _passing(path):
+        if (path.name.startswith(".new-") and is_shard(path)) or _is_unfinished(path):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     if (shards / ENDED).is_file() and not (shards / PLAN).exists() and own_shards(directory):
         delete_shards(directory)
         shards.rmdir()
 
 
-def _passing(path: Path) -> bool:
+def _is_unfinished(path: Path) -> bool:
     """Whether something in shards/ is a file that a killed process had begun to write."""
     return path.name.startswith((f".{PLAN}.", f".{ENDED}.")) and (_plain_file(path) or _temporary(path))
 
@@ -185,9 +189,9 @@ def _passing(path: Path) -> bool:
 
 
 def _write(directory: Path, files: Listed) -> None:
-    told = {"format": FORMAT, "files": dict(sorted(files.items()))}
-    if not _there(directory / MANIFEST) or listed(directory) != files:
-        write(directory / MANIFEST, json.dumps(told, indent=1) + "\n")
+    plain = {"format": FORMAT, "files": dict(sorted(files.items()))}
+    if not _exists(directory / MANIFEST) or listed(directory) != files:
+        write(directory / MANIFEST, json.dumps(plain, indent=1) + "\n")
 
 
 def _entry(name: object, digest: object) -> bool:
@@ -197,12 +201,13 @@ def _entry(name: object, digest: object) -> bool:
     return inside and (digest is None or isinstance(digest, str))
 
 
-def _hash(path: Path) -> str:
+def sha256(path: Path) -> str:
+    """Of the bytes of a file."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def _there(path: Path) -> bool:
+def _exists(path: Path) -> bool:
     """Also true of a link that leads nowhere."""
     return path.exists() or path.is_symlink()
 
@@ -223,7 +228,7 @@ def _sweep(path: Path) -> None:
             shutil.rmtree(left)
 
 
-def _says_so(path: Path) -> bool:
+def _has_our_contents(path: Path) -> bool:
     """Whether the contents of a file are what we write under its name."""
     test = CONTENTS.get(path.name)
     try:
@@ -262,19 +267,14 @@ def _is_page(path: Path) -> bool:
     return b"cumulant observatory</title>" in path.read_bytes()[: 1 << 16]
 
 
-def _is_ablation(path: Path) -> bool:
-    return json.loads(path.read_text(encoding="utf-8")).keys() >= {"rows", "heads", "threshold", "all_at_once"}
-
-
-def _is_settings(path: Path) -> bool:
-    return json.loads(path.read_text(encoding="utf-8")).keys() >= {"text", "model", "max_tokens", "seed"}
+def _has_keys(path: Path) -> bool:
+    return json.loads(path.read_text(encoding="utf-8")).keys() >= JSON_KEYS[path.name]
 
 
 CONTENTS: dict[str, Callable[[Path], bool]] = {
     RECORD: _is_record_json,
     MOMENTS: _is_moments,
     PAGE: _is_page,
-    "ablation.json": _is_ablation,
-    "settings.json": _is_settings,
+    **dict.fromkeys(JSON_KEYS, _has_keys),
     **dict.fromkeys(COLUMNS, _is_table),
 }

@@ -1,4 +1,4 @@
-"""What is left of an observation: plain data that can be saved, loaded and merged.
+"""The record of an observation: plain data that can be saved, loaded and merged.
 
 A directory holds it as moments.safetensors (every tensor) and record.json (everything else), and manifest.json lists
 both. Nothing in them is executed on loading.
@@ -6,7 +6,6 @@ both. Nothing in them is executed on loading.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -19,14 +18,24 @@ from cumulant.checks import sentence
 from cumulant.files import cannot_write, replacing, write
 from cumulant.observatory.hooks.hidden_states import merge_layers
 from cumulant.observatory.record.consistency import inconsistency
-from cumulant.observatory.record.manifest import MOMENTS, RECORD, WRITTEN, is_record, own_shards, require_ours, writing
+from cumulant.observatory.record.convert import FORMAT, converted
+from cumulant.observatory.record.manifest import (
+    MOMENTS,
+    RECORD,
+    WRITTEN,
+    is_record,
+    own_shards,
+    require_ours,
+    sha256,
+    writing,
+)
+from cumulant.observatory.record.meta import Meta
 from cumulant.observatory.statistics.tally import Tally
 
-FORMAT = "cumulant record 3"
-TEXTS = 4  # passages whose tokens are kept for the page
+EXCERPTS = 4  # texts whose beginning is kept token by token
 
 
-class Layer(NamedTuple):
+class AttentionLayer(NamedTuple):
     """One attention module: its path, "self" or "cross", its heads and their sizes, and the scale of its scores."""
 
     name: str
@@ -38,8 +47,8 @@ class Layer(NamedTuple):
     scale: float
 
 
-class Passage(NamedTuple):
-    """A text shown token by token: values[quantity][layer name] is (heads, tokens)."""
+class Excerpt(NamedTuple):
+    """The beginning of a text, token by token: values[quantity][layer name] is (heads, tokens)."""
 
     name: str
     tokens: tuple[str, ...]
@@ -52,20 +61,20 @@ class Record:
 
     layers    the attention modules, in the order of the model
     tallies   "<layer>/<quantity>" → `Tally` with a cell for every head
-    sums      "<layer>/<name>" → sums over sampled queries, from `sampled.fit_sums`
-    hidden    the state of `layers.HiddenStateObserver`
+    sums      "<layer>/<name>" → sums over sampled queries, from `sampled_heads.sampled_statistics`
+    hidden    the state of `hidden_states.HiddenStateObserver`
     weights   "<layer>/<name>" → (heads,) numbers that follow from the weights, such as gradient-ness; not merged
-    passages  a few texts with the numbers of every token
-    meta      what was observed and how: counts, hashes, versions, settings
+    excerpts  the beginnings of a few texts with the numbers of every token
+    meta      what was observed and how
     """
 
-    layers: tuple[Layer, ...]
+    layers: tuple[AttentionLayer, ...]
     tallies: dict[str, Tally]
     sums: dict[str, Tensor]
     hidden: dict[str, Tensor]
     weights: dict[str, Tensor]
-    passages: tuple[Passage, ...]
-    meta: dict
+    excerpts: tuple[Excerpt, ...]
+    meta: Meta
 
     def merge(self, other: Record) -> Record:
         """The record of both observations of the same model; order does not matter but for rounding."""
@@ -78,8 +87,8 @@ class Record:
             _joined(self.sums, other.sums, torch.add),
             merge_layers(self.hidden, other.hidden),
             {**other.weights, **self.weights},
-            (*self.passages, *other.passages)[:TEXTS],
-            _merged_meta(self.meta, other.meta),
+            (*self.excerpts, *other.excerpts)[:EXCERPTS],
+            self.meta.merge(other.meta),
         )
 
     def tally(self, quantity: str) -> Tally | None:
@@ -97,30 +106,28 @@ class Record:
 
     def tensors(self, *, exact: bool = False) -> dict[str, Tensor]:
         """Every tensor under a name; unless ``exact``, scatters in single precision, which halves them."""
-        found = {f"tally/{key}/{name}": t for key, tally in self.tallies.items() for name, t in tally.tensors().items()}
-        found |= {f"sum/{key}": t for key, t in self.sums.items()}
-        found |= {f"hidden/{key}": t if exact else _packed(key, t) for key, t in self.hidden.items()}
-        found |= {f"weights/{key}": t for key, t in self.weights.items()}
-        for i, passage in enumerate(self.passages):
-            for quantity, by_layer in passage.values.items():
-                found |= {f"passage/{i}/{quantity}/{name}": t for name, t in by_layer.items()}
-        return {k: t.contiguous() for k, t in found.items()}
+        out = {f"tally/{key}/{name}": t for key, tally in self.tallies.items() for name, t in tally.tensors().items()}
+        out |= {f"sum/{key}": t for key, t in self.sums.items()}
+        out |= {f"hidden/{key}": t if exact else _packed(key, t) for key, t in self.hidden.items()}
+        out |= {f"weights/{key}": t for key, t in self.weights.items()}
+        for i, excerpt in enumerate(self.excerpts):
+            for quantity, by_layer in excerpt.values.items():
+                out |= {f"excerpt/{i}/{quantity}/{name}": t for name, t in by_layer.items()}
+        return {k: t.contiguous() for k, t in out.items()}
 
     def plain(self) -> dict:
         """Everything else, as what JSON can say."""
         return {
             "format": FORMAT,
-            "meta": self.meta,
+            "meta": self.meta.to_json(),
             "layers": [layer._asdict() for layer in self.layers],
-            "passages": [{"name": p.name, "tokens": list(p.tokens)} for p in self.passages],
+            "excerpts": [{"name": e.name, "tokens": list(e.tokens)} for e in self.excerpts],
         }
 
     @classmethod
     def assemble(cls, plain: dict, tensors: dict[str, Tensor]) -> Record:
-        """The inverse of `plain` and `tensors`; ValueError if they are of another format."""
-        if plain["format"] != FORMAT:
-            raise ValueError(plain["format"])
-        return _assemble(plain, tensors)
+        """The inverse of `plain` and `tensors`, of this format or an older one; ValueError if they are of another."""
+        return _assemble(*converted(plain, tensors))
 
     def save(self, directory: str | Path, *, exact: bool = False, listed: bool = True) -> None:
         """Write moments.safetensors and record.json into a directory, each in one step.
@@ -147,7 +154,7 @@ class Record:
                 save_file(self.tensors(exact=exact), room, metadata={"format": FORMAT})
             except SafetensorError as error:  # what a full disk becomes in its writer
                 raise OSError(cannot_write(directory / MOMENTS, error)) from error
-            plain = self.plain() | {"moments": _sha256(room)}
+            plain = self.plain() | {"moments": sha256(room)}
         write(directory / RECORD, json.dumps(plain, indent=1, ensure_ascii=False) + "\n")
 
     @classmethod
@@ -163,14 +170,14 @@ class Record:
             raise ValueError(sentence(where, "what `cumulant observe --out` wrote", got, "Check the path."))
         try:
             plain = json.loads((directory / RECORD).read_text(encoding="utf-8"))
-            if plain.get("moments", None) not in (None, _sha256(directory / MOMENTS)):
+            if plain.get("moments", None) not in (None, sha256(directory / MOMENTS)):
                 raise ValueError("moments.safetensors is not the one that record.json was written with")
             record = cls.assemble(plain, load_file(directory / MOMENTS))
             if (amiss := inconsistency(record)) is not None:
                 raise ValueError(amiss)
         except UNREADABLE + (SafetensorError,) as error:
-            told = " ".join(str(error).split()).rstrip(".")
-            got = f"one that cannot be read ({type(error).__name__}: {told})"
+            words = " ".join(str(error).split()).rstrip(".")
+            got = f"one that cannot be read ({type(error).__name__}: {words})"
             raise ValueError(sentence(where, f"a directory with a {FORMAT}", got, "Observe again.")) from None
         return record
 
@@ -179,31 +186,25 @@ class Record:
 UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, RuntimeError)
 
 
-def _sha256(path: Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
 def _assemble(plain: dict, tensors: dict[str, Tensor]) -> Record:
     tallies: dict[str, dict[str, Tensor]] = {}
-    passages: dict[int, dict[str, dict[str, Tensor]]] = {}
+    values: dict[int, dict[str, dict[str, Tensor]]] = {}
     for key, tensor in tensors.items():
         kind, rest = key.split("/", 1)
         if kind == "tally":
             name, part = rest.rsplit("/", 1)
             tallies.setdefault(name, {})[part] = tensor
-        elif kind == "passage":
+        elif kind == "excerpt":
             index, quantity, name = rest.split("/", 2)
-            passages.setdefault(int(index), {}).setdefault(quantity, {})[name] = tensor
-    shown = [Passage(p["name"], tuple(p["tokens"]), passages.get(i, {})) for i, p in enumerate(plain["passages"])]
+            values.setdefault(int(index), {}).setdefault(quantity, {})[name] = tensor
     return Record(
-        tuple(Layer(**layer) for layer in plain["layers"]),
+        tuple(AttentionLayer(**layer) for layer in plain["layers"]),
         {name: Tally(**parts) for name, parts in tallies.items()},
         {k.removeprefix("sum/"): t for k, t in tensors.items() if k.startswith("sum/")},
         {k.removeprefix("hidden/"): _unpacked(k, t) for k, t in tensors.items() if k.startswith("hidden/")},
         {k.removeprefix("weights/"): t for k, t in tensors.items() if k.startswith("weights/")},
-        tuple(shown),
-        plain["meta"],
+        tuple(Excerpt(e["name"], tuple(e["tokens"]), values.get(i, {})) for i, e in enumerate(plain["excerpts"])),
+        Meta.from_json(plain["meta"]),
     )
 
 
@@ -225,7 +226,7 @@ def claim_directory(directory: Path, force: bool = False) -> None:
     Nothing is deleted here, and nothing that manifest.json does not list is deleted later.
     """
     if directory.exists() and not directory.is_dir():
-        raise ValueError(sentence("--out", "a directory", f"the file {directory}", "Name another place."))
+        raise ValueError(sentence("--out", "a directory", f"the file {directory}", "Name another directory."))
     if not directory.is_dir() or not any(directory.iterdir()):
         return
     if not force:
@@ -248,21 +249,21 @@ def claim_directory(directory: Path, force: bool = False) -> None:
 def require_replaceable(directory: Path) -> None:
     """Refuse a directory where a record, its tables, its page, its nulls or its shards would replace others' files."""
     require_ours(directory, WRITTEN)
-    for place in null_places(directory).values():
-        if place.is_symlink() or (place.exists() and not place.is_dir()):
-            got, advice = f"{place}, something else", "Move it away, or name another directory."
-            raise ValueError(sentence("--out", "a free place for a null", got, advice))
-        if place.is_dir() and any(place.iterdir()):
-            claim_directory(place, force=True)
+    for null in null_directories(directory).values():
+        if null.is_symlink() or (null.exists() and not null.is_dir()):
+            got, advice = f"{null}, something else", "Move it away, or name another directory."
+            raise ValueError(sentence("--out", "a directory free for a null", got, advice))
+        if null.is_dir() and any(null.iterdir()):
+            claim_directory(null, force=True)
     if not own_shards(directory):
         got = f"{directory / 'shards'}, which holds other files"
-        raise ValueError(sentence("--out", "a directory whose shards/ is free", got, "Name another place."))
+        raise ValueError(sentence("--out", "a directory whose shards/ is free", got, "Name another directory."))
 
 
-NULLS = ("random", "shuffled")  # what stands beside a record, as `nulls` describes it
+NULLS = ("random", "shuffled")  # `runs.nulls` describes them
 
 
-def null_places(directory: Path) -> dict[str, Path]:
+def null_directories(directory: Path) -> dict[str, Path]:
     """Where the records of the nulls of a record lie, whether they are there or not."""
     return {name: directory / f"null-{name}" for name in NULLS}
 
@@ -271,10 +272,3 @@ def _joined(a: dict, b: dict, add) -> dict:
     return {
         k: add(a[k], b[k]) if k in a and k in b else a.get(k, b.get(k)) for k in (*a, *(k for k in b if k not in a))
     }
-
-
-def _merged_meta(a: dict, b: dict) -> dict:
-    """Counts and notes add, equal entries stay, the rest is the first's."""
-    notes = {"layer_notes": b["layer_notes"] | a["layer_notes"]} if "layer_notes" in a and "layer_notes" in b else {}
-    counts = {k: a.get(k, 0) + b.get(k, 0) for k in ("tokens", "sequences", "skipped") if k in a or k in b}
-    return {**b, **a, **counts, **notes, "complete": bool(a.get("complete", True) and b.get("complete", True))}

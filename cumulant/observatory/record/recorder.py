@@ -1,10 +1,11 @@
-"""`attach`: listen to a model and keep what is asked for, in a record of fixed size."""
+"""`attach`: observe the attention calls and hidden states of a model, in a record of fixed size."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,17 +18,19 @@ from cumulant.observatory.hooks.blocks import attention_modules
 from cumulant.observatory.hooks.hidden_states import HiddenStateObserver, observe_hidden_states
 from cumulant.observatory.hooks.unwrap import is_transformers, unwrapped
 from cumulant.observatory.hooks.weights import HeadWeights, head_weights
-from cumulant.observatory.record.record import Layer, Record
+from cumulant.observatory.record.meta import Meta
+from cumulant.observatory.record.record import AttentionLayer, Record
 from cumulant.observatory.statistics.heads import head_quantities
 from cumulant.observatory.statistics.quantities import BY_NAME, select_quantities
 from cumulant.observatory.statistics.sampled_heads import MAX_ROWS, received_attention, sampled_statistics
 from cumulant.observatory.statistics.stable_hash import uniform
 from cumulant.observatory.statistics.tally import Tally
 
-SAMPLE = 32  # one query in so many is looked at closely
-UNRECORDED = "its attention does not go through transformers' AttentionInterface: it is not in this record"
-SHOWN = frozenset({"entropy", "log_normalizer"})  # kept for every token of the passages on the page
-SOME = 2048  # tokens of a full batch whose directions and covariances are looked at
+SAMPLE = 32  # one query in so many is sampled for the costly quantities
+NOT_RECORDED = "its attention does not go through transformers' AttentionInterface: it is not in this record"
+EXCERPT_QUANTITIES = frozenset({"entropy", "log_normalizer"})  # kept for every token of the excerpts
+COVARIANCE_TOKENS = 2048  # of a full batch, from which directions and covariances of hidden states are taken
+PERTURBED_SHARE = 1 / 16  # of the sequences, which are perturbed
 
 
 @contextmanager
@@ -54,27 +57,27 @@ def attach(
 
     While inside, everything that was compiled runs as written, and a model on flash or flex attention computes by sdpa,
     which is equal to rounding. Attention that a model does not send through transformers' AttentionInterface is named
-    in ``record.meta["layer_notes"]``; if none goes through it, the model is refused.
+    in ``record.meta.layer_notes``; if none goes through it, the model is refused.
     """
     model = unwrapped(model)
     recorder = Recorder(model, select_quantities(quantities), seed)
-    hear = recorder.hear if alter is None else lambda call: recorder.hear(alter(call))
+    observe = recorder.add if alter is None else lambda call: recorder.add(alter(call))
     if is_transformers(model) and not attention_modules(model):
         raise ValueError(unrecordable(model))
     with ExitStack() as stack:
         # a compiler would trace the recorder, for minutes, and what it compiled before knows nothing of later hooks
         stack.enter_context(torch.compiler.set_stance("force_eager"))
-        recorder.ear = stack.enter_context(observe_attention(model, hear))
+        recorder.hooks = stack.enter_context(observe_attention(model, observe))
         if hidden_states:
             recorder.watch = stack.enter_context(observe_hidden_states(model, seed=seed))
         yield recorder
 
 
 @dataclass
-class Part:
-    """What is kept of one attention module."""
+class LayerSums:
+    """Statistics of one attention module so far."""
 
-    layer: Layer
+    layer: AttentionLayer
     tallies: dict[str, Tally] = field(default_factory=dict)
     sums: dict[str, Tensor] = field(default_factory=dict)
 
@@ -85,21 +88,47 @@ class Recorder:
     def __init__(self, model: nn.Module, wanted: frozenset[str], seed: int):
         self.model, self.wanted = model, wanted
         self.seed = seed
-        self.parts: dict[str, Part] = {}
+        self.parts: dict[str, LayerSums] = {}
         self.products: dict[str, Tensor | None] = {}
-        self.keep: tuple[int, ...] = ()  # the sequences of the running batch whose tokens are shown
-        self.shown: dict[int, dict[str, dict[str, Tensor]]] = {}  # sequence → quantity → layer → (heads, q)
-        self.texts: Tensor | None = None  # what names the sequences of the running batch, for the sample
-        self.offsets: Tensor | None = None  # where they start in their texts
-        self.heard: dict[str, int] = {}
+        self.texts: Tensor | None = None  # of the sequences of the running batch
+        self.offsets: Tensor | None = None
+        self.excerpts: tuple[int, ...] = ()
+        self.token_values: dict[int, dict[str, dict[str, Tensor]]] = {}  # sequence → quantity → layer → (heads, q)
+        self.calls: dict[str, int] = {}
         self.tokens = self.sequences = self.counted = 0  # what was read, and the last pass that is in these counts
         self.watch: HiddenStateObserver | None = None
-        self.ear: ModelHooks | None = None
+        self.hooks: ModelHooks | None = None
 
-    def hear(self, call: AttentionCall) -> None:
+    def batch(
+        self, texts: Tensor, offsets: Tensor, *, excerpts: Sequence[int] = (), covariance_share: float | None = None
+    ) -> None:
+        """Describe the sequences of the next pass, so that samples depend on them and not on how they are batched.
+
+        texts, offsets    (b,) the text of each sequence and where in it the sequence starts
+        excerpts          sequences whose tokens are kept, in `token_values`
+        covariance_share  of the sequences from which directions and covariances of hidden states are taken, and with
+                          it `PERTURBED_SHARE` are perturbed; if None, `HiddenStateObserver` chooses
+        """
+        self.texts, self.offsets = texts, offsets
+        self.excerpts, self.token_values = tuple(excerpts), {}
+        if self.watch is None:
+            return
+        names = texts * 1_000_003 + offsets  # windows of one text are different sequences
+        if covariance_share is None:
+            return self.watch.expect(texts=names)
+        first = (texts == 0) & (offsets == 0)
+        for_covariance, perturbed = (uniform(self.seed, names, torch.tensor(which)) for which in (-1, -2))
+        self.watch.expect(
+            texts=names,
+            some=(for_covariance < covariance_share) | first,
+            moved=(perturbed < PERTURBED_SHARE) | first,
+        )
+
+    def add(self, call: AttentionCall) -> None:
+        """Take in one attention call."""
         _require_finite(call)
-        part = self.parts.setdefault(call.name, Part(_layer(call)))
-        self.heard[call.name] = self.heard.get(call.name, 0) + 1
+        part = self.parts.setdefault(call.name, LayerSums(_layer(call)))
+        self.calls[call.name] = self.calls.get(call.name, 0) + 1
         self._count(call)
         values = head_quantities(call, self.wanted)
         offset = call.key.shape[-2] - call.eta.shape[-2] if call.support.causal else 0
@@ -107,36 +136,39 @@ class Recorder:
         for name, value in values.items():
             flat = value.movedim(1, 0).flatten(1)  # (heads, batch · q)
             self._tally(part, name, flat, positions.repeat(value.shape[0]))
-        self._show(call, values)
+        for sequence in self.excerpts:
+            for name in EXCERPT_QUANTITIES & set(values):
+                by_layer = self.token_values.setdefault(sequence, {}).setdefault(name, {})
+                by_layer[call.name] = values[name][sequence].to(torch.float32).cpu()
         if self.wanted & {n for n, q in BY_NAME.items() if q.group == "sampled"}:
-            self._look_closely(part, call)
+            self._sample(part, call)
 
     def _count(self, call: AttentionCall) -> None:
         """Count the tokens and sequences of a pass, by its first call."""
-        if self.ear is not None and self.ear.passes > self.counted:
-            self.counted = self.ear.passes
+        if self.hooks is not None and self.hooks.passes > self.counted:
+            self.counted = self.hooks.passes
             self.sequences += len(call.eta)
             self.tokens += call.eta.shape[0] * call.eta.shape[2] if call.rows is None else int(call.rows.sum())
 
-    def _look_closely(self, part: Part, call: AttentionCall) -> None:
+    def _sample(self, part: LayerSums, call: AttentionCall) -> None:
         picked = self._pick(call)
         if not picked:
             return
-        found, sums = sampled_statistics(call, picked, self._product(call))
+        quantities, sums = sampled_statistics(call, picked, self._product(call))
         text, offset = (x.expand(len(call.eta), 1)[:, 0] for x in self._names(len(call.eta)))
         # one sequence in SAMPLE, and the first: received attention is another sum over all pairs
         counted = (uniform(self.seed, text, offset) < 1 / SAMPLE) | ((text == 0) & (offset == 0))
         parts = [received_attention(call, b) for b, _ in picked if counted[b]]
         if parts:
-            found |= {name: torch.cat([part[name] for part in parts], 1) for name in parts[0]}
-        for name, value in found.items():
+            quantities |= {name: torch.cat([part[name] for part in parts], 1) for name in parts[0]}
+        for name, value in quantities.items():
             if name in self.wanted:
                 self._tally(part, name, value, None)
         for name, value in sums.items():
             part.sums[name] = part.sums[name] + value if name in part.sums else value
 
     def _pick(self, call: AttentionCall) -> list[tuple[int, Tensor]]:
-        """Of every sequence one query in SAMPLE, at least one and at most MAX_ROWS; by what they are, not by when."""
+        """Of every sequence one query in SAMPLE, from 1 to MAX_ROWS of them, by a hash of text, offset and position."""
         batch, _, q, _ = call.eta.shape
         tokens = torch.ones(batch, q, dtype=torch.bool) if call.rows is None else call.rows.cpu()
         drawn = uniform(self.seed, *self._names(batch), torch.arange(q)).masked_fill(~tokens, 2.0)
@@ -147,39 +179,35 @@ class Recorder:
         """What tells sequences apart: their texts and offsets if known, else a running number."""
         if self.texts is not None and self.offsets is not None and len(self.texts) == batch:
             return self.texts[:, None], self.offsets[:, None]
-        passes = max(self.heard.values(), default=1) - 1
+        passes = max(self.calls.values(), default=1) - 1
         return torch.full((1, 1), passes, dtype=torch.int64), torch.arange(batch)[:, None]
 
     def _product(self, call: AttentionCall) -> Tensor | None:
         """W_Q W_O of every head, (heads, d, e)."""
         if call.name not in self.products:
-            found = head_weights(self.model, call.name)
-            known = found.query.double() @ found.output.double() if isinstance(found, HeadWeights) else None
-            fits = known is not None and known.shape == (call.eta.shape[1], call.eta.shape[3], call.value.shape[3])
-            self.products[call.name] = None if getattr(found, "hidden", False) or not fits else known
+            weights, product = head_weights(self.model, call.name), None
+            if isinstance(weights, HeadWeights) and not weights.hidden:
+                product = weights.query.double() @ weights.output.double()
+                if product.shape != (call.eta.shape[1], call.eta.shape[3], call.value.shape[3]):
+                    product = None
+            self.products[call.name] = product
         return self.products[call.name]
 
-    def _tally(self, part: Part, name: str, values: Tensor, positions: Tensor | None) -> None:
+    def _tally(self, part: LayerSums, name: str, values: Tensor, positions: Tensor | None) -> None:
         new = Tally.of(values, positions)
         part.tallies[name] = part.tallies[name].merge(new) if name in part.tallies else new
 
-    def _show(self, call: AttentionCall, values: dict[str, Tensor]) -> None:
-        for sequence in self.keep:
-            for name in SHOWN & set(values):
-                shown = self.shown.setdefault(sequence, {}).setdefault(name, {})
-                shown[call.name] = values[name][sequence].to(torch.float32).cpu()
-
-    def _unrecorded(self) -> dict[str, str]:
+    def _not_recorded(self) -> dict[str, str]:
         """Attention that ran and did not go through the interface, with the note on it."""
-        ran = set() if self.ear is None else self.ear.ran
+        ran = set() if self.hooks is None else self.hooks.ran
         silent = [r for r in sorted(ran) if not any(f"{r}.".startswith(f"{p}.") for p in self.parts)]
         silent = [r for r in silent if not any(f"{p}.".startswith(f"{r}.") for p in self.parts)]
-        return dict.fromkeys(silent, UNRECORDED)
+        return dict.fromkeys(silent, NOT_RECORDED)
 
-    def record(self, **meta) -> Record:
-        """What was collected so far; ``meta`` adds to what it says of itself, or replaces it."""
-        if self.ear is None or self.ear.calls == 0:
-            ran = self.ear is not None and self.ear.passes > 0
+    def record(self, **meta: Any) -> Record:
+        """The record so far; ``meta`` are fields of `Meta` that replace what is known here."""
+        if self.hooks is None or self.hooks.calls == 0:
+            ran = self.hooks is not None and self.hooks.passes > 0
             idle = sentence("Recorder.record", "a model that ran while attached", "none", "Call model(**inputs) first.")
             raise ValueError(unrecordable(self.model) if ran else idle)
         order = {name: i for i, (name, _) in enumerate(self.model.named_modules())}
@@ -190,12 +218,11 @@ class Recorder:
         }
         sums = {f"{name}/{key}": value for name in names for key, value in self.parts[name].sums.items()}
         hidden = {} if self.watch is None else self.watch.state()
-        places = [] if self.watch is None else self.watch.names()
-        notes = self._unrecorded() | ({} if self.watch is None else self.watch.notes)
+        stages = () if self.watch is None else tuple(self.watch.names())
+        notes = self._not_recorded() | ({} if self.watch is None else self.watch.notes)
         kind = type(self.model).__name__
-        told = {"model": kind, "model_class": kind, "tokens": self.tokens, "sequences": self.sequences}
-        told |= {"places": places, "layer_notes": notes} | meta
-        return Record(layers, tallies, sums, hidden, {}, (), told)
+        described = Meta(kind, kind, tokens=self.tokens, sequences=self.sequences, stages=stages, layer_notes=notes)
+        return Record(layers, tallies, sums, hidden, {}, (), replace(described, **meta))
 
 
 def _require_finite(call: AttentionCall) -> None:
@@ -222,16 +249,16 @@ def _require_finite(call: AttentionCall) -> None:
         raise ValueError(sentence(f"attach({call.name})", "finite queries and keys", got, advice))
 
 
-def _layer(call: AttentionCall) -> Layer:
+def _layer(call: AttentionCall) -> AttentionLayer:
     kind = "cross" if call.eta.shape[-2] != call.key.shape[-2] and not call.support.causal else "self"
     heads, dim, width = call.eta.shape[1], call.eta.shape[3], call.value.shape[3]
-    return Layer(call.name, kind, heads, call.key.shape[1], dim, width, call.scale)
+    return AttentionLayer(call.name, kind, heads, call.key.shape[1], dim, width, call.scale)
 
 
-def looked_share(batch_size: int, max_length: int) -> float:
+def covariance_share(batch_size: int, max_length: int) -> float:
     """Share of the windows from which directions and covariances of hidden states are taken.
 
-    >>> looked_share(16, 256), looked_share(1, 128)
+    >>> covariance_share(16, 256), covariance_share(1, 128)
     (0.5, 1.0)
     """
-    return min(1.0, SOME / (batch_size * max_length))
+    return min(1.0, COVARIANCE_TOKENS / (batch_size * max_length))

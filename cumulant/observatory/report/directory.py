@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from math import nan
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from cumulant.checks import sentence
 from cumulant.files import write_parquet
 from cumulant.observatory.record.manifest import RECORD
-from cumulant.observatory.record.record import UNREADABLE, Record, null_places
-from cumulant.observatory.record.recorder import SAMPLE, looked_share
-from cumulant.observatory.report.layer_table import Row, layer_rows, layer_spectra
+from cumulant.observatory.record.record import UNREADABLE, Record, null_directories
+from cumulant.observatory.record.recorder import SAMPLE, covariance_share
+from cumulant.observatory.report.layer_table import DISTANCES, layer_spectra, layer_table
 from cumulant.observatory.report.page import render_page
-from cumulant.observatory.report.tables import by_position, figures, head_rows, histogram, hopfield_classes
+from cumulant.observatory.report.rows import HeadRow, LayerRow, TokenStatistics, columns, known
+from cumulant.observatory.report.tables import by_position, head_rows, histogram
 from cumulant.observatory.report.verdicts import verdicts
 from cumulant.observatory.statistics.quantities import BY_NAME
 
-DEPTH = {  # names on the page → columns of the table of layers
-    "rms": "size_mean",
-    "mean_cosine": "pairwise_mean",
-    "effective_rank": "effective_rank",
-    "participation": "participation_ratio",
-}
-BANDED = ("sliced_w2", "skewness", "kurtosis", "lle_error")  # each with its null and the band of it
-
-
-STREAM = {  # of the hidden states
+STATES = ("rms", "pairwise_cosine", "effective_rank", "participation_ratio", *DISTANCES)  # of a layer, on the page
+PERTURBATIONS = {
     "expansion": ("expansion", "log |δ after| / |δ before|", "Growth of a small random perturbation of all tokens by a sublayer with its residual."),
     "contraction": ("contraction", "log |δ after| / |δ before|", "The same for a norm: below 0 it contracts."),
 }  # fmt: skip
@@ -40,55 +35,60 @@ NUMBERS = {  # of a head, beside its quantities
 }  # fmt: skip
 
 
+class Tables(NamedTuple):
+    """A record with its rows; those of the layers take a moment to compute."""
+
+    record: Record
+    heads: list[HeadRow]
+    layers: list[LayerRow]
+
+    @classmethod
+    def of(cls, record: Record) -> Tables:
+        return cls(record, head_rows(record), layer_table(record))
+
+
 def write_tables(record: Record, directory: Path, nulls: dict[str, Record] | None = None) -> None:
     """heads.parquet, layers.parquet and tokens.parquet, each in one step; heads with the means of their nulls."""
     heads = head_rows(record)
-    for name, null in (nulls or {}).items():
-        for row, other in zip(heads, head_rows(null), strict=False):
-            row |= {
-                f"{key}_null_{name}": value for key, value in other.items() if key.endswith("_mean") or key in NUMBERS
-            }
-    write_parquet(heads, directory / "heads.parquet")
-    write_parquet(layer_rows(record.hidden, record.meta.get("places", [])), directory / "layers.parquet")
+    beside = _beside(heads, {name: head_rows(null) for name, null in (nulls or {}).items()})
+    heads_table = [row.columns(others) for row, others in zip(heads, beside, strict=True)]
+    write_parquet(heads_table, directory / "heads.parquet")
+    write_parquet([row.columns() for row in layer_table(record)], directory / "layers.parquet")
     write_parquet(token_rows(record), directory / "tokens.parquet")
 
 
+def _beside(heads: list[HeadRow], nulls: dict[str, list[HeadRow]]) -> list[dict[str, HeadRow]]:
+    """Of every head, the same head in the nulls that have it."""
+    by_head = {name: {(row.layer, row.head): row for row in rows} for name, rows in nulls.items()}
+    keys = [(row.layer, row.head) for row in heads]
+    return [{name: rows[key] for name, rows in by_head.items() if key in rows} for key in keys]
+
+
 def token_rows(record: Record) -> list[dict]:
-    """One row for every token of the passages, layer and head."""
+    """One row for every token of the excerpts, layer and head."""
     rows = []
-    for number, passage in enumerate(record.passages):
+    for number, excerpt in enumerate(record.excerpts):
         for index, layer in enumerate(record.layers):
-            entropy = passage.values.get("entropy", {}).get(layer.name)
-            log_normalizer = passage.values.get("log_normalizer", {}).get(layer.name)
-            if entropy is None or log_normalizer is None:
-                continue
-            for head in range(layer.heads):
-                for position, token in enumerate(passage.tokens):
-                    rows.append(
-                        {
-                            "passage": number,
-                            "text": passage.name,
-                            "position": position,
-                            "token": token,
-                            "layer": index,
-                            "head": head,
-                            "entropy": float(entropy[head, position]),
-                            "log_normalizer": float(log_normalizer[head, position]),
-                        }
-                    )
+            names = ("entropy", "log_normalizer")
+            values = {n: excerpt.values[n][layer.name] for n in names if layer.name in excerpt.values.get(n, {})}
+            for head in range(layer.heads if len(values) == len(names) else 0):
+                for position, token in enumerate(excerpt.tokens):
+                    row = {"excerpt": number, "text": excerpt.name, "position": position, "token": token}
+                    row |= {"layer": index, "head": head}
+                    rows.append(row | {name: float(table[head, position]) for name, table in values.items()})
     return rows
 
 
 def read_nulls(directory: Path, record: Record) -> dict[str, Record]:
     """The records of the nulls beside a record; a killed run may have none yet."""
-    found = {}
-    for name, place in null_places(directory).items():
+    nulls = {}
+    for name, place in null_directories(directory).items():
         if (place / RECORD).is_file():
-            found[name] = Record.load(place)
-            if [layer[:3] for layer in found[name].layers] != [layer[:3] for layer in record.layers]:
+            nulls[name] = Record.load(place)
+            if [layer[:3] for layer in nulls[name].layers] != [layer[:3] for layer in record.layers]:
                 got, advice = f"others in {place}", "Move it away, or observe again."
                 raise ValueError(sentence(str(directory), "the layers of the record in its nulls", got, advice))
-    return found
+    return nulls
 
 
 def read_ablation(directory: Path) -> dict | None:
@@ -97,15 +97,15 @@ def read_ablation(directory: Path) -> dict | None:
     if not path.exists():
         return None
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        words = all(isinstance(found[name], str) for name in ("kind", "measure"))
-        numbers = [found[name] for name in ("all_at_once", "control", "baseline", "threshold")]
-        numbers += [row["damage"] for row in found["rows"]]
-        counts = [found[name] for name in ("heads", "can_go", "together", "tokens")]
-        counts += [row[name] for row in found["rows"] for name in ("layer", "head")]
-        whole = words and found["heads"] == len(found["rows"]) > 0
+        ablation = json.loads(path.read_text(encoding="utf-8"))
+        words = all(isinstance(ablation[name], str) for name in ("kind", "measure"))
+        numbers = [ablation[name] for name in ("all_at_once", "control", "baseline", "threshold")]
+        numbers += [row["damage"] for row in ablation["rows"]]
+        counts = [ablation[name] for name in ("heads", "can_go", "together", "tokens")]
+        counts += [row[name] for row in ablation["rows"] for name in ("layer", "head")]
+        whole = words and ablation["heads"] == len(ablation["rows"]) > 0
         if whole and all(type(n) in (int, float) for n in numbers) and all(type(n) is int for n in counts):
-            return found
+            return ablation
     except UNREADABLE:
         pass
     raise ValueError(sentence(str(path), "what --ablate wrote", "something else", "Delete it, or observe again."))
@@ -118,127 +118,106 @@ def render(
     render_page(page_data(record, nulls or {}, ablation), Path(path))
 
 
-def page_data(
-    record: Record, nulls: dict[str, Record], ablation: dict | None = None, depth: list[Row] | None = None
-) -> dict:
-    """Everything the page shows, as plain data; ``depth`` is the table of layers, if it is at hand."""
-    depth = layer_rows(record.hidden, record.meta.get("places", [])) if depth is None else depth
-    heads = head_rows(record)
+def page_data(record: Record, nulls: dict[str, Record], ablation: dict | None = None) -> dict:
+    """Everything the page shows, as plain data."""
+    return tables_data(Tables.of(record), {name: Tables.of(null) for name, null in nulls.items()}, ablation)
+
+
+def tables_data(tables: Tables, nulls: dict[str, Tables], ablation: dict | None = None) -> dict:
+    """`page_data` of tables that are at hand."""
+    record, heads, layers = tables
     damage = {(row["layer"], row["head"]): row["damage"] for row in (ablation or {}).get("rows", [])}
-    for row in heads:
-        if (row["layer"], row["head"]) in damage:
-            row["ablation_damage"] = damage[row["layer"], row["head"]]
-    null_heads = {name: head_rows(null) for name, null in nulls.items()}
-    dimension = record.meta.get("dimension") or 1
-    untrained = nulls.get("random")
-    null_depth = [] if untrained is None else layer_rows(untrained.hidden, untrained.meta.get("places", []))
-    share = looked_share(record.meta.get("batch_size", 1), record.meta.get("max_length", 1))
-    answers = verdicts(heads, depth, null_heads.get("random", []), dimension, null_depth, ablation, share)
+    if damage:
+        losses = [{"ablation_damage": damage.get((row.layer, row.head), nan)} for row in heads]
+        heads = [replace(row, numbers=row.numbers | loss) for row, loss in zip(heads, losses, strict=True)]
+    _, null_heads, null_layers = nulls.get("random", (None, [], []))
+    share = covariance_share(record.meta.batch_size or 1, record.meta.max_length or 1)
+    answers = verdicts(heads, layers, null_heads, record.meta.dimension or 1, null_layers, ablation, share)
     return {
-        "meta": record.meta | {"text": record.meta.get("text", ""), "sample_fraction": 1 / SAMPLE},
+        "meta": record.meta.to_json() | {"sample_fraction": 1 / SAMPLE},
         "verdicts": [a._asdict() | {"numbers": [n._asdict() for n in a.numbers]} for a in answers],
         "quantities": _definitions(record, heads),
         "layers": [
             {"index": i, "name": layer.name, "kind": layer.kind, "heads": layer.heads}
             for i, layer in enumerate(record.layers)
         ],
-        "heads": _heads(record, heads, null_heads),
-        "depth": _depth(depth),
+        **page_parts(tables._replace(heads=heads), {name: null.heads for name, null in nulls.items()}),
+    }
+
+
+def page_parts(tables: Tables, nulls: dict[str, list[HeadRow]]) -> dict:
+    """The parts of the page that differ between steps of a training; ``nulls`` are rows of heads."""
+    record, heads, layers = tables
+    spectra = layer_spectra(record.hidden, record.meta.stages)
+    return {
+        "heads": [_head(record, row, others) for row, others in zip(heads, _beside(heads, nulls), strict=True)],
+        "states": _states(layers),
         "spectra": [
-            {"block": place.rpartition("/")[0], "eigenvalues": values}
-            for place, values in layer_spectra(record.hidden, record.meta.get("places", [])).items()
-            if place.endswith("/out")
+            {"block": name.removesuffix("/out"), "eigenvalues": values}
+            for name, values in spectra.items()
+            if name.endswith("/out")
         ],
         "texts": _texts(record),
     }
 
 
-def _definitions(record: Record, heads: list[dict]) -> list[dict]:
-    known = [BY_NAME[name] for name in BY_NAME if name in record.quantities]
-    out: list[dict] = [
-        {"name": q.name, "label": q.label, "equation": q.equation, "words": q.words, "unit": q.unit, "good_range": None}
-        for q in known
-    ]
-    for name, (label, equation, words) in STREAM.items():
-        out.append(
-            {"name": name, "label": label, "equation": equation, "words": words, "unit": "nats", "good_range": None}
-        )
-    for name, (label, equation, words) in NUMBERS.items():
-        if any(row.get(name) is not None for row in heads):
-            out.append(
-                {"name": name, "label": label, "equation": equation, "words": words, "unit": "", "good_range": None}
-            )
-    return out
+def _definitions(record: Record, heads: list[HeadRow]) -> list[dict]:
+    quantities = [q for q in BY_NAME.values() if q.name in record.quantities]
+    entries = [(q.name, q.label, q.equation, q.words, q.unit) for q in quantities]
+    entries += [(name, *texts, "nats") for name, texts in PERTURBATIONS.items()]
+    measured = [name for name in NUMBERS if any(known([row.value(name)]) for row in heads)]
+    entries += [(name, *NUMBERS[name], "") for name in measured]
+    names = ("name", "label", "equation", "words", "unit")
+    return [dict(zip(names, entry, strict=True)) | {"good_range": None} for entry in entries]
 
 
-def _heads(record: Record, rows: list[dict], null_rows: dict[str, list[dict]]) -> list[dict]:
-    out, cell = [], 0
-    for index, layer in enumerate(record.layers):
-        classes = hopfield_classes(record, layer)
-        for head in range(layer.heads):
-            values: dict[str, Any] = {}
-            for quantity in record.quantities:
-                tally = record.tallies.get(f"{layer.name}/{quantity}")
-                if tally is None or not int(tally.count[head]):
-                    continue
-                values[quantity] = figures(tally, head) | {
-                    "by_position": by_position(tally, head),
-                    "histogram": histogram(tally, head),
-                }
-                for null, other in null_rows.items():
-                    seen = other[cell] if cell < len(other) else {}
-                    values[quantity][f"null_{null}"] = seen.get(f"{quantity}_mean")
-            for name in NUMBERS:
-                if rows[cell].get(name) is not None:
-                    values[name] = {"mean": rows[cell][name], "count": 1}
-                    for null, other in null_rows.items():
-                        values[name][f"null_{null}"] = other[cell].get(name) if cell < len(other) else None
-            kind = None if classes is None else classes[head]
-            out.append({"layer": index, "head": head, "hopfield_class": kind, "values": values})
-            cell += 1
-    return out
+def _head(record: Record, row: HeadRow, nulls: dict[str, HeadRow]) -> dict:
+    values: dict[str, dict[str, Any]] = {}
+    for name, statistics in row.quantities.items():
+        if statistics.count:
+            tally = record.tallies[f"{row.name}/{name}"]
+            drawn = {"by_position": by_position(tally, row.head), "histogram": histogram(tally, row.head)}
+            values[name] = statistics._asdict() | drawn
+    values |= {name: {"value": row.value(name), "count": 1} for name in NUMBERS if known([row.value(name)])}
+    for name, cell in values.items():
+        cell |= {f"null_{null}": other.value(name) for null, other in nulls.items()}
+    return {"layer": row.layer, "head": row.head, "hopfield_class": row.hopfield_class, "values": values}
 
 
-def _depth(rows: list[Row]) -> list[dict]:
-    """Rows of the stream, each with what made it: growth by a sublayer, or contraction by a norm (both logarithms).
+def _states(rows: list[LayerRow]) -> list[dict]:
+    """Rows of the residual stream, each with what made it: growth by a sublayer, or contraction by a norm, as logarithms.
 
     In a post-norm block norms stand on the stream, so that a step to "attention normed" or to the end is a contraction;
     in a pre-norm block they stand on branches, and the contraction is put where the norm reads.
     """
     out: list[dict] = []
-    for block in dict.fromkeys(str(row["block"]) for row in rows):
-        mine = [row for row in rows if row["block"] == block]
-        stream = [row for row in mine if row["role"] == "state"]
-        norms = [row["contraction_mean"] for row in mine if row["role"] != "state"]
-        post = any(str(row["stage"]).endswith("normed") for row in stream)
+    for block in dict.fromkeys(row.block for row in rows):
+        mine = [row for row in rows if row.block == block]
+        stream = [row for row in mine if row.role == "state"]
+        norms = [row.contraction.value for row in mine if row.role != "state"]
+        post = any(row.stage.endswith("normed") for row in stream)
         for index, row in enumerate(stream):
-            name = str(row["stage"])
-            normed = post and (name.endswith("normed") or name == "out")
-            beside = norms[index] if not post and index < len(norms) and name != "out" else None
-            known: dict = {"block": block, "stage": name}
-            known |= {k: _json(row.get(column)) for k, column in DEPTH.items()}
-            known["expansion"] = None if normed else _json(row.get("step_mean"))
-            known["contraction"] = _json(row.get("step_mean")) if normed else _json(beside)
-            for quantity in BANDED:
-                for part in ("", "_null", "_null_low", "_null_high"):
-                    known[quantity + part] = _json(row.get(quantity + part))
-            out.append(known)
+            normed = post and (row.stage.endswith("normed") or row.stage == "out")
+            beside = norms[index] if not post and index < len(norms) and row.stage != "out" else nan
+            cells: dict = {"layer": row.layer, "block": block, "stage": row.stage}
+            for name in STATES:
+                value = getattr(row, name)
+                cells |= columns(name, value.value if isinstance(value, TokenStatistics) else value)
+            cells["expansion"] = nan if normed else row.step.value
+            cells["contraction"] = row.step.value if normed else beside
+            out.append(cells)
     return out
 
 
 def _texts(record: Record) -> list[dict]:
     out = []
-    for passage in record.passages:
+    for excerpt in record.excerpts:
         values: dict[str, dict[str, list[float]]] = {}
-        for quantity, by_layer in passage.values.items():
+        for quantity, by_layer in excerpt.values.items():
             for index, layer in enumerate(record.layers):
                 table = by_layer.get(layer.name)
                 if table is not None:
                     for head in range(layer.heads):
-                        values.setdefault(quantity, {})[f"{index}.{head}"] = [_json(x) for x in table[head].tolist()]
-        out.append({"name": passage.name, "tokens": list(passage.tokens), "values": values})
+                        values.setdefault(quantity, {})[f"{index}.{head}"] = table[head].tolist()
+        out.append({"name": excerpt.name, "tokens": list(excerpt.tokens), "values": values})
     return out
-
-
-def _json(value: object) -> Any:
-    return value if not isinstance(value, float) or (value == value and abs(value) != float("inf")) else None

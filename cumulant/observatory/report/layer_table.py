@@ -1,15 +1,16 @@
-"""The table of layers: one row per block and stage, from the statistics of a `HiddenStateObserver`."""
+"""The table of layers: one row per block and stage, from the state of a `HiddenStateObserver`."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import fields
 
 import torch
 from torch import Tensor
 
-from cumulant.checks import sentence
+from cumulant.observatory.hooks.hidden_states import StageKey
+from cumulant.observatory.record.record import Record
+from cumulant.observatory.report.rows import LayerRow, NullComparison, TokenStatistics, finite
 from cumulant.observatory.statistics.gaussianity import (
     Comparison,
     compare_with_gaussian,
@@ -21,109 +22,90 @@ from cumulant.observatory.statistics.states import MeanScatter, StateSample, Sta
 from cumulant.observatory.statistics.tally import Tally
 from cumulant.special import effective_rank
 
-Row = dict[str, str | int | float]
-Names = Sequence[dict[str, str]]
-
-CLOUD = ("size", "cosine", "pairwise")  # kept under the cell, which neighbouring blocks may share
-MOTION = ("growth", "step", "inverse", "contraction")  # kept under the block itself
-SHAPE = ("sliced_w2", "skewness", "kurtosis", "lle_error")
+STATES = {"size": "rms", "cosine": "cosine_to_mean", "pairwise": "pairwise_cosine"}  # under the cell of a stage
+PERTURBATIONS = ("growth", "step", "inverse", "contraction")  # under the block and stage themselves
+DISTANCES = ("sliced_w2", "skewness", "kurtosis", "lle_error")
 
 
-def layer_rows(state: dict[str, Tensor], names: Names, *, seed: int = 0) -> list[Row]:
-    """Plain numbers per block and stage, in the order of ``names``; NaN where a quantity is not known there.
+def layer_table(record: Record) -> list[LayerRow]:
+    """The rows of a record."""
+    return layer_rows(record.hidden, record.meta.stages, [layer.name for layer in record.layers])
 
-    block, stage, role      role is "state", "norm", or "front" for the norm that attention reads through
-    tokens                  how many
-    Q_mean, Q_spread, Q_median, Q_error  for Q in size, cosine, pairwise, growth, step, inverse, contraction;
-                            the error is that of the mean as if tokens were independent
-    perturbed               tokens behind growth, step and contraction
-    variance, effective_rank, participation_ratio, top_share
-                            of the covariance: its trace, exp H(λ/Σλ), (Σλ)²/Σλ², λ₁/Σλ; the second and third less what
-                            the number of tokens does to them, as if tokens were independent
-    channels, whitened, freedom
-                            of the states about the means of their sequences: their dimension, the tokens behind the
-                            covariance that whitens them, and those less the sequences
-    gaussian_rank, mardia_dim, sampled, reconstructed
-                            how many directions and tokens the next were computed from
-    Q, Q_null, Q_null_low, Q_null_high   for Q in sliced_w2, skewness, kurtosis, lle_error: seen, and the mean and the
-                            0.5 % and 99.5 % points of Gaussian clouds of the same size and covariance
+
+def layer_rows(
+    state: dict[str, Tensor], stages: Sequence[StageKey], layers: Sequence[str] = (), *, seed: int = 0
+) -> list[LayerRow]:
+    """One row per stage, in their order.
+
+    state, stages  what `HiddenStateObserver.state` and `HiddenStateObserver.names` return
+    layers         paths of the attention modules: the layer of a row is the first of them in its block
     """
-    kept, done, drawn, rows = unflatten(state), {}, {}, []
-    for name in _checked(names):
-        own, cell = f"{name['block']}/{name['stage']}", name["cell"]
-        if cell not in done:
-            done[cell] = _cloud_columns(kept, cell, seed, drawn)
-        row: Row = {"block": name["block"], "stage": name["stage"], "role": name["role"]}
-        row |= done[cell]
-        for quantity in MOTION:
-            row |= _tally_columns(kept.get(f"{own}/{quantity}"), quantity)
-        perturbed = kept.get(f"{own}/growth", kept.get(f"{own}/contraction"))
+    statistics, cells, drawn, rows = unflatten(state), {}, {}, []
+    blocks = list(dict.fromkeys(stage.block for stage in stages))
+    first = {block_of_layer(name, blocks): layer for layer, name in reversed([*enumerate(layers)])}
+    for block, stage, cell, role in stages:
+        if cell not in cells:
+            cells[cell] = _cell_columns(statistics, cell, seed, drawn)
+        own = {quantity: statistics.get(f"{block}/{stage}/{quantity}") for quantity in PERTURBATIONS}
+        perturbed = own["growth"] if isinstance(own["growth"], Tally) else own["contraction"]
+        row = cells[cell] | {quantity: _token_statistics(tally) for quantity, tally in own.items()}
         row["perturbed"] = int(perturbed.count) if isinstance(perturbed, Tally) else 0
-        inverse = kept.get(f"{own}/inverse")
-        if isinstance(inverse, Tally):
-            row["tokens"] = int(inverse.count)
-        rows.append(row)
+        if isinstance(own["inverse"], Tally):
+            row["tokens"] = int(own["inverse"].count)
+        rows.append(LayerRow(block, stage, role, first.get(block), **row))
     return rows
 
 
-def layer_spectra(state: dict[str, Tensor], names: Names) -> dict[str, list[float]]:
+def block_of_layer(name: str, blocks: Sequence[str]) -> str | None:
+    """The block that an attention module is in, by their paths.
+
+    >>> block_of_layer("h.1.attn", ["h.0", "h.1", "h.10"])
+    'h.1'
+    """
+    inside = [block for block in blocks if f"{name}.".startswith(f"{block}.")]
+    return max(inside, key=len, default=None)
+
+
+def layer_spectra(state: dict[str, Tensor], stages: Sequence[StageKey]) -> dict[str, list[float]]:
     """Eigenvalues of the covariance, descending, under `block/stage`, wherever there is one."""
-    kept, out = unflatten(state), {}
-    for name in _checked(names):
-        spread = _finite(kept.get(f"{name['cell']}/spread"))
-        if isinstance(spread, MeanScatter):
-            out[f"{name['block']}/{name['stage']}"] = _spectrum(spread).tolist()
-    return out
+    statistics = unflatten(state)
+    spreads = {f"{s.block}/{s.stage}": _finite(statistics.get(f"{s.cell}/spread")) for s in stages}
+    return {name: _spectrum(spread).tolist() for name, spread in spreads.items() if isinstance(spread, MeanScatter)}
 
 
-def read_covariance(state: dict[str, Tensor], names: Names, block: str) -> Tensor | None:
+def read_covariance(state: dict[str, Tensor], stages: Sequence[StageKey], block: str) -> Tensor | None:
     """(D, D) covariance of the states that the attention of a block reads, as `ascent_index` needs it.
 
     Behind a norm these are the normed states without gain, for the gain is in the weights of the head; otherwise the
     input of the block. None where no covariance was kept.
     """
-    kept = unflatten({k: v for k, v in state.items() if ":spread." in k})
-    mine = [n for n in _checked(names) if n["block"] == block]
-    for name in sorted(mine, key=lambda n: n["role"] != "front"):
-        spread = kept.get(f"{name['cell']}/spread")
-        if isinstance(spread, MeanScatter) and (name["role"] == "front" or name["stage"] == "in"):
+    spreads = unflatten({k: v for k, v in state.items() if ":spread." in k})
+    for stage in sorted((s for s in stages if s.block == block), key=lambda s: s.role != "front"):
+        spread = spreads.get(f"{stage.cell}/spread")
+        if isinstance(spread, MeanScatter) and (stage.role == "front" or stage.stage == "in"):
             return spread.covariance
     return None
 
 
-def _finite(kept: Statistic | None) -> Statistic | None:
+def _finite(statistic: Statistic | None) -> Statistic | None:
     """None for what overflowed, of which nothing can be said."""
-    tensors = [getattr(kept, f.name) for f in fields(kept)] if kept is not None else []
-    return kept if all(bool(tensor.isfinite().all()) for tensor in tensors) else None
+    tensors = [getattr(statistic, f.name) for f in fields(statistic)] if statistic is not None else []
+    return statistic if all(bool(tensor.isfinite().all()) for tensor in tensors) else None
 
 
-def _checked(names: Names) -> Names:
-    for name in names:
-        if not {"block", "stage", "cell", "role"} <= name.keys():
-            expected = "entries with block, stage, cell and role"
-            raise ValueError(
-                sentence("layer_rows.names", expected, sorted(name), "Give what HiddenStateObserver.names returned.")
-            )
-    return names
-
-
-def _cloud_columns(kept: dict[str, Statistic], cell: str, seed: int, drawn: dict) -> Row:
-    row: Row = {"tokens": 0}
-    for quantity in CLOUD:
-        row |= _tally_columns(kept.get(f"{cell}/{quantity}"), quantity)
-    spread, sample = _finite(kept.get(f"{cell}/spread")), _finite(kept.get(f"{cell}/sample"))
-    size = kept.get(f"{cell}/size")
-    row["tokens"] = int(size.count) if isinstance(size, Tally) else 0
-    row |= _spread_columns(spread if isinstance(spread, MeanScatter) else None)
-    within, compared = _finite(kept.get(f"{cell}/within")), None
-    row |= {"channels": 0, "whitened": 0, "freedom": 0, "sampled": 0}
+def _cell_columns(statistics: dict[str, Statistic], cell: str, seed: int, drawn: dict) -> dict:
+    row: dict = {name: _token_statistics(statistics.get(f"{cell}/{key}")) for key, name in STATES.items()}
+    row["tokens"] = row["rms"].count
+    spread, sample = _finite(statistics.get(f"{cell}/spread")), _finite(statistics.get(f"{cell}/sample"))
+    within = _finite(statistics.get(f"{cell}/within"))
+    if isinstance(spread, MeanScatter):
+        row |= _spread_columns(spread)
     if isinstance(sample, StateSample):
         row |= {"channels": sample.state.shape[1], "sampled": len(sample.priority)}
     if isinstance(within, WithinScatter) and isinstance(sample, StateSample):
-        compared = _compared(within, sample, seed, drawn)
         row |= {"whitened": int(within.tokens), "freedom": int(within.tokens - within.sequences)}
-    row["reconstructed"] = 0 if compared is None else reconstructed_vectors(int(row["sampled"]), compared.rank)
-    return row | _shape_columns(compared)
+        row |= _distance_columns(_compared(within, sample, seed, drawn), row["sampled"])
+    return row
 
 
 def _compared(within: WithinScatter, sample: StateSample, seed: int, drawn: dict) -> Comparison:
@@ -134,40 +116,30 @@ def _compared(within: WithinScatter, sample: StateSample, seed: int, drawn: dict
     return compare_with_gaussian(sample.state, along, count, **names, seed=seed, drawn=drawn)
 
 
-def _tally_columns(tally: Statistic | None, quantity: str) -> Row:
-    if not isinstance(tally, Tally) or int(tally.count) == 0:
-        return {f"{quantity}_{k}": math.nan for k in ("mean", "spread", "median", "error")}
-    median, error = float(tally.quantile(0.5)), float(tally.standard_error)
-    columns = {"mean": float(tally.mean), "spread": float(tally.spread), "median": median, "error": error}
-    return {f"{quantity}_{k}": v for k, v in columns.items()}
+def _token_statistics(tally: Statistic | None) -> TokenStatistics:
+    return TokenStatistics.of(tally)[0] if isinstance(tally, Tally) else TokenStatistics()
 
 
-def _spread_columns(spread: MeanScatter | None) -> Row:
-    if spread is None or not float(spread.scatter.trace()) > 0:
-        return dict.fromkeys(("variance", "effective_rank", "participation_ratio", "top_share"), math.nan)
+def _spread_columns(spread: MeanScatter) -> dict[str, float]:
+    if not float(spread.scatter.trace()) > 0:
+        return {}
     value = _spectrum(spread)
     total = float(value.sum())
     rank = float(effective_rank(value, int(spread.count)))
     ratio = min(rank, participation_ratio(value, int(spread.count)))
-    return {
-        "variance": total,
-        "effective_rank": rank,
-        "participation_ratio": ratio,
-        "top_share": float(value[0]) / total,
-    }
+    top = float(value[0]) / total
+    return {"variance": total, "effective_rank": rank, "participation_ratio": ratio, "top_share": top}
 
 
 def _spectrum(spread: MeanScatter) -> Tensor:
     return torch.linalg.eigvalsh(spread.covariance).flip(0).clamp_min(0)
 
 
-def _shape_columns(compared: Comparison | None) -> Row:
-    if compared is None:
-        row: Row = {"gaussian_rank": 0, "mardia_dim": 0}
-        return row | {f"{q}{end}": math.nan for q in SHAPE for end in ("", "_null", "_null_low", "_null_high")}
-    row = {"gaussian_rank": compared.rank, "mardia_dim": compared.principal}
-    for q in SHAPE:
-        row[q] = getattr(compared.seen, q)
-        row[f"{q}_null"] = getattr(compared.null_mean, q)
-        row[f"{q}_null_low"], row[f"{q}_null_high"] = getattr(compared.null_low, q), getattr(compared.null_high, q)
-    return row
+def _distance_columns(compared: Comparison, sampled: int) -> dict:
+    laws = (compared.seen, compared.null_mean, compared.null_low, compared.null_high)
+    row = {name: NullComparison(*(finite(getattr(law, name)) for law in laws)) for name in DISTANCES}
+    return row | {
+        "gaussian_rank": compared.rank,
+        "mardia_dim": compared.principal,
+        "reconstructed": reconstructed_vectors(sampled, compared.rank),
+    }

@@ -1,4 +1,4 @@
-"""Rows that can be read: one for every head, one for every block and stage, one for every shown token."""
+"""The table of heads: one row per head, with what its tokens, its sampled queries and its weights say."""
 
 from __future__ import annotations
 
@@ -6,41 +6,38 @@ import torch
 from torch import Tensor
 
 from cumulant.hopfield import CLASSES, head_class
-from cumulant.observatory.record.record import Layer, Record
+from cumulant.observatory.record.record import AttentionLayer, Record
+from cumulant.observatory.report.layer_table import block_of_layer
+from cumulant.observatory.report.rows import HeadRow, TokenStatistics, finite
 from cumulant.observatory.statistics.tally import Tally, bin_edges, first_positions
 
-QUANTILES = {"q05": 0.05, "q25": 0.25, "q50": 0.5, "q75": 0.75, "q95": 0.95}
-FITS = ("link_r2", "link_slope_error", "gaussian_r2")
 
-
-def head_rows(record: Record) -> list[dict]:
-    """One row a head: every quantity with mean, spread, quantiles and count, then what was fitted."""
-    rows: list[dict] = []
+def head_rows(record: Record) -> list[HeadRow]:
+    """One row a head, layer by layer."""
+    blocks = [stage.block for stage in record.meta.stages]
+    rows = []
     for index, layer in enumerate(record.layers):
-        fits = layer_fits(record, layer)
-        classes = hopfield_classes(record, layer)
+        tallies = {quantity: record.tallies.get(f"{layer.name}/{quantity}") for quantity in record.quantities}
+        statistics = {name: TokenStatistics.of(tally) for name, tally in tallies.items() if tally is not None}
+        numbers = {name: values.tolist() for name, values in layer_fits(record, layer).items()}
+        classes = hopfield_classes(tallies.get("k90_share"))
+        queries = record.sums.get(f"{layer.name}/link/count")
         for head in range(layer.heads):
-            row: dict = {"layer": index, "head": head, "name": layer.name, "kind": layer.kind}
-            for quantity in record.quantities:
-                tally = record.tallies.get(f"{layer.name}/{quantity}")
-                if tally is not None:
-                    row |= {f"{quantity}_{key}": value for key, value in figures(tally, head).items()}
-            row["hopfield_class"] = None if classes is None else classes[head]
-            row |= _fitted_queries(record, layer, head)
-            row |= {name: _number(values[head]) for name, values in fits.items()}
-            rows.append(row)
+            rows.append(
+                HeadRow(
+                    layer=index,
+                    head=head,
+                    name=layer.name,
+                    block=block_of_layer(layer.name, blocks),
+                    kind=layer.kind,
+                    hopfield_class=None if classes is None else classes[head],
+                    quantities={name: cells[head] for name, cells in statistics.items()},
+                    numbers={name: finite(values[head]) for name, values in numbers.items()},
+                    link_queries=None if queries is None else int(queries[head]),
+                    link_needed=None if queries is None else needed_queries(layer.dim),
+                )
+            )
     return rows
-
-
-def figures(tally: Tally, cell: int) -> dict[str, float | int | None]:
-    """The numbers of one cell."""
-    out: dict[str, float | int | None] = {
-        "mean": _number(tally.mean[cell]) if tally.count[cell] else None,
-        "sd": _number(tally.spread[cell]) if tally.count[cell] else None,
-        "standard_error": _number(tally.standard_error[cell]),
-        "count": int(tally.count[cell]),
-    }
-    return out | {name: _number(tally.quantile(q)[cell]) for name, q in QUANTILES.items()}
 
 
 def by_position(tally: Tally, cell: int) -> list[list[float]]:
@@ -55,31 +52,27 @@ def histogram(tally: Tally, cell: int) -> list[list[float]]:
     return [[*bin_edges(i), int(counts[i])] for i in counts.nonzero()[:, 0].tolist()]
 
 
-def hopfield_classes(record: Record, layer: Layer) -> list[str] | None:
-    """Class I–IV of every head, from the median share of the keys in sight that make 90 % of the mass."""
-    tally = record.tallies.get(f"{layer.name}/k90_share")
+def hopfield_classes(tally: Tally | None) -> list[str] | None:
+    """Class I–IV of every head, from the median share of the visible keys that have 90 % of the mass."""
     return None if tally is None else [CLASSES[int(c)] for c in head_class(tally.quantile(0.5), 1)]
 
 
-def layer_fits(record: Record, layer: Layer) -> dict[str, Tensor]:
+def layer_fits(record: Record, layer: AttentionLayer) -> dict[str, Tensor]:
     """Link and Gaussian fits of every head, from sums over sampled queries; numbers of the weights as they are."""
     own = f"{layer.name}/"
+    sums = {key.removeprefix(own): value for key, value in record.sums.items() if key.startswith(own)}
     out = {key.removeprefix(own): value for key, value in record.weights.items() if key.startswith(own)}
-
-    def total(name: str) -> Tensor | None:
-        return record.sums.get(f"{layer.name}/{name}")
-
-    left, whole = total("gauss/left"), total("gauss/whole")
-    if left is not None and whole is not None:
-        out["gaussian_r2"] = 1 - left / whole.clamp_min(torch.finfo(whole.dtype).tiny)
-    if total("link/count") is not None:
-        parts = {name: total(name) for name in (*LINK, *KEYS)}
-        out |= link_from_sums(**{name.split("/")[0] + "_" + name.split("/")[1]: t for name, t in parts.items()})
+    if "gauss/left" in sums:
+        whole = sums["gauss/whole"]
+        out["gaussian_r2"] = 1 - sums["gauss/left"] / whole.clamp_min(torch.finfo(whole.dtype).tiny)
+        out |= link_from_sums(*(sums[name] for name in LINK_SUMS))
     return out
 
 
-LINK = ("link/count", "link/eta", "link/mean", "link/eta_eta", "link/mean_mean", "link/eta_mean")
-KEYS = ("keys/count", "keys/sum", "keys/square")
+LINK_SUMS = (
+    *("link/count", "link/eta", "link/mean", "link/eta_eta", "link/mean_mean", "link/eta_mean"),
+    *("keys/count", "keys/sum", "keys/square"),
+)
 
 
 def needed_queries(dim: int) -> int:
@@ -122,15 +115,3 @@ def link_from_sums(
     r2 = torch.where(enough & (whole > 0), explained / torch.where(whole > 0, whole, 1), torch.nan)
     error = torch.linalg.matrix_norm(slope - inverse) / torch.where(size > 0, size, 1)
     return {"link_r2": r2.clamp(max=1.0), "link_slope_error": torch.where(enough, error, torch.nan)}
-
-
-def _fitted_queries(record: Record, layer: Layer, head: int) -> dict[str, int]:
-    """How many sampled queries the link fit has, and how many it needs."""
-    count = record.sums.get(f"{layer.name}/link/count")
-    return {} if count is None else {"link_queries": int(count[head]), "link_needed": needed_queries(layer.dim)}
-
-
-def _number(value: Tensor | float) -> float | None:
-    """A float, or None where there is none: JSON and Parquet know no NaN that means "not seen"."""
-    number = float(value)
-    return number if number == number and abs(number) != float("inf") else None

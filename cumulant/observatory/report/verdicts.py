@@ -1,15 +1,15 @@
-"""What was seen of each question of the paper, in words, with the numbers and the nulls they rest on.
+"""Answers of a record to the questions of the paper, in words, with the numbers and the nulls they rest on.
 
 Every verdict follows from a rule written beside it, so that two observations can be compared and a rule argued with.
 """
 
 from __future__ import annotations
 
-from math import ceil, exp, log, sqrt
+from math import ceil, exp, isfinite, log, sqrt
 from statistics import NormalDist, median
 from typing import NamedTuple
 
-from cumulant.observatory.report.layer_table import Row
+from cumulant.observatory.report.rows import HeadRow, LayerRow, NullComparison, known
 from cumulant.observatory.statistics.gaussianity import TAIL_SHARE, needed_freedom
 from cumulant.observatory.statistics.states import MAX_COVARIANCE_WIDTH
 
@@ -33,34 +33,35 @@ class Answer(NamedTuple):
 
 
 def verdicts(
-    heads: list[dict],
-    depth: list[Row],
-    null_heads: list[dict],
+    heads: list[HeadRow],
+    layers: list[LayerRow],
+    null_heads: list[HeadRow],
     dimension: int,
-    null_depth: list[Row] | None = None,
+    null_layers: list[LayerRow] | None = None,
     ablation: dict | None = None,
     share: float = 1.0,
 ) -> list[Answer]:
     """All questions that the record can say something about.
 
-    heads, depth  rows of the observed model;  null_heads, null_depth  of the same model at random initialisation
-    dimension     channels of the residual stream: random weights give cosines of ± 1/dimension
-    ablation      what replacing heads did, as in ablation.json
-    share         of the windows that covariances of hidden states are taken from
+    heads, layers            rows of the observed model
+    null_heads, null_layers  of the same model at random initialisation
+    dimension  channels of the residual stream: random weights give cosines of ± 1/dimension
+    ablation   what replacing heads did, as in ablation.json
+    share      of the windows that covariances of hidden states are taken from
     """
-    found = [
+    answers = [
         _ascent(heads, dimension),
         _gaussian_heads(heads, null_heads),
         _replaced(ablation),
         _link(heads, null_heads),
-        _gaussian_states(depth, share),
-        _expansion(depth, null_depth or []),
+        _gaussian_states(layers, share),
+        _expansion(layers, null_layers or []),
         _condensation(heads, null_heads),
     ]
-    return [answer for answer in found if answer is not None]
+    return [answer for answer in answers if answer is not None]
 
 
-def _ascent(heads: list[dict], dimension: int) -> Answer | None:
+def _ascent(heads: list[HeadRow], dimension: int) -> Answer | None:
     tied = _column(heads, "gradientness")
     if not tied:
         return None
@@ -86,7 +87,7 @@ def _ascent(heads: list[dict], dimension: int) -> Answer | None:
     return Answer("Does attention ascend the log-normalizer?", answer, words, tuple(numbers))
 
 
-def _gaussian_heads(heads: list[dict], nulls: list[dict]) -> Answer | None:
+def _gaussian_heads(heads: list[HeadRow], nulls: list[HeadRow]) -> Answer | None:
     fit = _column(heads, "gaussian_r2")
     if not fit:
         return None
@@ -103,7 +104,7 @@ def _gaussian_heads(heads: list[dict], nulls: list[dict]) -> Answer | None:
         )
     )
     numbers = (
-        Number("median R² of v̄ + Cov(v,k)η", median(fit), median(base) if base else None),
+        Number("median R² of v̄ + Cov(v,k)η", median(fit), _median(base)),
         Number("heads with R² above ½", good, sum(r > 0.5 for r in base) / len(base) if base else None, "share"),
     )
     return Answer("Are heads local Gaussian approximations?", answer, words, numbers)
@@ -128,12 +129,13 @@ def _replaced(ablation: dict | None) -> Answer | None:
     return Answer("Can heads be replaced by their Gaussian approximation?", answer, words, numbers)
 
 
-def _link(heads: list[dict], nulls: list[dict]) -> Answer | None:
+def _link(heads: list[HeadRow], nulls: list[HeadRow]) -> Answer | None:
     fit, question = _column(heads, "link_r2"), "Do W_Q and W_K approximate the canonical link?"
     if not fit:
-        asked = any("link_r2" in row for row in heads)
+        asked = any("link_r2" in row.numbers for row in heads)
         return Answer(question, "open", _more_queries(heads), ()) if asked else None
-    error, base = _column(heads, "link_slope_error"), _column(nulls, "link_r2")
+    error, null_error = (_column(rows, "link_slope_error") for rows in (heads, nulls))
+    base = _column(nulls, "link_r2")
     close = sum(e < 0.5 for e in error) / len(error)
     gained = median(fit) - (median(base) if base else 0.0)
     answer = "yes" if median(fit) > 0.9 and close > 0.5 else "partly" if median(fit) > 0.5 and gained > 0.2 else "no"
@@ -144,23 +146,21 @@ def _link(heads: list[dict], nulls: list[dict]) -> Answer | None:
         + (f" Random weights reach {median(base):.0%}." if base else "")
     )
     numbers = (
-        Number("median R² of the linear link", median(fit), median(base) if base else None),
-        Number(
-            "median relative error of the slope against Cov(K)⁻¹", median(error), _median(nulls, "link_slope_error")
-        ),
+        Number("median R² of the linear link", median(fit), _median(base)),
+        Number("median relative error of the slope against Cov(K)⁻¹", median(error), _median(null_error)),
     )
     return Answer(question, answer, words, numbers)
 
 
-def _more_queries(heads: list[dict]) -> str:
+def _more_queries(heads: list[HeadRow]) -> str:
     """What a link fit without enough queries needs: all heads of a layer have the same, the neediest layer decides."""
-    short = [row for row in heads if _known(row.get("link_queries")) and row["link_queries"] < row["link_needed"]]
+    counts = [(row.link_queries, row.link_needed, row) for row in heads]
+    short = [(has, needs, row) for has, needs, row in counts if has is not None and needs is not None and has < needs]
     if not short:
         advice = "read 64 tokens or more for each channel of a head, and a tenth above that."
         return f"The fit needs more sampled queries than twice the width of a head, and one in 32 is sampled: {advice}"
-    row = max(short, key=lambda row: row["link_needed"] / max(1, row["link_queries"]))
-    count, needed = int(row["link_queries"]), int(row["link_needed"])
-    tokens = max((int(value) for key, value in row.items() if key.endswith("_count") and _known(value)), default=0)
+    count, needed, row = max(short, key=lambda one: one[1] / max(1, one[0]))
+    tokens = max((statistics.count for statistics in row.quantities.values()), default=0)
     rate = count / tokens if tokens and count else 1 / 32
     return (
         f"The fit of a head needs {needed:,} sampled queries and has {count:,}"
@@ -181,17 +181,17 @@ def _tokens_for(needed: int, rate: float, grain: float = 1.0) -> int:
     return 100 * ceil(root**2 / rate / 100 - 1e-9)
 
 
-def _gaussian_states(depth: list[Row], share: float) -> Answer | None:
+def _gaussian_states(layers: list[LayerRow], share: float) -> Answer | None:
     question = "Does the law of hidden states become Gaussian over the layers?"
-    ends = [row for row in depth if row["stage"] == "out" and "sliced_w2" in row]
+    ends = [row for row in layers if row.stage == "out"]
     if len(ends) < 2:
         return None
     reason = _undecided(ends, share)
-    ends = [row for row in ends if _known(row["sliced_w2"])]
-    if reason is not None or len(ends) < 2:
-        return Answer(question, "open", reason or "The states do not vary: they have no law to be told.", ())
-    ratio = [float(row["sliced_w2"]) / float(row["sliced_w2_null"]) for row in ends]
-    inside = sum(_inside(row, len(ends)) for row in ends) / len(ends)
+    laws = [row.sliced_w2 for row in ends if isfinite(row.sliced_w2.value)]
+    if reason is not None or len(laws) < 2:
+        return Answer(question, "open", reason or "The states do not vary: they have no law to compare.", ())
+    ratio = [law.value / law.null for law in laws]
+    inside = sum(_inside(law, len(laws)) for law in laws) / len(laws)
     nearest = min(range(len(ratio)), key=ratio.__getitem__)
     answer = "yes" if inside == 1 else "partly" if min(ratio) < 0.6 * ratio[0] else "no"
     words = (
@@ -201,47 +201,46 @@ def _gaussian_states(depth: list[Row], share: float) -> Answer | None:
         "within the band of Gaussian samples."
     )
     numbers = tuple(
-        Number(f"sliced W₂ after block {i}", float(ends[i]["sliced_w2"]), float(ends[i]["sliced_w2_null"]))
-        for i in dict.fromkeys((0, nearest, len(ends) - 1))
+        Number(f"sliced W₂ after block {i}", laws[i].value, laws[i].null)
+        for i in dict.fromkeys((0, nearest, len(laws) - 1))
     )
     return Answer(question, answer, words, numbers)
 
 
-def _undecided(ends: list[Row], share: float) -> str | None:
+def _undecided(ends: list[LayerRow], share: float) -> str | None:
     """Why nothing can be said of the law of the states, and how many tokens would do; None if there are enough."""
-    channels = max(int(row.get("channels", 0)) for row in ends)
+    channels = max(row.channels for row in ends)
     if channels > MAX_COVARIANCE_WIDTH:
-        most = f"{MAX_COVARIANCE_WIDTH:,}"
-        return f"Of states with more than {most} channels no covariance is kept, and these have {channels:,}."
-    worst = min(ends, key=lambda row: int(row.get("freedom", 0)))
-    freedom, used, needed = int(worst.get("freedom", 0)), int(worst.get("whitened", 0)), needed_freedom(channels)
+        limit = f"{MAX_COVARIANCE_WIDTH:,}"
+        return f"Of states with more than {limit} channels no covariance is kept, and these have {channels:,}."
+    worst = min(ends, key=lambda row: row.freedom)
+    freedom, used, needed = worst.freedom, worst.whitened, needed_freedom(channels)
     if not used:
-        return "No covariance of the hidden states was kept."
+        return "No covariance of the hidden states within their sequences was kept."
     if freedom >= needed:
         return None
     length = used / (used - freedom)  # tokens of a sequence
     more = _tokens_for(needed, share * max(1, freedom) / used, (1 - share) * length)
     return (
         f"Telling states of {channels:,} channels from a Gaussian takes {needed:,} tokens beyond one of every "
-        f"sequence. There are {freedom:,}, as {used:,} of the {int(worst['tokens']):,} tokens were looked at: read "
+        f"sequence. There are {freedom:,}, as {used:,} of the {worst.tokens:,} tokens were used: read "
         f"{more:,} tokens or more."
     )
 
 
-def _inside(row: Row, blocks: int) -> bool:
+def _inside(law: NullComparison, blocks: int) -> bool:
     """Whether a block is no further from a Gaussian than chance allows, in one of so many blocks.
 
     The band holds all but `TAIL_SHARE` of the Gaussian samples on either side of it; it is widened so that all blocks
     of a Gaussian model lie in it that often, with the logarithm of the distance taken as normal.
     """
-    null, high = float(row["sliced_w2_null"]), float(row["sliced_w2_null_high"])
     normal = NormalDist()
     wider = normal.inv_cdf(1 - TAIL_SHARE / blocks) / normal.inv_cdf(1 - TAIL_SHARE)
-    return log(float(row["sliced_w2"]) / null) <= wider * log(high / null)
+    return log(law.value / law.null) <= wider * log(law.null_high / law.null)
 
 
-def _expansion(depth: list[Row], nulls: list[Row]) -> Answer | None:
-    grow, norms = _growth(depth), _shrinkage(depth)
+def _expansion(layers: list[LayerRow], nulls: list[LayerRow]) -> Answer | None:
+    grow, norms = _growth(layers), _shrinkage(layers)
     if not grow:
         return None
     expands = sum(g > 0 for g in grow) / len(grow)
@@ -258,57 +257,39 @@ def _expansion(depth: list[Row], nulls: list[Row]) -> Answer | None:
     return Answer("Does attention expand and normalisation contract?", answer, words, tuple(numbers))
 
 
-def _growth(depth: list[Row]) -> list[float]:
-    return [float(r["step_mean"]) for r in depth if r["stage"] == "attention" and _known(r.get("step_mean"))]
+def _growth(layers: list[LayerRow]) -> list[float]:
+    return known(row.step.value for row in layers if row.stage == "attention")
 
 
-def _shrinkage(depth: list[Row]) -> list[float]:
-    rows = [r for r in depth if r["role"] in ("norm", "front")]
-    return [float(r["contraction_mean"]) for r in rows if _known(r.get("contraction_mean"))]
+def _shrinkage(layers: list[LayerRow]) -> list[float]:
+    return known(row.contraction.value for row in layers if row.role in ("norm", "front"))
 
 
 def _average(values: list[float]) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def _condensation(heads: list[dict], nulls: list[dict]) -> Answer | None:
-    share = _column(heads, "condensed_mean")
-    if not share:
-        return None
-    base = _column(nulls, "condensed_mean")
-    some = sum(s > 0.5 for s in share) / len(share)
-    first = _column(heads, "first_mass_mean")
-    words = (
-        f"{sum(share) / len(share):.0%} of all head–token pairs have condensed on a few keys (KL to the base above "
-        f"log N − 1). {some:.0%} of the heads do so for most tokens."
-        + (f" The first token alone takes {sum(first) / len(first):.0%} of the attention." if first else "")
-    )
-    numbers = (
-        Number("condensed pairs", sum(share) / len(share), sum(base) / len(base) if base else None, "share"),
-        Number(
-            "attention on the first token",
-            sum(first) / len(first) if first else None,
-            _mean(nulls, "first_mass_mean"),
-            "share",
-        ),
-    )
-    answer = "yes" if some > 0.75 else "no" if some < 0.1 else "partly"
-    return Answer("Does softmax condense, so that formulas for a population of keys fail?", answer, words, numbers)
-
-
-def _column(rows: list[dict], name: str) -> list[float]:
-    return [float(row[name]) for row in rows if _known(row.get(name))]
-
-
-def _known(value: object) -> bool:
-    return isinstance(value, int | float) and value == value
-
-
-def _median(rows: list[dict], name: str) -> float | None:
-    values = _column(rows, name)
+def _median(values: list[float]) -> float | None:
     return median(values) if values else None
 
 
-def _mean(rows: list[dict], name: str) -> float | None:
-    values = _column(rows, name)
-    return sum(values) / len(values) if values else None
+def _condensation(heads: list[HeadRow], nulls: list[HeadRow]) -> Answer | None:
+    share, first = _column(heads, "condensed"), _column(heads, "first_mass")
+    if not share:
+        return None
+    most = sum(s > 0.5 for s in share) / len(share)
+    words = (
+        f"{_average(share):.0%} of all head–token pairs have condensed on a few keys (KL to the base above "
+        f"log N − 1). {most:.0%} of the heads do so for most tokens."
+        + (f" The first token alone takes {_average(first):.0%} of the attention." if first else "")
+    )
+    numbers = (
+        Number("condensed pairs", _average(share), _average(_column(nulls, "condensed")), "share"),
+        Number("attention on the first token", _average(first), _average(_column(nulls, "first_mass")), "share"),
+    )
+    answer = "yes" if most > 0.75 else "no" if most < 0.1 else "partly"
+    return Answer("Does softmax condense, so that formulas for a population of keys fail?", answer, words, numbers)
+
+
+def _column(rows: list[HeadRow], name: str) -> list[float]:
+    return known(row.value(name) for row in rows)

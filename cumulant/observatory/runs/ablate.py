@@ -1,4 +1,4 @@
-"""Heads replaced by what they would be if their keys were Gaussian, and what the model loses by it (S1-C1, S1-P2′)."""
+"""Ablation: heads replaced by their Gaussian approximation, and what the model loses by it (S1-C1, S1-P2′)."""
 
 from __future__ import annotations
 
@@ -103,15 +103,15 @@ def ablate(
     cells = trial.cells()
     rows = tuple(trial.row(name, head, _damage(trial.measure, damage[name, head], base)) for name, head in cells)
 
-    def at_once(chosen: list[int]) -> float:
-        found = trial.together(read, [cells[i] for i in sorted(chosen)])
+    def at_once(indices: list[int]) -> float:
+        score = trial.together(read, [cells[i] for i in sorted(indices)])
         bar.advance(len(read))
-        return _damage(trial.measure, found, base)
+        return _damage(trial.measure, score, base)
 
     go = sorted((i for i, row in enumerate(rows) if row.damage < threshold), key=lambda i: rows[i].damage)
     drawn = torch.randperm(len(cells), generator=torch.Generator().manual_seed(seed))[: len(go)].tolist()
     both = at_once(go), at_once(drawn)
-    fit = _largest(go, lambda chosen: at_once(chosen) < threshold)
+    fit = _largest(go, lambda indices: at_once(indices) < threshold)
     bar.finish()
     tokens = sum(batch.tokens for batch in read)
     baseline = math.exp(base.mean) if trial.measure == "perplexity" else 1.0
@@ -129,8 +129,8 @@ def _one_by_one(trial: _Trial, read: list[Batch], bar: _Bar) -> tuple[_Score, di
         cells = trial.cells()
         bar.total = len(read) * (len(cells) + 2 + len(cells).bit_length())  # each alone, two sets, and a bisection
         for name, head in cells:
-            found = trial.score(batch, plain, trial.altered(batch, {name: [head]}, outputs))
-            damage[name, head] = damage.get((name, head), _Score()) + found
+            score = trial.score(batch, plain, trial.altered(batch, {name: [head]}, outputs))
+            damage[name, head] = damage.get((name, head), _Score()) + score
             bar.advance(1)
     if base.count == 0:
         advice = "A perplexity needs a token that follows another."
@@ -139,7 +139,7 @@ def _one_by_one(trial: _Trial, read: list[Batch], bar: _Bar) -> tuple[_Score, di
 
 
 class _Bar:
-    """Tells ``progress`` how many passes are done."""
+    """Calls ``progress`` with the number of passes that are done."""
 
     def __init__(self, progress: Callable[[int, int], None] | None):
         self.progress, self.done, self.total = progress, 0, 0
@@ -187,8 +187,8 @@ class _Score(NamedTuple):
         return self.total / self.count
 
 
-def _damage(measure: str, found: _Score, base: _Score) -> float:
-    return math.exp(found.mean - base.mean) - 1 if measure == "perplexity" else found.mean
+def _damage(measure: str, score: _Score, base: _Score) -> float:
+    return math.exp(score.mean - base.mean) - 1 if measure == "perplexity" else score.mean
 
 
 class _Trial:
@@ -224,14 +224,14 @@ class _Trial:
             return (state.float() * mask).sum(1) / mask.sum(1)
 
     def plain(self, batch: Batch) -> tuple[Tensor, dict[str, Any]]:
-        """The untouched model, and what its blocks returned; on the way, how well each head is predicted."""
+        """Output of the untouched model, and of its blocks; adds to the sums of how well each head is predicted."""
         names: list[str] = []
 
-        def hear(call: AttentionCall) -> None:
+        def add(call: AttentionCall) -> None:
             names.append(call.name)
             self._fit(call)
 
-        with observe_attention(self.network, hear), _kept(self.network) as outputs:
+        with observe_attention(self.network, add), _block_outputs(self.network) as outputs:
             result = self.run(batch)
         if not names:
             raise ValueError(unrecordable(self.network))
@@ -245,9 +245,9 @@ class _Trial:
             advice = 'Use kind="gaussian" here.'
             expected = "queries that all see the same keys, for a mixture"
             raise ValueError(sentence(f"ablate({call.name})", expected, "a mask or bias that differs by query", advice))
-        seen = call.eta.new_ones(1, 1, 1, dtype=torch.bool) if call.rows is None else call.rows[:, None, :]
+        tokens = call.eta.new_ones(1, 1, 1, dtype=torch.bool) if call.rows is None else call.rows[:, None, :]
         left, whole = (
-            torch.where(seen[..., None], call.output.float() - x, 0.0).double().square().sum((0, 2, 3))
+            torch.where(tokens[..., None], call.output.float() - x, 0.0).double().square().sum((0, 2, 3))
             for x in (mine, mean)
         )
         before = self.sums.get(call.name, (0.0, 0.0))
@@ -257,17 +257,16 @@ class _Trial:
         """The model with these heads replaced; blocks before the first of them return what they returned before."""
 
         def change(call: AttentionCall) -> Tensor | None:
-            chosen = heads.get(call.name)
-            if not chosen:
+            replaced = heads.get(call.name)
+            new = self.approximate(heads_of(call, replaced)) if replaced else None
+            if new is None:  # nothing to replace: the untouched pass has refused what has no approximation
                 return None
-            new = self.approximate(heads_of(call, chosen))
-            assert new is not None  # the untouched pass has refused the others
             out = call.output.clone()
-            out[:, chosen] = new.to(out.dtype)
+            out[:, replaced] = new.to(out.dtype)
             return out
 
         first = {block_of(self.network, name) for name in heads}
-        with replace_attention(self.network, change), _begun_at(self.network, first, outputs):
+        with replace_attention(self.network, change), _skipping_blocks_before(self.network, first, outputs):
             return self.run(batch)
 
     def together(self, read: list[Batch], cells: list[tuple[str, int]]) -> _Score:
@@ -281,12 +280,12 @@ class _Trial:
             total += self.score(batch, plain, self.altered(batch, heads, {}) if heads else plain)
         return total
 
-    def score(self, batch: Batch, plain: Tensor, found: Tensor) -> _Score:
+    def score(self, batch: Batch, plain: Tensor, altered: Tensor) -> _Score:
         if self.measure == "cosine":
-            away = 1 - functional.cosine_similarity(plain.double(), found.double(), -1)
+            away = 1 - functional.cosine_similarity(plain.double(), altered.double(), -1)
             return _Score(float(away.sum()), len(away))
         total = _Score()
-        for ids, mask, logits in zip(batch.input_ids, batch.attention_mask, found, strict=True):
+        for ids, mask, logits in zip(batch.input_ids, batch.attention_mask, altered, strict=True):
             length = int(mask.sum())  # padding is on the right
             target = ids[1:length].to(logits.device)
             loss = functional.cross_entropy(logits[: length - 1].float(), target, reduction="sum")
@@ -304,7 +303,7 @@ class _Trial:
 
 
 def heads_of(call: AttentionCall, heads: list[int]) -> AttentionCall:
-    """The same call with some of its heads only, each with keys of its own."""
+    """The call restricted to these heads, each with keys of its own."""
     group = call.eta.shape[1] // call.key.shape[1]
     shared = [head // group for head in heads]
     return replace(
@@ -318,7 +317,7 @@ def heads_of(call: AttentionCall, heads: list[int]) -> AttentionCall:
 
 
 @contextmanager
-def _kept(network: nn.Module) -> Iterator[dict[str, Any]]:
+def _block_outputs(network: nn.Module) -> Iterator[dict[str, Any]]:
     """What every module that is an element of a list returned, by its path."""
     outputs: dict[str, Any] = {}
     with ExitStack() as stack:
@@ -333,7 +332,7 @@ def _kept(network: nn.Module) -> Iterator[dict[str, Any]]:
 
 
 @contextmanager
-def _begun_at(network: nn.Module, first: set[str | None], outputs: dict[str, Any]) -> Iterator[None]:
+def _skipping_blocks_before(network: nn.Module, first: set[str | None], outputs: dict[str, Any]) -> Iterator[None]:
     """Blocks that come before the first of these, in the order of ``outputs``, return what they returned."""
     earlier: list[str] = []
     for block in outputs:

@@ -1,4 +1,4 @@
-"""The main job: a model reads texts while it is listened to, and a record remains."""
+"""`observe`: a model reads texts, and the record of its heads and hidden states is returned."""
 
 from __future__ import annotations
 
@@ -16,16 +16,14 @@ from cumulant.nn.calls import AttentionCall
 from cumulant.observatory.hooks.unwrap import unwrapped
 from cumulant.observatory.models.load import Loaded
 from cumulant.observatory.models.text_model import require_text_model
-from cumulant.observatory.record.record import TEXTS, Passage, Record
-from cumulant.observatory.record.recorder import UNRECORDED, Recorder, attach, looked_share
-from cumulant.observatory.statistics.stable_hash import uniform
+from cumulant.observatory.record.record import EXCERPTS, Excerpt, Record
+from cumulant.observatory.record.recorder import NOT_RECORDED, Recorder, attach, covariance_share
 from cumulant.observatory.text.texts import Spoiled, Text
 from cumulant.observatory.text.token_strings import pieces
 from cumulant.observatory.text.windows import Batch, batches
 
-LONGEST = 192  # tokens of a passage that are kept for the page
-FEW = 1000  # below this a record says so
-MOVED = 1 / 16  # share of the windows that are perturbed
+EXCERPT_TOKENS = 192  # of an excerpt
+MIN_TOKENS_FOR_VERDICT = 1000  # below this a record has a note
 Progress = Callable[[int], None]
 
 
@@ -42,7 +40,6 @@ def observe(
     hidden_states: bool = True,
     alter: Callable[[AttentionCall], AttentionCall] | None = None,
     progress: Progress | None = None,
-    meta: dict | None = None,
     spoiled: list[Spoiled] | None = None,
 ) -> Record:
     """Let a model read texts and keep the law of its heads and of its hidden states.
@@ -57,7 +54,7 @@ def observe(
     spoiled     takes the texts that the tokenizer cannot read, which are then left out; without it they are refused
 
     Memory does not grow with the length of the texts. An interrupt (Ctrl-C) ends the reading and gives the record so
-    far, with ``meta["complete"]`` false.
+    far, with ``meta.complete`` false.
     """
     network, tokenizer = (model.model, model.tokenizer) if isinstance(model, Loaded) else (model, tokenizer)
     network = unwrapped(network)
@@ -68,16 +65,22 @@ def observe(
     limits = {"max_length": max_length, "batch_size": batch_size, "max_tokens": max_tokens}
     stream = batches(texts, tokenizer, **limits, spoiled=spoiled)
     device = next(network.parameters()).device
-    passages: dict[int, Passage] = {}  # by the number of the text, as batches are sorted by length
+    excerpts: dict[int, Excerpt] = {}  # by the number of the text, as batches are sorted by length
     tokens = sequences = 0
     complete = True
     with attach(network, quantities, seed=seed, hidden_states=hidden_states, alter=alter) as recorder:
         try:
             for batch in stream:
-                _place(recorder, batch, looked_share(batch_size, max_length))
+                first = (batch.text_number < EXCERPTS) & (batch.offset == 0)
+                recorder.batch(
+                    batch.text_index,
+                    batch.offset,
+                    excerpts=first.nonzero()[:, 0].tolist(),
+                    covariance_share=covariance_share(batch_size, max_length),
+                )
                 with torch.inference_mode():
                     network(**batch.inputs(device), **_decoder(network, batch, device))
-                passages |= _passages(recorder, batch, tokenizer)
+                excerpts |= _excerpts(recorder, batch, tokenizer)
                 tokens, sequences = tokens + batch.tokens, sequences + len(batch.names)
                 if progress is not None:
                     progress(batch.tokens)
@@ -86,58 +89,41 @@ def observe(
             if not recorder.parts:
                 raise
         record = recorder.record()
-    told = {
-        "model": model.name if isinstance(model, Loaded) else type(network).__name__,
-        "model_class": type(network).__name__,
-        "fingerprint": model.fingerprint if isinstance(model, Loaded) else "",
-        "source": model.source if isinstance(model, Loaded) else "",
-        "notes": [*(model.notes if isinstance(model, Loaded) else ()), *unrecorded(record), *small(tokens)],
-        "tokens": tokens,
-        "sequences": sequences,
-        "skipped": stream.skipped,
-        "max_length": max_length,
-        "batch_size": batch_size,
-        "seed": seed,
-        "complete": complete,
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "versions": versions("torch", "transformers", "tokenizers", "safetensors"),
-    }
-    shown = tuple(passages[number] for number in sorted(passages))
-    return replace(record, passages=shown, meta=record.meta | told | (meta or {}))
+    loaded = model if isinstance(model, Loaded) else None
+    meta = replace(
+        record.meta,
+        model=loaded.name if loaded else type(network).__name__,
+        fingerprint=loaded.fingerprint if loaded else "",
+        source=loaded.source if loaded else "",
+        notes=(*(loaded.notes if loaded else ()), *bypass_notes(record), *few_tokens_notes(tokens)),
+        tokens=tokens,
+        sequences=sequences,
+        skipped=stream.skipped,
+        max_length=max_length,
+        batch_size=batch_size,
+        seed=seed,
+        complete=complete,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        versions=versions("torch", "transformers", "tokenizers", "safetensors"),
+    )
+    return replace(record, excerpts=tuple(excerpts[number] for number in sorted(excerpts)), meta=meta)
 
 
-def unrecorded(record: Record) -> list[str]:
-    """What a record says of attention that is not in it."""
-    names = [name for name, note in record.meta["layer_notes"].items() if note == UNRECORDED]
+def bypass_notes(record: Record) -> list[str]:
+    """A note on attention that is not in a record."""
+    names = [name for name, note in record.meta.layer_notes.items() if note == NOT_RECORDED]
     if not names:
         return []
-    shown = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
-    how = "does" if len(names) == 1 else "do"
-    return [f"{len(names)} attention modules {how} not go through transformers' interface and are not here: {shown}"]
+    first = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
+    verb = "does" if len(names) == 1 else "do"
+    return [f"{len(names)} attention modules {verb} not go through transformers' interface and are not here: {first}"]
 
 
-def small(tokens: int) -> list[str]:
-    """What a record of few tokens says of itself."""
-    if tokens >= FEW:
+def few_tokens_notes(tokens: int) -> list[str]:
+    """A note on a record of few tokens."""
+    if tokens >= MIN_TOKENS_FOR_VERDICT:
         return []
     return [f"only {tokens} tokens were read: take no verdict from them, they need some thousands"]
-
-
-def _place(recorder: Recorder, batch: Batch, share: float) -> None:
-    """Tell the recorder what it listens to: samples depend on it and on nothing else, and the first passages are kept.
-
-    share  of the windows from which directions and covariances of hidden states are taken
-    """
-    recorder.texts, recorder.offsets = batch.text_index, batch.offset
-    first = (batch.text_number < TEXTS) & (batch.offset == 0)
-    recorder.keep = tuple(first.nonzero()[:, 0].tolist())
-    recorder.shown = {}
-    if recorder.watch is not None:
-        # windows of one text are different sequences
-        names = batch.text_index * 1_000_003 + batch.offset
-        first = (batch.text_index == 0) & (batch.offset == 0)
-        some, moved = (uniform(recorder.seed, names, torch.tensor(which)) for which in (-1, -2))
-        recorder.watch.expect(texts=names, sampled=(some < share) | first, perturbed=(moved < MOVED) | first)
 
 
 def _decoder(network: nn.Module, batch: Batch, device: torch.device) -> dict:
@@ -153,15 +139,15 @@ def _decoder(network: nn.Module, batch: Batch, device: torch.device) -> dict:
     return {"decoder_input_ids": ids.to(device), "decoder_attention_mask": mask.to(device)}
 
 
-def _passages(recorder: Recorder, batch: Batch, tokenizer: Any) -> dict[int, Passage]:
+def _excerpts(recorder: Recorder, batch: Batch, tokenizer: Any) -> dict[int, Excerpt]:
     out = {}
-    for sequence, values in sorted(recorder.shown.items()):
-        length = min(LONGEST, int(batch.attention_mask[sequence].sum()))
-        shown = tuple(pieces(tokenizer, batch.input_ids[sequence, :length].tolist()))
-        whole = batch.input_ids.shape[1]
-        kept = {
+    whole = batch.input_ids.shape[1]
+    for sequence, values in sorted(recorder.token_values.items()):
+        length = min(EXCERPT_TOKENS, int(batch.attention_mask[sequence].sum()))
+        tokens = tuple(pieces(tokenizer, batch.input_ids[sequence, :length].tolist()))
+        cut = {
             quantity: {name: t[:, :length].contiguous() for name, t in by_layer.items() if t.shape[1] == whole}
             for quantity, by_layer in values.items()
         }
-        out[int(batch.text_number[sequence])] = Passage(batch.names[sequence], shown, kept)
+        out[int(batch.text_number[sequence])] = Excerpt(batch.names[sequence], tokens, cut)
     return out

@@ -32,23 +32,23 @@ from cumulant.observatory.text.corpus import Corpus
 from cumulant.observatory.text.texts import Text
 
 STEP = re.compile(r"(?:step|checkpoint)-(\d+)")
-KEPT = re.compile(r"step-\d{6,}")
+STEP_RECORD = re.compile(r"step-\d{6,}")
 SETTINGS = "settings.json"
-NAMED = f"series/{SETTINGS}"  # in the manifest
-SHOWN = ("series.parquet", PAGE)
+SETTINGS_PATH = f"series/{SETTINGS}"  # in the manifest
+OUTPUTS = ("series.parquet", PAGE)
 TOKENS = 4000  # that are read at every step, unless others are asked for
-# what may differ between steps of one training
-PASSING = {"step", "transformers_version", "_name_or_path", "torch_dtype", "dtype", "use_cache"}
+# entries of a configuration that may differ between steps of one training
+VARYING = {"step", "transformers_version", "_name_or_path", "torch_dtype", "dtype", "use_cache"}
 
 
-class Step(NamedTuple):
-    """A checkpoint: the updates it has seen, and where it lies."""
+class CheckpointDirectory(NamedTuple):
+    """A checkpoint on disk: the number of updates it has had, and its path."""
 
     number: int
     path: Path
 
 
-class Settings(NamedTuple):
+class SeriesSettings(NamedTuple):
     """What the records of a series have in common, and what a series that goes on must have in common with itself.
 
     text        `Corpus.identity` of what is read
@@ -73,17 +73,19 @@ class Series(NamedTuple):
     complete: bool
 
 
-def find_steps(directory: str | Path) -> tuple[Step, ...]:
+def find_steps(directory: str | Path) -> tuple[CheckpointDirectory, ...]:
     """The checkpoints in a directory, by their numbers; one sentence if there are none or two have one number."""
-    place = Path(directory).expanduser()
-    if not place.is_dir():
-        got = f"the file {place}" if place.is_file() else f"no such directory {str(place)!r}"
+    directory = Path(directory).expanduser()
+    if not directory.is_dir():
+        got = f"the file {directory}" if directory.is_file() else f"no such directory {str(directory)!r}"
         raise ValueError(sentence("--checkpoints", "a directory with steps", got, "Check the path."))
-    found = [Step(int(m[1]), path) for path in sorted(place.iterdir()) if (m := STEP.fullmatch(path.name))]
-    steps = sorted((step for step in found if step.path.is_dir()), key=lambda step: step.number)
+    named = [
+        CheckpointDirectory(int(m[1]), path) for path in sorted(directory.iterdir()) if (m := STEP.fullmatch(path.name))
+    ]
+    steps = sorted((step for step in named if step.path.is_dir()), key=lambda step: step.number)
     if not steps:
-        expected, got = "step-N or checkpoint-N directories", f"none in {place}"
-        raise ValueError(sentence("--checkpoints", expected, got, _deeper(place)))
+        expected, got = "step-N or checkpoint-N directories", f"none in {directory}"
+        raise ValueError(sentence("--checkpoints", expected, got, _advice(directory)))
     for one, other in pairwise(steps):
         if one.number == other.number:
             got = f"{one.path.name} and {other.path.name}"
@@ -91,14 +93,14 @@ def find_steps(directory: str | Path) -> tuple[Step, ...]:
     return tuple(steps)
 
 
-def _deeper(place: Path) -> str:
-    """Where steps are, if they lie further down."""
-    below = (path.parent for path in sorted(place.glob("*/*/step-*")) + sorted(place.glob("*/checkpoint-*")))
+def _advice(directory: Path) -> str:
+    """To name a directory further down, if there are steps in one."""
+    below = (path.parent for path in sorted(directory.glob("*/*/step-*")) + sorted(directory.glob("*/checkpoint-*")))
     names = list(dict.fromkeys(str(path) for path in below))
     return f"Name one training: {', '.join(names[:4])}{', …' if len(names) > 4 else ''}." if names else "Name another."
 
 
-def agreed_model(steps: tuple[Step, ...]) -> str:
+def agreed_model(steps: tuple[CheckpointDirectory, ...]) -> str:
     """sha256 of what the configurations of all steps say alike; steps of different models are refused."""
     configs = {step: _configuration(step) for step in steps}
     first = configs[steps[0]]
@@ -110,11 +112,11 @@ def agreed_model(steps: tuple[Step, ...]) -> str:
     return hashlib.sha256(json.dumps(first, sort_keys=True).encode()).hexdigest()
 
 
-def _configuration(step: Step) -> dict[str, Any]:
+def _configuration(step: CheckpointDirectory) -> dict[str, Any]:
     path = step.path / "config.json"
     try:
         config = json.loads(path.read_bytes())
-        return {key: value for key, value in config.items() if key not in PASSING}
+        return {key: value for key, value in config.items() if key not in VARYING}
     except FileNotFoundError:
         got = f"{step.path.name} without one"
     except UNREADABLE:
@@ -122,48 +124,49 @@ def _configuration(step: Step) -> dict[str, Any]:
     raise ValueError(sentence("--checkpoints", "config.json in every step", got, "Complete the step, or move it away."))
 
 
-def claim_series(place: Path, settings: Settings, *, resume: bool, force: bool) -> None:
-    """Make room for a series, or check that the one that is there was made in the same way."""
-    path = place / "series" / SETTINGS
+def claim_series(output_dir: Path, settings: SeriesSettings, *, resume: bool, force: bool) -> None:
+    """Prepare a directory for a series, or check that the one in it was made in the same way."""
+    path = output_dir / "series" / SETTINGS
     if not path.is_file():
-        claim_directory(place)
+        claim_directory(output_dir)
     elif force:
-        _delete_series(place)
+        _delete_series(output_dir)
     elif resume:
         _require_same(path, settings)
-        require_ours(place, (*SHOWN, NAMED))
+        require_ours(output_dir, (*OUTPUTS, SETTINGS_PATH))
         return
     else:
-        got, advice = f"{place}, one with a series", "Pass --resume to go on with it, or --force to start anew."
+        got, advice = f"{output_dir}, one with a series", "Pass --resume to go on with it, or --force to start anew."
         raise ValueError(sentence("--out", "a new or empty directory", got, advice))
     path.parent.mkdir(parents=True, exist_ok=True)
-    with writing(place, NAMED):
+    with writing(output_dir, SETTINGS_PATH):
         write(path, json.dumps(settings._asdict(), indent=1) + "\n")
 
 
-def _delete_series(place: Path) -> None:
-    """Delete what a series has written, and nothing else: first all is looked at, then it is deleted."""
-    kept = [path for path in sorted((place / "series").iterdir()) if KEPT.fullmatch(path.name) and path.is_dir()]
-    require_ours(place, (*SHOWN, NAMED))
-    for path in kept:
+def _delete_series(output_dir: Path) -> None:
+    """Delete what a series has written, and nothing else; all is checked before anything is deleted."""
+    named = [path for path in sorted((output_dir / "series").iterdir()) if STEP_RECORD.fullmatch(path.name)]
+    records = [path for path in named if path.is_dir()]
+    require_ours(output_dir, (*OUTPUTS, SETTINGS_PATH))
+    for path in records:
         require_ours(path, (MOMENTS, RECORD))
-    for path in kept:
+    for path in records:
         remove(path, (MOMENTS, RECORD))
-    remove(place, (*SHOWN, NAMED))
+    remove(output_dir, (*OUTPUTS, SETTINGS_PATH))
 
 
-def abandon_series(place: Path, *, existed: bool) -> None:
-    """Leave nothing of a series that failed before its first step was read, so that a corrected one may begin."""
-    series = place / "series"
+def abandon_series(output_dir: Path, *, existed: bool) -> None:
+    """Delete a series that failed before its first step was read, so that a corrected one may begin."""
+    series = output_dir / "series"
     if series.is_dir() and [path.name for path in series.iterdir()] == [SETTINGS]:
         with suppress(OSError, ValueError):  # what is not ours stays, and so do directories with others' files
-            remove(place, [NAMED])
+            remove(output_dir, [SETTINGS_PATH])
             series.rmdir()
             if not existed:
-                place.rmdir()
+                output_dir.rmdir()
 
 
-def _require_same(path: Path, settings: Settings) -> None:
+def _require_same(path: Path, settings: SeriesSettings) -> None:
     try:
         before = json.loads(path.read_text(encoding="utf-8"))
         different = [name for name, value in _plain(settings).items() if before[name] != value]
@@ -177,64 +180,70 @@ def _require_same(path: Path, settings: Settings) -> None:
         raise ValueError(sentence("--resume", "the settings of the series", got, advice))
 
 
-def _plain(settings: Settings) -> dict:
+def _plain(settings: SeriesSettings) -> dict:
     return json.loads(json.dumps(settings._asdict()))
 
 
-Watch = Callable[[Step, int, int], Any]  # step, which, of how many → context manager that gives a Progress or None
+# step, which, of how many → context manager of a Progress or None
+Watch = Callable[[CheckpointDirectory, int, int], Any]
 
 
 def observe_series(
-    steps: tuple[Step, ...],
-    place: Path,
+    steps: tuple[CheckpointDirectory, ...],
+    output_dir: Path,
     corpus: Corpus,
-    settings: Settings,
+    settings: SeriesSettings,
     *,
     device: str = "cpu",
     allow_pickle: bool = False,
-    told: dict | None = None,
+    meta: dict[str, Any] | None = None,
     watch: Watch | None = None,
 ) -> Series:
-    """Let the model of every step read the same text; keep each record in ``place`` before the next begins.
+    """Observe the model of every step on the same text; each record is saved in ``output_dir`` before the next begins.
 
-    told   what else the records say of themselves
+    meta   fields of `Meta` that all records have in common
     watch  called with each step before it is read, for a bar; gives a context manager around a `Progress`
 
-    A step that is kept must have the weights that it had. An interrupt (Ctrl-C) gives the steps that are finished.
+    A step that is there must have the weights that it had. An interrupt (Ctrl-C) gives the steps that are finished.
     """
     records: dict[int, Record] = {}
     for which, step in enumerate(steps):
-        kept = place / "series" / f"step-{step.number:06d}"
-        record = _kept(kept, step, allow_pickle)
+        path = output_dir / "series" / f"step-{step.number:06d}"
+        record = _stored(path, step, allow_pickle)
         if record is None:
             with (watch or _silent)(step, which, len(steps)) as progress:
                 record = _observe_step(step, corpus, settings, device, allow_pickle, progress)
-            if not record.meta["complete"]:
+            if not record.meta.complete:
                 return Series(records, complete=False)
-            replace(record, meta=record.meta | (told or {})).save(kept)
-            record = Record.load(kept)  # as a run that goes on will see it
+            replace(record, meta=replace(record.meta, **(meta or {}))).save(path)
+            record = Record.load(path)  # as a run that goes on will see it
         require_alike(records, record, step)
         records[step.number] = record
     return Series(records, complete=True)
 
 
 @contextmanager
-def _silent(step: Step, which: int, total: int) -> Iterator[Progress | None]:
+def _silent(step: CheckpointDirectory, which: int, total: int) -> Iterator[Progress | None]:
     yield None
 
 
-def _kept(place: Path, step: Step, allow_pickle: bool) -> Record | None:
-    if not (place / "record.json").is_file():
+def _stored(path: Path, step: CheckpointDirectory, allow_pickle: bool) -> Record | None:
+    if not (path / RECORD).is_file():
         return None
-    record = Record.load(place)
-    if record.meta.get("fingerprint") != fingerprint_of(step.path, allow_pickle=allow_pickle):
+    record = Record.load(path)
+    if record.meta.fingerprint != fingerprint_of(step.path, allow_pickle=allow_pickle):
         got, advice = f"{step.path.name} with others", "Pass --force to observe all steps anew."
         raise ValueError(sentence("--resume", "the weights that were observed", got, advice))
     return record
 
 
 def _observe_step(
-    step: Step, corpus: Corpus, settings: Settings, device: str, allow_pickle: bool, progress: Progress | None
+    step: CheckpointDirectory,
+    corpus: Corpus,
+    settings: SeriesSettings,
+    device: str,
+    allow_pickle: bool,
+    progress: Progress | None,
 ) -> Record:
     loaded = load(step.path, device=device, dtype=settings.dtype, allow_pickle=allow_pickle)
     tokenizer = loaded.tokenizer or read_tokenizer(step.path.parent)
@@ -256,8 +265,8 @@ def _observe_step(
         spoiled=[],
     )
     record = with_weights(record, loaded.model)
-    more = {"step": step.number, "text_hash": read.hexdigest(), "dimension": dimension(loaded.model)}
-    return replace(record, meta=record.meta | more)
+    own = {"step": step.number, "text_hash": read.hexdigest(), "dimension": dimension(loaded.model)}
+    return replace(record, meta=replace(record.meta, **own))
 
 
 def _hashed(texts: Iterator[Text], into) -> Iterator[Text]:
@@ -266,11 +275,11 @@ def _hashed(texts: Iterator[Text], into) -> Iterator[Text]:
         yield text
 
 
-def require_alike(records: dict[int, Record], record: Record, step: Step) -> None:
+def require_alike(records: dict[int, Record], record: Record, step: CheckpointDirectory) -> None:
     """The same heads and the same text as at the first step."""
     first = next(iter(records.values()), record)
     same = {"heads": [layer[:4] for layer in first.layers] == [layer[:4] for layer in record.layers]}
-    same["text"] = first.meta.get("text_hash") == record.meta.get("text_hash")
+    same["text"] = first.meta.text_hash == record.meta.text_hash
     for what, holds in same.items():
         if not holds:
             got, advice = f"another at {step.path.name}", "Pass --force to observe all steps anew."
@@ -286,6 +295,6 @@ def longest(loaded: Loaded) -> int:
 
 
 def dimension(model: nn.Module) -> int | None:
-    """Channels of the stream, as a configuration says it."""
-    found = (getattr(getattr(model, "config", None), name, None) for name in ("hidden_size", "dim"))
-    return next((int(n) for n in found if n), None)
+    """Channels of the residual stream, from the configuration of a model."""
+    sizes = (getattr(getattr(model, "config", None), name, None) for name in ("hidden_size", "dim"))
+    return next((int(n) for n in sizes if n), None)

@@ -94,11 +94,11 @@ def finished_record(directory: Path, corpus: Corpus, plan: str) -> Record | None
     if not (directory / "record.json").is_file():
         raise ValueError(sentence("--resume", expected, f"{directory}, one that holds other files", "Name another."))
     record = Record.load(directory)
-    if record.meta.get("plan") != plan or not record.meta.get("complete"):
+    if record.meta.plan != plan or not record.meta.complete:
         got = f"{directory}, which holds the record of another run"
         raise ValueError(sentence("--resume", expected, got, AGAIN))
-    hashes = (hash_of(shard, corpus.column) for shard in corpus.shards[: record.meta["shards"]])
-    if hash_of_all(hashes) != record.meta["text_hash"]:
+    hashes = (hash_of(shard, corpus.column) for shard in corpus.shards[: record.meta.shards])
+    if hash_of_all(hashes) != record.meta.text_hash:
         raise ValueError(sentence("--resume", f"the text that {directory} was made of", "another", AGAIN))
     return record
 

@@ -56,7 +56,7 @@ def observe_on_ray(
     Files and model must be found by the actors under the same names; relative ones are taken from the working directory
     of this process. A worker that dies is replaced and its shard read again. A shard that fails is named in the error
     at the end; the others are in the store by then, as they are after an interrupt (Ctrl-C), which gives the record so
-    far with ``meta["complete"]`` false.
+    far with ``meta.complete`` false.
     """
     if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 1):
         advice = "Give how many actors read at once."

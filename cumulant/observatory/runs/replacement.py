@@ -1,4 +1,4 @@
-"""What a head would be if its keys were Gaussian, or a few Gaussians: `cumulant.nn.closures` in the place of a call."""
+"""Gaussian approximations of the heads of an attention call: `cumulant.nn.closures` on its queries, keys and values."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from cumulant.nn.closures import DifferentKeysError, approximate_by_gaussian, ap
 
 
 def gaussian_output(call: AttentionCall) -> Tensor:
-    """Every head with one Gaussian in the place of the keys a query sees, (batch, heads, q, e).  S1-C1"""
+    """Output of every head if the visible keys are replaced by one Gaussian, (batch, heads, q, e).  S1-C1"""
     _require_linear("gaussian_output", call)
     return approximate_by_gaussian(call.eta, call.key, call.value, **call.support.arguments())
 
 
 def mixture_output(call: AttentionCall, components: int, seed: int = 0) -> Tensor | None:
-    """Every head with a few Gaussians in the place of its keys, from k-means on them.  S1-P2′
+    """Output of every head if its keys are replaced by a few Gaussians, from k-means on them.  S1-P2′
 
     components  how many at most; 1 is `gaussian_output`
     seed        of the first centres; they do not depend on the other sequences of the batch

@@ -17,7 +17,7 @@ from rich.progress import Progress as Bar
 from cumulant.checks import sentence
 from cumulant.observatory.models.load import Loaded
 from cumulant.observatory.record.manifest import MOMENTS, RECORD, WRITTEN, delete_shards, remove
-from cumulant.observatory.record.record import UNREADABLE, Record, null_places
+from cumulant.observatory.record.record import UNREADABLE, Record, null_directories
 from cumulant.observatory.runs.observe import Progress, observe
 from cumulant.observatory.runs.shards import Job, observe_corpus
 from cumulant.observatory.runs.store import Store
@@ -51,7 +51,8 @@ def from_stream(errors: Console, loaded: Loaded, job: Job, sources: list[str], m
             seed=job.seed,
             progress=progress,
         )
-    return replace(with_weights(record, loaded.model), meta=record.meta | {"text_hash": texts.sha256})
+    record = with_weights(record, loaded.model)
+    return replace(record, meta=replace(record.meta, text_hash=texts.sha256))
 
 
 @dataclass
@@ -88,7 +89,7 @@ class Run:
         with _bar(self.errors, model.name, store.job, store.max_tokens) as progress:
             record = self._read(store, model, progress)
         record = record if store.job.null == "shuffled" else with_weights(record, model.model)
-        record = replace(record, meta=record.meta | (told or {}))
+        record = replace(record, meta=replace(record.meta, **(told or {})))
         if store is self.stores[0]:
             forget(store.directory, None if self.force else store.plan)
         record.save(store.directory)
@@ -130,7 +131,7 @@ def forget(directory: Path, plan: str | None) -> None:
         before = None
     if plan is not None and plan == before:
         return
-    for place in null_places(directory).values():
+    for place in null_directories(directory).values():
         delete_shards(place)
         with suppress(FileNotFoundError):
             (place / "shards").rmdir()
@@ -140,7 +141,7 @@ def forget(directory: Path, plan: str | None) -> None:
 
 def null_tokens(record: Record, max_tokens: int | None) -> int:
     """How much a null reads: a part of what the model was to read, or has read if that was everything."""
-    whole = record.meta["tokens"] if max_tokens is None else max_tokens
+    whole = record.meta.tokens if max_tokens is None else max_tokens
     return min(whole, max(LEAST, whole // NULL_SHARE))
 
 

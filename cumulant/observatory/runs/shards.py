@@ -16,7 +16,7 @@ from cumulant.observatory.models.load import Loaded, load, random_twin
 from cumulant.observatory.models.text_model import require_text_model
 from cumulant.observatory.record.record import Record
 from cumulant.observatory.runs.nulls import shuffled
-from cumulant.observatory.runs.observe import Progress, observe, unrecorded
+from cumulant.observatory.runs.observe import Progress, bypass_notes, observe
 from cumulant.observatory.text.corpus import Corpus, Shard, hash_of, texts_of
 from cumulant.observatory.text.texts import Spoiled
 from cumulant.observatory.text.windows import NoTokens, batches, special_tokens
@@ -84,7 +84,7 @@ def observe_shard(
 
     budget  tokens at most; the last window is cut to fit. None: all
 
-    An interrupt (Ctrl-C) ends the reading as in `observe`: the record then has ``meta["complete"]`` false.
+    An interrupt (Ctrl-C) ends the reading as in `observe`: the record then has ``meta.complete`` false.
     """
     spoiled: list[Spoiled] = []
     texts = texts_of(shard, column, spoiled)
@@ -106,10 +106,9 @@ def observe_shard(
     except NoTokens as nothing:
         return Observed(None, texts.sha256(), 0, 0, tuple(spoiled), nothing.skipped)
     meta = record.meta
-    notes = [*loaded.notes, *unrecorded(record)]
-    kept = {k: v for k, v in meta.items() if k not in ("created", "notes")} | {"notes": notes}
-    counts = meta["tokens"], meta["sequences"]
-    return Observed(replace(record, meta=kept), texts.sha256(), *counts, tuple(spoiled), meta["skipped"])
+    plain = replace(meta, created="", notes=(*loaded.notes, *bypass_notes(record)))
+    counts = meta.tokens, meta.sequences
+    return Observed(replace(record, meta=plain), texts.sha256(), *counts, tuple(spoiled), meta.skipped)
 
 
 def count_tokens(model: Any, job: Job, shard: Shard, column: str | None, budget: int | None) -> int:
@@ -161,7 +160,7 @@ def observe_corpus(
     progress    called with numbers of tokens that are done, those of earlier runs among them
 
     A shard that is kept already is only hashed: a text that has changed is refused. An interrupt (Ctrl-C) gives the
-    record so far, with ``meta["complete"]`` false; the shards that were finished stay for the next run.
+    record so far, with ``meta.complete`` false; the shards that were finished stay for the next run.
     """
     left = max_tokens
     begun: Observed | None = None
@@ -185,7 +184,7 @@ def observe_corpus(
             else:
                 found = observe_shard(loaded, job, shard, corpus.column, left, progress)
                 tokens = found.tokens
-                if found.record is not None and not found.record.meta["complete"]:
+                if found.record is not None and not found.record.meta.complete:
                     begun, complete = found, False
                     break
                 store.keep(shard.ordinal, found, left)

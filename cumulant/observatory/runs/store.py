@@ -24,12 +24,12 @@ from cumulant.observatory.record.manifest import (
     ENDED,
     PLAN,
     delete_shards,
+    is_shard,
     own_shards,
-    shard_place,
     sweep_shards,
 )
 from cumulant.observatory.record.record import UNREADABLE, Record, claim_directory, require_replaceable
-from cumulant.observatory.runs.observe import small
+from cumulant.observatory.runs.observe import few_tokens_notes
 from cumulant.observatory.runs.plan import AGAIN, FORMAT, finished_record, hash_of_all, identity, plan_of, require_same
 from cumulant.observatory.runs.shards import Job, Observed, key_of
 from cumulant.observatory.text.corpus import Corpus
@@ -177,19 +177,20 @@ class Store:
         spoiled, skipped = sum(finished.spoiled for finished in done), sum(finished.skipped for finished in done)
         if record is None:
             raise ValueError(_nothing(spoiled, documents, skipped))
-        told = {
-            "model": self.job.model,
-            "notes": [*record.meta.get("notes", []), *small(record.meta["tokens"])],
-            "skipped": skipped,
-            "spoiled": spoiled,
-            "spoiled_documents": [document._asdict() for document in documents[:LISTED]],
-            "shards": len(done),
-            "text_hash": hash_of_all(finished.text_hash for finished in done),
-            "plan": self.plan,
-            "complete": complete,
-            "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        }
-        return replace(record, meta=record.meta | told)
+        meta = replace(
+            record.meta,
+            model=self.job.model,
+            notes=(*record.meta.notes, *few_tokens_notes(record.meta.tokens)),
+            skipped=skipped,
+            unreadable=spoiled,
+            unreadable_documents=tuple({"name": d.name, "reason": d.why} for d in documents[:LISTED]),
+            shards=len(done),
+            text_hash=hash_of_all(finished.text_hash for finished in done),
+            plan=self.plan,
+            complete=complete,
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+        )
+        return replace(record, meta=meta)
 
     def clear(self) -> None:
         """Delete the shards, when the record of the run is on the disk: first say that it has ended, then delete."""
@@ -272,7 +273,7 @@ class Store:
     def _find(self) -> None:
         """Read what is there; remove what was not finished or cannot be read."""
         sweep_shards(self.directory)
-        places = [place for place in sorted(self.shards.iterdir()) if shard_place(place)]
+        places = [place for place in sorted(self.shards.iterdir()) if is_shard(place)]
         for place in reversed([place for place in places if place.name.startswith("until-")]):
             told = self._read(place)
             if told is not None and not self.merged_until:

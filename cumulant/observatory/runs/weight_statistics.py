@@ -18,19 +18,18 @@ def with_weights(record: Record, model: nn.Module) -> Record:
     numbers: dict[str, Tensor] = {}
     reasons: dict[str, str] = {}
     for layer in record.layers:
-        found = head_weights(model, layer.name)
-        if not isinstance(found, HeadWeights):
-            reasons[layer.name] = found.reason
+        weights = head_weights(model, layer.name)
+        if not isinstance(weights, HeadWeights):
+            reasons[layer.name] = weights.reason
             continue
-        if found.crossed:
+        if weights.crossed:
             continue  # queries and keys live in different streams: no gradient of one function of one state
-        tied = gradientness(found.query, found.key, found.value, found.output)
-        numbers[f"{layer.name}/gradientness"] = tied
+        cosine = gradientness(weights.query, weights.key, weights.value, weights.output)
+        numbers[f"{layer.name}/gradientness"] = cosine
         block = block_of(model, layer.name)
-        covariance = None if block is None else read_covariance(record.hidden, record.meta.get("places", []), block)
-        if covariance is not None and covariance.shape[0] == found.query.shape[-1] and not found.hidden:
-            if found.passed is not None:  # covariances behind a norm are kept without its gain
-                covariance = found.passed[:, None] * covariance * found.passed
-            numbers[f"{layer.name}/ascent_index"] = ascent_index(found, covariance, layer.scale)
-    meta = record.meta | {"weights_unknown": reasons}
-    return replace(record, weights=numbers, meta=meta)
+        covariance = None if block is None else read_covariance(record.hidden, record.meta.stages, block)
+        if covariance is not None and covariance.shape[0] == weights.query.shape[-1] and not weights.hidden:
+            if weights.passed is not None:  # covariances behind a norm are kept without its gain
+                covariance = weights.passed[:, None] * covariance * weights.passed
+            numbers[f"{layer.name}/ascent_index"] = ascent_index(weights, covariance, layer.scale)
+    return replace(record, weights=numbers, meta=replace(record.meta, unknown_weights=reasons))

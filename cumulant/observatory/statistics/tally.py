@@ -28,7 +28,7 @@ class Tally:
     square    (cells,)             Σ (x − mean)²
     low, high (cells,)             extremes; +inf and −inf of nothing
     histogram (cells, BINS)        counts by magnitude
-    place_count, place_sum  (cells, POSITIONS)   counts and sums by position in the sequence
+    position_count, position_sum  (cells, POSITIONS)   counts and sums by position in the sequence
     """
 
     count: Tensor
@@ -37,8 +37,8 @@ class Tally:
     low: Tensor
     high: Tensor
     histogram: Tensor
-    place_count: Tensor
-    place_sum: Tensor
+    position_count: Tensor
+    position_sum: Tensor
 
     @classmethod
     def empty(cls, cells: int) -> Tally:
@@ -91,8 +91,8 @@ class Tally:
             torch.minimum(self.low, other.low),
             torch.maximum(self.high, other.high),
             self.histogram + other.histogram,
-            self.place_count + other.place_count,
-            self.place_sum + other.place_sum,
+            self.position_count + other.position_count,
+            self.position_sum + other.position_sum,
         )
 
     @property
@@ -115,7 +115,7 @@ class Tally:
     @property
     def by_place(self) -> Tensor:
         """Means by position, (cells, POSITIONS); NaN where nothing was seen."""
-        return torch.where(self.place_count > 0, self.place_sum / self.place_count.clamp_min(1), torch.nan)
+        return torch.where(self.position_count > 0, self.position_sum / self.position_count.clamp_min(1), torch.nan)
 
     def tensors(self) -> dict[str, Tensor]:
         return {f.name: getattr(self, f.name) for f in fields(self)}

@@ -44,26 +44,26 @@ def _observed() -> dict[str, Any]:
 
 @check("M1", "the law of hidden states over the layers of a trained model")
 def hidden_states(inputs: RandomInputs) -> Iterator[Evidence]:
-    from cumulant.observatory.report.layer_table import layer_rows, layer_spectra
+    from cumulant.observatory.report.layer_table import layer_spectra, layer_table
     from cumulant.special import effective_rank
 
-    result = _observed()
-    record, states = result["record"], result["states"]
-    rows = [r for r in layer_rows(record.hidden, record.meta["places"]) if r["stage"] == "out"]
-    spectra = layer_spectra(record.hidden, record.meta["places"])
+    found = _observed()
+    record, states = found["record"], found["states"]
+    rows = [row for row in layer_table(record) if row.stage == "out"]
+    spectra = layer_spectra(record.hidden, record.meta.stages)
     for index in (0, len(rows) - 1):
         state = states[index + 1]
         size = np.sqrt((state**2).mean(1))
-        yield agrees(f"block {index}: mean of |x|/√D", float(rows[index]["size_mean"]), size.mean(), 1e-4)
+        yield agrees(f"block {index}: mean of |x|/√D", rows[index].rms.value, size.mean(), 1e-4)
         spread = np.linalg.eigvalsh(np.cov(state.T, bias=True)).clip(0)
         share = spread / spread.sum()
         rank = np.exp(-(share[share > 0] * np.log(share[share > 0])).sum())
-        ours = float(effective_rank(torch.tensor(spectra[f"{rows[index]['block']}/out"])))
+        ours = float(effective_rank(torch.tensor(spectra[f"{rows[index].block}/out"])))
         yield agrees(f"block {index}: effective rank", ours / rank, 1.0, 1e-2)
-    ratio = [float(row["sliced_w2"]) / float(row["sliced_w2_null"]) for row in rows]
+    ratio = [row.sliced_w2.value / row.sliced_w2.null for row in rows]
     yield measured("distance to a Gaussian after the first block, in units of a Gaussian sample's", ratio[0])
     yield measured("the same after the last block", ratio[-1])
-    beyond = all(float(row["sliced_w2"]) > float(row["sliced_w2_null_high"]) for row in rows)
+    beyond = all(row.sliced_w2.value > row.sliced_w2.null_high for row in rows)
     yield true("no block lies within the band of Gaussian samples: the states are not Gaussian", beyond)
 
 
@@ -112,5 +112,5 @@ def linear_link(inputs: RandomInputs) -> Iterator[Evidence]:
 def _fits(record: Any, name: str) -> np.ndarray:
     from cumulant.observatory.report.tables import head_rows
 
-    values = [row.get(name) for row in head_rows(record)]
+    values = [row.value(name) for row in head_rows(record)]
     return np.array([v for v in values if v is not None])

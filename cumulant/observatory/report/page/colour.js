@@ -1,4 +1,4 @@
-// Scales that rise in lightness, so that they read without hue, and one that parts at zero.
+// Colour scales: sequential ones rise in lightness, so that they read without hue; one diverges at zero.
 
 const VIRIDIS = [
   [68, 1, 84],
@@ -25,20 +25,20 @@ function between(stops, share) {
 function themed(name) {
   const probe = html("i", { style: `color:var(--${name})` });
   document.body.append(probe);
-  const found = getComputedStyle(probe)
+  const colour = getComputedStyle(probe)
     .color.match(/[\d.]+/g)
     .slice(0, 3)
     .map(Number);
   probe.remove();
-  return found;
+  return colour;
 }
 
-const rising = () => (share) => between(VIRIDIS, share);
-const parting = () => {
+const sequential = () => (share) => between(VIRIDIS, share);
+const diverging = () => {
   const stops = [[33, 102, 172], [103, 169, 207], themed("middle"), [239, 160, 90], [180, 80, 10]];
   return (share) => between(stops, share);
 };
-const washing = () => {
+const tint = () => {
   const stops = [themed("surface"), themed("accent")];
   return (share) => between(stops, 0.04 + 0.72 * share);
 };

@@ -1,4 +1,4 @@
-"""The data of a page, small enough to travel.
+"""The data of a page, condensed until it fits.
 
 Numbers keep five digits, what JSON cannot say becomes null, and where a record is large, distributions, curves and
 texts become coarser step by step. The result is compressed and written in letters that mean nothing to HTML.
@@ -17,14 +17,14 @@ from cumulant.checks import sentence
 
 @dataclass(frozen=True)
 class Detail:
-    """How much is kept: bins of a histogram, positions of a curve, tokens of all texts together."""
+    """Resolution of the data: bins of a histogram, positions of a curve, tokens of all texts together."""
 
     bins: int
-    places: int
+    positions: int
     tokens: int
 
 
-LADDER = (
+DETAIL_LEVELS = (
     Detail(48, 64, 4096),
     Detail(32, 32, 1024),
     Detail(16, 16, 512),
@@ -36,7 +36,7 @@ LADDER = (
 def pack(data: dict, detail: Detail) -> str:
     """``data`` at this detail as base64 of gzip of JSON.
 
-    >>> pack({"heads": []}, LADDER[0])[:6]
+    >>> pack({"heads": []}, DETAIL_LEVELS[0])[:6]
     'H4sIAA'
     """
     body = json.dumps(condensed(data, detail), allow_nan=False, separators=(",", ":"), ensure_ascii=False)
@@ -47,7 +47,7 @@ def pack(data: dict, detail: Detail) -> str:
 def unpack(packed: str) -> dict:
     """What the page reads, the inverse of `pack`.
 
-    >>> unpack(pack({"spectra": [{"block": 0, "eigenvalues": [1.0, float("nan")]}]}, LADDER[0]))["spectra"]
+    >>> unpack(pack({"spectra": [{"block": 0, "eigenvalues": [1.0, float("nan")]}]}, DETAIL_LEVELS[0]))["spectra"]
     [{'block': 0, 'eigenvalues': [1, None]}]
     """
     return json.loads(gzip.decompress(base64.b64decode(packed)))
@@ -56,7 +56,7 @@ def unpack(packed: str) -> dict:
 def condensed(data: dict, detail: Detail) -> dict:
     """The parts of ``data`` that figures are drawn from, plain and no finer than ``detail``."""
     heads = [{**head, "values": _statistics(head.get("values") or {}, detail)} for head in data.get("heads") or []]
-    parts = {key: data.get(key) or [] for key in ("quantities", "layers", "depth", "spectra")}
+    parts = {key: data.get(key) or [] for key in ("quantities", "layers", "states", "spectra")}
     parts |= {"heads": heads, "texts": _texts(data.get("texts") or [], detail.tokens)}
     parts["model"] = (data.get("meta") or {}).get("model")
     if data.get("series"):
@@ -68,11 +68,11 @@ def _series(series: dict, detail: Detail) -> dict:
     """The steps of a training; all of them together have as many tokens of text as a page without steps."""
     each = replace(detail, tokens=detail.tokens // max(len(series["steps"]), 1))
     wholes = [condensed(part, each) for part in series["parts"]]
-    kept = [{key: whole[key] for key in part} for whole, part in zip(wholes, series["parts"], strict=True)]
-    for part in kept if detail.bins == 0 else ():  # where nothing else fits, steps have means alone
+    parts = [{key: whole[key] for key in part} for whole, part in zip(wholes, series["parts"], strict=True)]
+    for part in parts if detail.bins == 0 else ():  # where nothing else fits, steps have means alone
         for head in part["heads"]:
-            head["values"] = {name: {"mean": cell.get("mean")} for name, cell in head["values"].items()}
-    return {"steps": series["steps"], "log": series["log"], "parts": kept}
+            head["values"] = {name: {"value": cell.get("value")} for name, cell in head["values"].items()}
+    return {"steps": series["steps"], "log": series["log"], "parts": parts}
 
 
 def plain(value: object) -> object:
@@ -92,7 +92,7 @@ def plain(value: object) -> object:
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
-    got, advice = type(value).__name__, "AttentionCall .item() or .tolist() on it first."
+    got, advice = type(value).__name__, "Call .item() or .tolist() on it first."
     raise TypeError(sentence("render_page.data", "dictionaries, lists, strings and numbers", got, advice))
 
 
@@ -115,17 +115,17 @@ def _edges(low: float | None, high: float | None) -> tuple[float, float]:
     return (finite[0], finite[-1]) if finite else (0.0, 0.0)
 
 
-def thinner(curve: list, places: int) -> list:
-    """At most ``places`` points of a curve, first and last among them.
+def thinner(curve: list, points: int) -> list:
+    """At most ``points`` points of a curve, first and last among them.
 
     >>> thinner([[i, i] for i in range(5)], 3)
     [[0, 0], [2, 2], [4, 4]]
     """
-    if len(curve) <= places:
+    if len(curve) <= points:
         return curve
-    if places < 2:
-        return curve[:places]
-    return [curve[round(i * (len(curve) - 1) / (places - 1))] for i in range(places)]
+    if points < 2:
+        return curve[:points]
+    return [curve[round(i * (len(curve) - 1) / (points - 1))] for i in range(points)]
 
 
 def _statistics(values: dict, detail: Detail) -> dict:
@@ -133,7 +133,7 @@ def _statistics(values: dict, detail: Detail) -> dict:
         name: {
             **cell,
             "histogram": coarser(cell.get("histogram") or [], detail.bins),
-            "by_position": thinner(cell.get("by_position") or [], detail.places),
+            "by_position": thinner(cell.get("by_position") or [], detail.positions),
         }
         for name, cell in values.items()
         if cell is not None

@@ -24,11 +24,11 @@ function drawHistogram(width) {
   const bins = (cell.histogram ?? []).filter(([low, high, count]) => known(low) && known(high) && known(count));
   if (!bins.length) return "No distribution was kept for this head.";
   const total = bins.reduce((sum, bin) => sum + bin[2], 0);
-  const kept = tailless(bins, total);
-  const log = kept[0][0] > 0 && cell.q05 > 0 && cell.q95 / cell.q05 > 40;
+  const bulk = withoutTails(bins, total);
+  const log = bulk[0][0] > 0 && cell.p05 > 0 && cell.p95 / cell.p05 > 40;
   const nulls = Object.entries({ random: cell.null_random, shuffled: cell.null_shuffled });
   const drawable = nulls.filter(([, value]) => known(value) && (!log || value > 0));
-  const ends = [kept[0][0], kept.at(-1)[1], ...drawable.map(([, value]) => value)];
+  const ends = [bulk[0][0], bulk.at(-1)[1], ...drawable.map(([, value]) => value)];
   const domain = padded(ends, { log, share: 0.03 });
   const plot = frame({ width, height: 232, x: domain, xLabel: withUnit(state.quantity), left: 12 });
   const { svg, x } = plot;
@@ -59,13 +59,13 @@ function columns(bars, total, box) {
 
 function nullMark(name, at, row, box) {
   const end = at > box.right - 80;
-  const place = { x: at + (end ? -5 : 5), y: 15 + 12 * row, "text-anchor": end ? "end" : "start" };
+  const label = { x: at + (end ? -5 : 5), y: 15 + 12 * row, "text-anchor": end ? "end" : "start" };
   const line = shape("line", { class: `nullmark ${name}`, x1: at, x2: at, y1: 10 + 12 * row, y2: box.bottom });
-  return [line, shape("text", { class: "nullmark", ...place }, name)];
+  return [line, shape("text", { class: "nullmark", ...label }, name)];
 }
 
 // without the outermost thousandth on either side
-function tailless(bins, total) {
+function withoutTails(bins, total) {
   let [first, last] = [0, bins.length - 1];
   let [below, above] = [0, 0];
   while (first < last && (below += bins[first][2]) < total / 1000) first += 1;
@@ -76,15 +76,15 @@ function tailless(bins, total) {
 // whiskers from 5 to 95 %, box from 25 to 75 %, the median and the mean
 function quantiles(cell, x, y) {
   const at = (value) => (known(value) && (!x.log || value > 0) ? x(clamp(value, x.low, x.high)) : null);
-  const [a, b, c, d, e] = [cell.q05, cell.q25, cell.q50, cell.q75, cell.q95].map(at);
+  const [a, b, c, d, e] = [cell.p05, cell.p25, cell.p50, cell.p75, cell.p95].map(at);
   const made = [];
   if (a !== null && e !== null) made.push(shape("line", { class: "whisker", x1: a, x2: e, y1: y, y2: y }));
   if (b !== null && d !== null) {
     const size = { x: b, y: y - 6, width: Math.max(d - b, 1), height: 12, rx: 2 };
-    const words = () => ["05", "25", "50", "75", "95"].map((at) => `${at} %  ${show(cell[`q${at}`])}`).join("\n");
+    const words = () => ["05", "25", "50", "75", "95"].map((at) => `${at} %  ${show(cell[`p${at}`])}`).join("\n");
     made.push(hint(shape("rect", { class: "box", ...size }), words));
   }
   if (c !== null) made.push(shape("line", { class: "mean", x1: c, x2: c, y1: y - 6, y2: y + 6 }));
-  if (at(cell.mean) !== null) made.push(mark("diamond", at(cell.mean), y, 3.4, { style: "fill:var(--ink)" }));
+  if (at(cell.value) !== null) made.push(mark("diamond", at(cell.value), y, 3.4, { style: "fill:var(--ink)" }));
   return made;
 }

@@ -1,9 +1,9 @@
-// One head: its course over positions, its place among the others, all its numbers.
+// One head: its mean by position, where it lies among all heads, all its numbers.
 
 function drawPositions(width) {
   const curve = (head) => (cellOf(head, state.quantity).by_position ?? []).filter(([p, v]) => known(p) && known(v));
   const own = curve(state.head);
-  if (own.length < 2) return "Not enough positions to draw a course.";
+  if (own.length < 2) return "Not enough positions to draw a curve.";
   const beside = DATA.heads.filter((head) => head.layer === state.head.layer && head !== state.head).map(curve);
   const log = own.at(-1)[0] > 100;
   const at = (position) => (log ? position + 1 : position);
@@ -22,10 +22,10 @@ function drawPositions(width) {
   return svg;
 }
 
-function drawPlace(width) {
+function drawScatter(width) {
   const [across, up] = [state.across, state.up];
   const points = DATA.heads
-    .map((head) => [head, cellOf(head, across).mean, cellOf(head, up).mean])
+    .map((head) => [head, cellOf(head, across).value, cellOf(head, up).value])
     .filter(([, a, b]) => known(a) && known(b));
   if (!points.length) return "No head has both quantities.";
   const wide = (values) => Math.min(...values) > 0 && Math.max(...values) / Math.min(...values) > 30;
@@ -44,7 +44,7 @@ function drawPlace(width) {
     const chosen = head === state.head;
     const dot = mark(MARKS[Math.max(kind - 1, 0)], x(a), y(b), chosen ? 7 : 4.6, {
       class: `head c${kind}${chosen ? " chosen" : ""}`,
-      "data-place": `${head.layer}.${head.head}`,
+      "data-scatter": `${head.layer}.${head.head}`,
       onclick: () => set({ head }),
     });
     const words = head.hopfield_class
@@ -74,7 +74,7 @@ function describeHead(panel) {
   const cell = cellOf(head, state.quantity);
   const { name, kind } = layerOf(head.layer) ?? {};
   const fact = (label, value, style) => html("div", {}, html("dt", {}, label), html("dd", { class: style }, value));
-  const error = known(cell.standard_error) ? ` ± ${show(cell.standard_error, 2)}` : "";
+  const error = known(cell.se) ? ` ± ${show(cell.se, 2)}` : "";
   const badge = classOf(head)
     ? html(
         "span",
@@ -85,9 +85,9 @@ function describeHead(panel) {
     : null;
   if (badge) hint(badge, () => `It takes ${CLASS_WORDS[head.hopfield_class]} to hold 90 % of the attention.`);
   const facts = [
-    fact("Mean", show(cell.mean) + error),
-    fact("Median", show(cell.q50)),
-    fact("Spread", show(cell.sd)),
+    fact("Mean", show(cell.value) + error),
+    fact("Median", show(cell.p50)),
+    fact("Spread", show(cell.std)),
     known(cell.null_random) ? fact("Random weights", show(cell.null_random), "null") : null,
     known(cell.null_shuffled) ? fact("Shuffled keys", show(cell.null_shuffled), "null") : null,
   ];
@@ -105,7 +105,7 @@ function describeHead(panel) {
 
 function startHead() {
   if (!state.head) {
-    find("head").append(nothing("Once there are heads, the one you choose is shown here."));
+    find("head").append(nothing("Once there are heads, the selected one appears here."));
     return;
   }
   const panel = html("div", { class: "stack", id: "chosen", "aria-live": "polite" });
@@ -133,12 +133,12 @@ function startHead() {
       }),
     ),
   );
-  startPlace();
+  startScatter();
   startHeadTable();
 }
 
 function startHeadTable() {
-  const offered = { mean: "Mean", sd: "Spread", q50: "Median", null_random: "Random", null_shuffled: "Shuffled" };
+  const offered = { value: "Mean", std: "Spread", p50: "Median", null_random: "Random", null_shuffled: "Shuffled" };
   const columns = [["name", "Quantity"], ...Object.entries(offered).filter(([key]) => anywhere(key))];
   find("head-table").append(
     sheet({
@@ -154,16 +154,16 @@ function startHeadTable() {
   );
 }
 
-function startPlace() {
+function startScatter() {
   const has = (name) => DATA.measured.includes(name);
   state.across = has("entropy") ? "entropy" : DATA.measured[0];
   state.up = ["k90", "effective_atoms"].find(has) ?? DATA.measured[1] ?? DATA.measured[0];
   const options = DATA.measured.map((name) => [name, capital(labelOf(name))]);
   const card = figure({
-    title: "Its place among all heads",
-    name: "place",
+    title: "This head among all heads",
+    name: "scatter",
     on: ["head", "across", "up"],
-    draw: drawPlace,
+    draw: drawScatter,
     note: () =>
       classKey().some(Boolean) ? "Marks are Hopfield classes: what share of the keys holds 90 % of the attention." : "",
   });
@@ -177,9 +177,9 @@ function startPlace() {
     keys,
   );
   card.append(controls);
-  find("place").append(card);
+  find("scatter").append(card);
   if (DATA.rows.length <= 12) return;
-  find("head").append(find("place")); // beside a tall map both columns are full this way
+  find("head").append(find("scatter")); // beside a tall map both columns are full this way
   find("map").after(find("head-table"));
 }
 

@@ -2,8 +2,8 @@
 
 // A number that fits into a square: fewer digits, then a power of ten.
 function brief(value, digits) {
-  for (let kept = digits; kept > 0; kept -= 1) {
-    const text = show(value, kept);
+  for (let count = digits; count > 0; count -= 1) {
+    const text = show(value, count);
     if (text.length <= 6) return text;
   }
   return value.toExponential(0).replace(/-/g, "−");
@@ -19,10 +19,10 @@ function drawMap(width) {
   const tall = clamp(Math.floor(620 / rows.length), 14, Math.min(side, 36));
   const values = DATA.heads.map((head) => valueOf(head));
   const range = extent(everyHead().map((head) => valueOf(head))); // one scale for all steps
-  const parts = Boolean(VIEWS[state.view].parts);
+  const diverges = Boolean(VIEWS[state.view].diverging);
   const most = range ? Math.max(Math.abs(range.low), Math.abs(range.high)) || 1 : 1;
-  const ends = !range ? null : parts ? { low: -most, high: most, below: range.below, above: range.above } : range;
-  const ramp = parts ? parting() : rising();
+  const ends = !range ? null : diverges ? { low: -most, high: most, below: range.below, above: range.above } : range;
+  const ramp = diverges ? diverging() : sequential();
   const share = (value) => (ends.high > ends.low ? (value - ends.low) / (ends.high - ends.low) : 0.5);
   const bottom = 30 + rows.length * tall;
   const wide = Math.max(left + columns * side + 2, Math.min(width, 260));
@@ -59,7 +59,7 @@ function square(head, value, x, y, side, tall, colour) {
     "data-head": `${head.layer}.${head.head}`,
     "aria-label": `${headName(head)}: ${labelOf(state.quantity)} ${show(value)}`,
     onclick: () => set({ head }),
-    onkeydown: (event) => walk(event, head),
+    onkeydown: (event) => moveSelection(event, head),
   });
   cell.append(shape("rect", { x, y, width: side, height: tall, rx: 3, style: colour && `fill:${css(colour)}` }));
   if (side >= 34 && tall >= 18) {
@@ -67,7 +67,7 @@ function square(head, value, x, y, side, tall, colour) {
     cell.append(shape("text", { x: x + side / 2, y: y + tall / 2 + 3.5, style }, brief(value, side >= 40 ? 3 : 2)));
   }
   return hint(cell, () => {
-    const { count, standard_error: error } = cellOf(head, state.quantity);
+    const { count, se: error } = cellOf(head, state.quantity);
     const spread = known(error) && state.view === "mean" ? ` ± ${show(error, 2)}` : "";
     const kind = head.hopfield_class ? `\nclass ${head.hopfield_class}` : "";
     const tokens = known(count) ? `\n${show(count)} tokens` : "";
@@ -77,7 +77,7 @@ function square(head, value, x, y, side, tall, colour) {
 
 function legend(ramp, ends, x, y, width) {
   const steps = 48;
-  const good = VIEWS[state.view].parts || state.view === "sd" ? null : quantityOf(state.quantity).good_range;
+  const good = VIEWS[state.view].diverging || state.view === "std" ? null : quantityOf(state.quantity).good_range;
   const at = (value) => x + clamp((value - ends.low) / (ends.high - ends.low || 1), 0, 1) * width;
   const tiles = Array.from({ length: steps }, (_, i) =>
     shape("rect", {
@@ -91,7 +91,7 @@ function legend(ramp, ends, x, y, width) {
   const text = (value, anchor, sign) =>
     shape("text", { x: at(value), y: y + 23, "text-anchor": anchor }, sign + show(value, 3));
   const words = [text(ends.low, "start", ends.below ? "≤ " : ""), text(ends.high, "end", ends.above ? "≥ " : "")];
-  if (ends.low < 0 && ends.high > 0 && VIEWS[state.view].parts) words.push(text(0, "middle", ""));
+  if (ends.low < 0 && ends.high > 0 && VIEWS[state.view].diverging) words.push(text(0, "middle", ""));
   for (const edge of good ?? []) {
     if (known(edge) && edge > ends.low && edge < ends.high) {
       words.push(shape("line", { class: "mean", x1: at(edge), x2: at(edge), y1: y - 3, y2: y + 12 }));
@@ -105,7 +105,7 @@ function legend(ramp, ends, x, y, width) {
   return [...tiles, ...words, title];
 }
 
-function walk(event, head) {
+function moveSelection(event, head) {
   const step = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[event.key];
   if (event.key === "Enter" || event.key === " ") {
     event.preventDefault();

@@ -11,14 +11,14 @@ from pathlib import Path
 
 from cumulant.checks import sentence
 from cumulant.files import write
-from cumulant.observatory.report.page.condense import LADDER, pack, plain
+from cumulant.observatory.report.page.condense import DETAIL_LEVELS, pack, plain
 
 HERE = Path(__file__).parent
-DRAWN = ("steps", "map", "distribution", "head", "texts", "depth", "spectra", "table")
-SCRIPTS = ("dom", "colour", "plot", "state", *DRAWN, "start")  # in this order
-LARGEST = 4_900_000  # bytes of a page
-PARTS = {"verdicts", "quantities", "layers", "heads", "depth", "spectra", "texts", "definitions"}
-ANSWERS = {"yes": "✓", "no": "✕", "partly": "◐", "open": "○"}  # told apart without colour
+FIGURES = ("steps", "map", "distribution", "head", "texts", "states", "spectra", "table")
+SCRIPTS = ("dom", "colour", "plot", "state", *FIGURES, "start")  # in this order
+MAX_BYTES = 4_900_000
+PARTS = {"verdicts", "quantities", "layers", "heads", "states", "spectra", "texts", "definitions"}
+ANSWERS = {"yes": "✓", "no": "✕", "partly": "◐", "open": "○"}  # distinct without colour
 
 
 def render_page(data: dict, path: Path) -> None:
@@ -28,8 +28,8 @@ def render_page(data: dict, path: Path) -> None:
     every script but its own. Strings of models and texts are shown, never read as HTML. Where a record is large,
     distributions, curves and texts are coarser so that the page stays below 5 MB; the page says so.
 
-    data   meta, verdicts, quantities, layers, heads, depth, spectra, texts; any may be missing, numbers may be None.
-           series: steps, log (whether their axis is), and parts, the heads, depth, spectra and texts of all steps but
+    data   meta, verdicts, quantities, layers, heads, states, spectra, texts; any may be missing, numbers may be None.
+           series: steps, log (whether their axis is), and parts, the heads, states, spectra and texts of all steps but
            the last, which is the page itself
     """
     _check(data)
@@ -51,10 +51,10 @@ def page(data: dict) -> str:
         "style": (HERE / "page.css").read_text("utf-8"),
     }
     written = b""
-    for step, detail in enumerate(LADDER):
+    for step, detail in enumerate(DETAIL_LEVELS):
         html = template.render(parts, packed=pack(data, detail), detail=detail, coarse=step > 0)
         written = html.encode("utf-8", "replace")  # half of a surrogate pair becomes a question mark
-        if len(written) <= LARGEST:
+        if len(written) <= MAX_BYTES:
             break
     return written.decode()
 

@@ -44,14 +44,14 @@ function drawSpectra(width) {
   const drawn = curves.map(({ block, values }, index) => {
     const chosen = state.block === String(block);
     const points = values.map((v, i) => [x(i + 1), v]).filter(([, v]) => v >= y.low);
-    const places = points.map(([at, v]) => [at, y(v)]);
+    const pixels = points.map(([at, v]) => [at, y(v)]);
     const colour = depthShade(index, curves.length);
     const faint = state.block !== null && !chosen ? 0.25 : 1;
     const style = `fill:none;stroke:${colour};stroke-width:${chosen ? 3 : 1.7};stroke-opacity:${faint}`;
     const curve =
-      places.length > 1
-        ? shape("path", { d: path(places), style, "data-block": block })
-        : mark("circle", ...places[0], 4, { style: `fill:${colour};fill-opacity:${faint}` });
+      pixels.length > 1
+        ? shape("path", { d: path(pixels), style, "data-block": block })
+        : mark("circle", ...pixels[0], 4, { style: `fill:${colour};fill-opacity:${faint}` });
     return {
       chosen,
       curve: hint(curve, () => `block ${block}\n${values.length} eigenvalues\nlargest ${show(values[0])}`),

@@ -47,7 +47,7 @@ async function start() {
   startCopy();
   try {
     prepare(await unpacked());
-    for (const part of [startSteps, startMap, startHead, startTexts, startDepth, startSpectra, startTable]) part();
+    for (const part of [startSteps, startMap, startHead, startTexts, startStates, startSpectra, startTable]) part();
     document.documentElement.dataset.ready = "true";
   } catch (error) {
     trouble(error.message);

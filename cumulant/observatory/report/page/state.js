@@ -1,4 +1,4 @@
-// What is chosen, who wants to know, and what the record holds.
+// The selection, observers of its changes, and lookups in the data.
 
 let DATA = {};
 const state = {};
@@ -13,20 +13,20 @@ function set(changes) {
 }
 
 const VIEWS = {
-  mean: { label: "Mean", of: (cell) => cell.mean },
-  q50: { label: "Median", of: (cell) => cell.q50 },
-  sd: { label: "Spread", of: (cell) => cell.sd, why: "Standard deviation over tokens" },
+  mean: { label: "Mean", of: (cell) => cell.value },
+  p50: { label: "Median", of: (cell) => cell.p50 },
+  std: { label: "Spread", of: (cell) => cell.std, why: "Standard deviation over tokens" },
   random: {
     label: "− random",
-    parts: true,
+    diverging: true,
     why: "Mean minus the mean of the same architecture at random initialisation",
-    of: (cell) => (known(cell.mean) && known(cell.null_random) ? cell.mean - cell.null_random : null),
+    of: (cell) => (known(cell.value) && known(cell.null_random) ? cell.value - cell.null_random : null),
   },
   shuffled: {
     label: "− shuffled",
-    parts: true,
+    diverging: true,
     why: "Mean minus the mean with the keys shuffled",
-    of: (cell) => (known(cell.mean) && known(cell.null_shuffled) ? cell.mean - cell.null_shuffled : null),
+    of: (cell) => (known(cell.value) && known(cell.null_shuffled) ? cell.value - cell.null_shuffled : null),
   },
 };
 
@@ -71,7 +71,7 @@ function prepare(data) {
     view: "mean",
     head: DATA.measured.length ? DATA.heads[0] : null,
     text: 0,
-    statistic: "mean",
+    statistic: "value",
     spectrum: "share",
     block: null,
     step: (DATA.series?.steps.length ?? 1) - 1,

@@ -15,19 +15,19 @@ const GAUSSIAN = { name: "sliced_w2", title: "Distance from a Gaussian", against
 // the last step is the page itself; its parts join those of the others
 function prepareSteps() {
   if (!DATA.series) return;
-  const { heads, depth, spectra, texts } = DATA;
-  DATA.series.parts.push({ heads, depth, spectra, texts });
+  const { heads, states, spectra, texts } = DATA;
+  DATA.series.parts.push({ heads, states, spectra, texts });
   for (const part of DATA.series.parts) part.heads.sort((a, b) => a.layer - b.layer || a.head - b.head);
 }
 
 const everyHead = () => (DATA.series ? DATA.series.parts.flatMap((part) => part.heads) : DATA.heads);
-const everyRow = () => (DATA.series ? DATA.series.parts.flatMap((part) => part.depth) : DATA.depth);
+const everyRow = () => (DATA.series ? DATA.series.parts.flatMap((part) => part.states) : DATA.states);
 const atStep = () => (DATA.series ? `, step ${show(DATA.series.steps[state.step])}` : "");
 
 function goTo(step) {
   if (step === state.step || !DATA.series.parts[step]) return;
-  const { heads, depth, spectra, texts } = DATA.series.parts[step];
-  Object.assign(DATA, { heads, depth, spectra, texts });
+  const { heads, states, spectra, texts } = DATA.series.parts[step];
+  Object.assign(DATA, { heads, states, spectra, texts });
   const same = (head) => head.layer === state.head?.layer && head.head === state.head?.head;
   set({ step, head: heads.find(same) ?? null });
 }
@@ -37,14 +37,14 @@ const meanOf = (values) => (values.length ? values.reduce((a, b) => a + b, 0) / 
 // what a curve needs of one step: all values, the one of the chosen head, and the null
 function headsAt(curve, part) {
   const own = part.heads.find((head) => head.layer === state.head?.layer && head.head === state.head?.head);
-  const values = sorted(part.heads.map((head) => cellOf(head, curve.name).mean));
-  return { values, own: own ? cellOf(own, curve.name).mean : null, null: null };
+  const values = sorted(part.heads.map((head) => cellOf(head, curve.name).value));
+  return { values, own: own ? cellOf(own, curve.name).value : null, null: null };
 }
 
 const inside = (name, block) => name === block || String(name).startsWith(`${block}.`);
 
 function statesAt(curve, part) {
-  const rows = part.depth.filter((row) => row.stage === "out" && known(row[curve.name]));
+  const rows = part.states.filter((row) => row.stage === "out" && known(row[curve.name]));
   const { name } = layerOf(state.head?.layer) ?? {};
   const own = rows.find((row) => inside(name, row.block));
   const null_ = meanOf(rows.map((row) => row[curve.against]).filter(known));
@@ -57,9 +57,9 @@ const share = (values, part) => values[Math.round(part * (values.length - 1))];
 
 function drawCurve(curve, width) {
   const { steps, log } = DATA.series;
-  const seen = readAt(curve);
+  const values = readAt(curve);
   const raised = (value) => (known(value) ? Math.max(value, curve.least ?? value) : null);
-  const all = seen.flatMap((s) => [...s.values.map(raised), s.null]).filter(known);
+  const all = values.flatMap((s) => [...s.values.map(raised), s.null]).filter(known);
   if (!all.length) return "Not recorded.";
   const at = (step) => (log ? step + 1 : step);
   const domain = { low: at(steps[0]), high: at(steps.at(-1)), log };
@@ -73,7 +73,7 @@ function drawCurve(curve, width) {
     xName: (value) => show(log ? value - 1 : value, 6),
     xLabel: "step",
   });
-  const points = (of) => seen.map((s, i) => [x(at(steps[i])), raised(of(s))]).filter(([, v]) => known(v));
+  const points = (of) => values.map((s, i) => [x(at(steps[i])), raised(of(s))]).filter(([, v]) => known(v));
   const line = (of, kind) => shape("path", { class: kind, d: path(points(of).map(([a, v]) => [a, y(v)])) });
   const low = points((s) => share(s.values, 0.1));
   const high = points((s) => share(s.values, 0.9)).reverse();
@@ -84,7 +84,7 @@ function drawCurve(curve, width) {
   svg.append(line((s) => meanOf(s.values), "line"), line((s) => s.own, "line second"));
   const now = x(at(steps[state.step]));
   svg.append(shape("line", { class: "now", x1: now, x2: now, y1: box.top, y2: box.bottom }));
-  svg.append(...columnsOf(curve, seen, (i) => x(at(steps[i])), box));
+  svg.append(...columnsOf(values, (i) => x(at(steps[i])), box));
   const chosen = curve.against ? "its block" : `layer ${state.head?.layer}, head ${state.head?.head}`;
   const lines = [
     ["", curve.against ? "mean over blocks" : "mean over heads"],
@@ -96,15 +96,15 @@ function drawCurve(curve, width) {
 
 // as many ticks as have room
 function spaced(values, across) {
-  const kept = [];
-  for (const value of values) if (!kept.length || across(value) - across(kept.at(-1)) > 30) kept.push(value);
-  return kept;
+  const ticks = [];
+  for (const value of values) if (!ticks.length || across(value) - across(ticks.at(-1)) > 30) ticks.push(value);
+  return ticks;
 }
 
-// what is under the pointer tells the numbers of its step, and a click goes there
-function columnsOf(curve, seen, at, box) {
+// a hint with the numbers of the step under the pointer; a click goes there
+function columnsOf(values, at, box) {
   const { steps } = DATA.series;
-  return seen.map((s, i) => {
+  return values.map((s, i) => {
     const left = i ? (at(i - 1) + at(i)) / 2 : box.left;
     const right = i < steps.length - 1 ? (at(i) + at(i + 1)) / 2 : box.right;
     const column = shape("rect", {
@@ -127,12 +127,12 @@ function columnsOf(curve, seen, at, box) {
 
 function startSlider() {
   const { steps } = DATA.series;
-  const told = html("output", { for: "step" });
+  const output = html("output", { for: "step" });
   const range = html("input", { type: "range", id: "step", min: 0, max: steps.length - 1, step: 1, "aria-label": "Step" });
-  const tell = () => {
+  const update = () => {
     range.value = state.step;
     range.setAttribute("aria-valuetext", `step ${steps[state.step]}`);
-    told.textContent = `Step ${show(steps[state.step])}`;
+    output.textContent = `Step ${show(steps[state.step])}`;
   };
   range.addEventListener("input", () => {
     stop();
@@ -153,9 +153,9 @@ function startSlider() {
     play.textContent = "Stop";
     return null;
   });
-  watch(["step"], tell);
-  tell();
-  find("slider").append(told, range, play);
+  watch(["step"], update);
+  update();
+  find("slider").append(output, range, play);
 }
 
 function startSteps() {

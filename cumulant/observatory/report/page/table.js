@@ -91,11 +91,11 @@ function startTable() {
     return;
   }
   const statistics = [
-    ["mean", "Mean"],
-    ["sd", "Spread"],
-    ["q05", "5 %"],
-    ["q50", "Median"],
-    ["q95", "95 %"],
+    ["value", "Mean"],
+    ["std", "Spread"],
+    ["p05", "5 %"],
+    ["p50", "Median"],
+    ["p95", "95 %"],
     ["null_random", "Random"],
     ["null_shuffled", "Shuffled"],
     ["count", "Count"],
@@ -103,10 +103,10 @@ function startTable() {
   find("table-controls").append(
     choice("Statistic of the table", statistics, state.statistic, (statistic) => set({ statistic })),
   );
+  const label = () => (statistics.find(([key]) => key === state.statistic)?.[1] ?? "").toLowerCase();
   find("heads-table").append(
     sheet({
-      title: () =>
-        `${show(DATA.heads.length)} head${DATA.heads.length === 1 ? "" : "s"}, ${state.statistic.replace("_", " ")}`,
+      title: () => `${show(DATA.heads.length)} head${DATA.heads.length === 1 ? "" : "s"}, ${label()}`,
       name: "all-heads",
       on: ["head", "statistic"],
       header: ["layer", "head", "class", ...DATA.measured],

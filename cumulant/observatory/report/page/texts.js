@@ -9,22 +9,22 @@ function readings(text) {
 
 function coloured(text, own, range, ramp, quantity) {
   const span = range && range.high > range.low ? range.high - range.low : 0;
-  const apart = !text.tokens.some((token) => /^\s|\s$/.test(token)); // pieces that do not carry their spaces
+  const apart = !text.tokens.some((token) => /^\s|\s$/.test(token)); // tokens without their spaces
   return text.tokens.flatMap((token, index) => {
     const value = own[index];
     const inside = apart && token.length > 2 && token.startsWith("##");
-    const seen = inside ? token.slice(2) : token;
+    const visible = inside ? token.slice(2) : token;
     const gap = apart && !inside && index ? " " : "";
-    if (!known(value)) return [gap, html("span", { class: "unknown" }, seen)];
+    if (!known(value)) return [gap, html("span", { class: "unknown" }, visible)];
     const colour = ramp(span ? (value - range.low) / span : 0.5);
-    const piece = html("span", { style: `background:${css(colour)};color:${inkOn(colour)}` }, seen);
+    const element = html("span", { style: `background:${css(colour)};color:${inkOn(colour)}` }, visible);
     const words = () => `${token.trim() || "(space)"}\nposition ${index}\n${labelOf(quantity)} ${show(value)}`;
-    return [gap, hint(piece, words)];
+    return [gap, hint(element, words)];
   });
 }
 
 function rampKey(range, ramp, quantity) {
-  if (!range) return html("span", { class: "key" }, "Nothing was kept of this head for this text.");
+  if (!range) return html("span", { class: "key" }, "Nothing was recorded of this head for this text.");
   const shades = `background:linear-gradient(90deg,${css(ramp(0))},${css(ramp(1))})`;
   const parts = [show(range.low, 3), html("i", { class: "ramp", style: shades })];
   const words = [show(range.high, 3), withUnit(quantity)].map((text) => html("span", {}, text));
@@ -37,7 +37,7 @@ function showReading(panel) {
   const rows = text.values?.[quantity];
   const own = rows?.[tokenKey(rows, state.head)] ?? [];
   const range = extent(own);
-  const ramp = washing();
+  const ramp = tint();
   const more = text.length - text.tokens.length;
   const table = () => text.tokens.map((token, index) => [index, token, own[index] ?? null]);
   const button = saveButton("CSV", () => saveTable("text", ["position", "token", quantity], table()));
@@ -53,7 +53,7 @@ function showReading(panel) {
 
 function startTexts() {
   if (!DATA.texts.length || !state.head) {
-    find("reading").append(nothing("No text was kept with this record."));
+    find("reading").append(nothing("This record has no excerpts."));
     return;
   }
   const panel = html("div", { class: "sheet", "data-sheet": "text" });

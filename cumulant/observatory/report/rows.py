@@ -1,0 +1,182 @@
+"""Rows of the tables, and the one naming scheme of their columns, in heads.parquet, layers.parquet and on the page.
+
+    Q                     the quantity: its mean over tokens, or a number of its own, such as a fit
+    Q_std, Q_se           standard deviation over tokens, and standard error of the mean as if tokens were independent
+    Q_p05 … Q_p95         percentiles over tokens
+    Q_count               tokens behind it
+    Q_null_NAME           Q of the record of a null, "random" or "shuffled"
+    Q_null, Q_null_low, Q_null_high   of a distance to a Gaussian: the mean and the 0.5 % and 99.5 % points of Gaussian
+                          samples of the same size and covariance
+    layer, head           numbers, from 0: of the attention modules in the order of the model, and of the heads in one
+    name, block           paths: of the attention module, and of the block it is in
+
+series.parquet has a row for each Q, with the columns value, std, count and null in the place of Q, Q_std, Q_count and
+Q_null. What is not known is NaN here, and null in the files and on the page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from math import isfinite, nan
+from typing import NamedTuple
+
+from cumulant.observatory.statistics.tally import Tally
+
+PERCENTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+Cell = str | int | float | None
+
+
+class TokenStatistics(NamedTuple):
+    """The law of a quantity over tokens."""
+
+    value: float = nan
+    std: float = nan
+    se: float = nan
+    count: int = 0
+    p05: float = nan
+    p25: float = nan
+    p50: float = nan
+    p75: float = nan
+    p95: float = nan
+
+    @classmethod
+    def of(cls, tally: Tally) -> list[TokenStatistics]:
+        """Of every cell.
+
+        >>> import torch
+        >>> TokenStatistics.of(Tally.of(torch.tensor([[1.0, 3.0]])))[0][:4]
+        (2.0, 1.0, 1.0, 2)
+        """
+        parts = (tally.mean, tally.spread, tally.standard_error, *map(tally.quantile, PERCENTILES))
+        numbers = zip(*(map(finite, part.tolist()) for part in parts), strict=True)
+        return [
+            TokenStatistics(mean, std, se, count, *percentiles) if count else TokenStatistics()
+            for count, (mean, std, se, *percentiles) in zip(tally.count.tolist(), numbers, strict=True)
+        ]
+
+
+class NullComparison(NamedTuple):
+    """A distance to a Gaussian, and the mean and the band of the same distance of Gaussian samples."""
+
+    value: float = nan
+    null: float = nan
+    null_low: float = nan
+    null_high: float = nan
+
+
+def columns(name: str, value: object) -> dict[str, Cell]:
+    """Under the names of the scheme.
+
+    >>> columns("lle_error", NullComparison(0.5, 0.1))
+    {'lle_error': 0.5, 'lle_error_null': 0.1, 'lle_error_null_low': nan, 'lle_error_null_high': nan}
+    """
+    if isinstance(value, TokenStatistics | NullComparison):
+        return {name if part == "value" else f"{name}_{part}": cell for part, cell in value._asdict().items()}
+    return {name: value}  # pyright: ignore[reportReturnType]
+
+
+@dataclass(frozen=True)
+class HeadRow:
+    """One head.
+
+    kind            "self" or "cross"
+    hopfield_class  I–IV, from the share of the keys that have 90 % of the mass
+    quantities      of its tokens
+    numbers         of the head: fits, and what follows from its weights
+    link_queries, link_needed   sampled queries that the link fit has, and that it needs
+    """
+
+    layer: int
+    head: int
+    name: str = ""
+    block: str | None = None
+    kind: str = "self"
+    hopfield_class: str | None = None
+    quantities: dict[str, TokenStatistics] = field(default_factory=dict)
+    numbers: dict[str, float] = field(default_factory=dict)
+    link_queries: int | None = None
+    link_needed: int | None = None
+
+    def value(self, name: str) -> float:
+        """Of a quantity or a number."""
+        return self.quantities[name].value if name in self.quantities else self.numbers.get(name, nan)
+
+    def columns(self, nulls: dict[str, HeadRow] | None = None) -> dict[str, Cell]:
+        """As a row of heads.parquet, beside the same head of the nulls."""
+        names = ("layer", "head", "name", "block", "kind", "hopfield_class", "link_queries", "link_needed")
+        row: dict[str, Cell] = {name: getattr(self, name) for name in names}
+        for name, value in (self.quantities | self.numbers).items():
+            row |= columns(name, value)
+        for null, other in (nulls or {}).items():
+            row |= {f"{name}_null_{null}": other.value(name) for name in (*other.quantities, *other.numbers)}
+        return row
+
+
+class LayerRow(NamedTuple):
+    """The hidden states at one stage of a block.
+
+    role                "state", "norm", or "front" for the norm that attention reads through
+    tokens, perturbed   how many there are, and how many are behind growth, step and contraction
+    rms                 |x|/√D
+    cosine_to_mean      of a token to the mean direction of its sequence
+    pairwise_cosine     mean cosine between the tokens of a sequence, per sequence
+    growth, step        log of how much a small perturbation has grown since the block, and since the stage before
+    inverse             1/σ of a norm, the operator norm of its Jacobian without gain
+    contraction         log of how much a norm lets a perturbation grow, with gain
+    variance, effective_rank, participation_ratio, top_share
+                        of the covariance: its trace, exp H(λ/Σλ), (Σλ)²/Σλ², λ₁/Σλ; the second and third less what the
+                        number of tokens does to them, as if tokens were independent
+    channels, whitened, freedom
+                        of the states about the means of their sequences: their dimension, the tokens behind the
+                        covariance that whitens them, and those less the sequences
+    gaussian_rank, mardia_dim, sampled, reconstructed
+                        how many directions and tokens the next were computed from
+    sliced_w2, skewness, kurtosis, lle_error   distances to a Gaussian of the same covariance
+    """
+
+    block: str
+    stage: str
+    role: str = "state"
+    layer: int | None = None
+    tokens: int = 0
+    perturbed: int = 0
+    rms: TokenStatistics = TokenStatistics()
+    cosine_to_mean: TokenStatistics = TokenStatistics()
+    pairwise_cosine: TokenStatistics = TokenStatistics()
+    growth: TokenStatistics = TokenStatistics()
+    step: TokenStatistics = TokenStatistics()
+    inverse: TokenStatistics = TokenStatistics()
+    contraction: TokenStatistics = TokenStatistics()
+    variance: float = nan
+    effective_rank: float = nan
+    participation_ratio: float = nan
+    top_share: float = nan
+    channels: int = 0
+    whitened: int = 0
+    freedom: int = 0
+    gaussian_rank: int = 0
+    mardia_dim: int = 0
+    sampled: int = 0
+    reconstructed: int = 0
+    sliced_w2: NullComparison = NullComparison()
+    skewness: NullComparison = NullComparison()
+    kurtosis: NullComparison = NullComparison()
+    lle_error: NullComparison = NullComparison()
+
+    def columns(self) -> dict[str, Cell]:
+        """As a row of layers.parquet."""
+        row: dict[str, Cell] = {}
+        for name, value in self._asdict().items():
+            row |= columns(name, value)
+        return row
+
+
+def known(values: Iterable[float]) -> list[float]:
+    """Those that are."""
+    return [value for value in values if isfinite(value)]
+
+
+def finite(number: float) -> float:
+    """NaN for what is infinite: nothing is known of it."""
+    return number if isfinite(number) else nan
