@@ -167,7 +167,7 @@ def _shape_columns(compared: Comparison | None) -> Row:
         return row | {f"{q}{end}": math.nan for q in SHAPE for end in ("", "_null", "_null_low", "_null_high")}
     row = {"gaussian_rank": compared.rank, "mardia_dim": compared.principal}
     for q in SHAPE:
-        row[q] = getattr(compared.seen, q)
+        row[q] = getattr(compared.observed, q)
         row[f"{q}_null"] = getattr(compared.null_mean, q)
         row[f"{q}_null_low"], row[f"{q}_null_high"] = getattr(compared.null_low, q), getattr(compared.null_high, q)
     return row
