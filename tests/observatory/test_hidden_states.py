@@ -361,19 +361,21 @@ def test_gaussian_clouds_are_inside_the_null_and_others_outside():
     inside = []
     for _ in range(8):
         found = cloud(rng.normal(size=(2000, 20)) @ mix + 3)
-        inside += [low <= s <= high for s, low, high in zip(found.seen, found.null_low, found.null_high, strict=True)]
+        inside += [
+            low <= s <= high for s, low, high in zip(found.observed, found.null_low, found.null_high, strict=True)
+        ]
         assert (found.rank, found.principal) == (20, 16)
     assert np.mean(inside) > 0.6  # a tenth is expected outside, and the band is made of 16 clouds
     heavy = cloud(rng.standard_t(3, size=(2000, 20)) @ mix)
-    assert heavy.seen.kurtosis > heavy.null_high.kurtosis
+    assert heavy.observed.kurtosis > heavy.null_high.kurtosis
     skewed = cloud((rng.exponential(size=(2000, 20)) - 1) @ mix)
-    assert skewed.seen.skewness > skewed.null_high.skewness
+    assert skewed.observed.skewness > skewed.null_high.skewness
     two = cloud(np.sign(rng.normal(size=(2000, 1))) + 0.1 * rng.normal(size=(2000, 1)))
-    assert two.seen.sliced_w2 > 3 * two.null_high.sliced_w2
-    assert two.seen.kurtosis < two.null_low.kurtosis
+    assert two.observed.sliced_w2 > 3 * two.null_high.sliced_w2
+    assert two.observed.kurtosis < two.null_low.kurtosis
     t = rng.uniform(size=(2000, 1)) * 6
     curve = cloud(np.concatenate([np.cos(t), np.sin(t), t, np.cos(2 * t), np.sin(3 * t)], 1))
-    assert curve.seen.lle_error < 0.2 * curve.null_low.lle_error
+    assert curve.observed.lle_error < 0.2 * curve.null_low.lle_error
 
 
 def test_statistics_of_a_sample_by_hand():
@@ -400,7 +402,7 @@ def test_a_vector_near_the_mean_does_not_decide_the_error_of_reconstruction(rank
 
 def test_few_or_equal_states_have_no_shape():
     few = cloud(np.random.default_rng(0).normal(size=(5, 3)))
-    assert all(math.isnan(v) for v in few.seen)
+    assert all(math.isnan(v) for v in few.observed)
     same = cloud(np.ones((100, 3)))
     assert same.rank == 0
     assert all(math.isnan(v) for v in same.null_mean)

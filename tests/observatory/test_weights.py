@@ -7,7 +7,7 @@ from torch import nn
 pytest.importorskip("transformers")
 
 from cumulant.observatory.hooks.attention import observe_attention
-from cumulant.observatory.hooks.blocks import Unknown, attention_modules, norm_of
+from cumulant.observatory.hooks.blocks import NotFound, attention_modules, norm_of
 from cumulant.observatory.hooks.weights import HeadWeights, _projections, ascent_index, head_weights
 from cumulant.residual import gradientness
 from tests.observatory.tiny_models import inputs, make
@@ -99,7 +99,7 @@ def test_norms_are_known_by_what_they_do(module, gain, centred):
 
 
 def test_what_is_no_norm_is_unknown():
-    assert isinstance(norm_of(nn.Tanh(), 5), Unknown)
+    assert isinstance(norm_of(nn.Tanh(), 5), NotFound)
     assert "does not take" in norm_of(nn.LayerNorm(4), 5).reason
 
 

@@ -164,15 +164,15 @@ def unrecordable(model: nn.Module) -> str:
 
 def _implementations(model: nn.Module) -> dict[int, tuple]:
     """Every configuration inside the model with the name of its attention function."""
-    found: dict[int, tuple] = {}
+    configurations: dict[int, tuple] = {}
     pending: list = [m.config for m in model.modules() if hasattr(getattr(m, "config", None), "sub_configs")]
     while pending:
         config = pending.pop()
-        if id(config) in found:
+        if id(config) in configurations:
             continue
-        found[id(config)] = (config, getattr(config, "_attn_implementation_internal", None))
+        configurations[id(config)] = (config, getattr(config, "_attn_implementation_internal", None))
         pending += [sub for key in config.sub_configs if (sub := getattr(config, key, None)) is not None]
-    return found
+    return configurations
 
 
 def _register() -> None:
@@ -190,9 +190,9 @@ def _register() -> None:
 def _own_eager(module: nn.Module) -> Callable:
     """The function that the model's own file has for plain attention."""
     for kind in type(module).__mro__:
-        found = getattr(sys.modules.get(kind.__module__), "eager_attention_forward", None)
-        if found is not None:
-            return found
+        function = getattr(sys.modules.get(kind.__module__), "eager_attention_forward", None)
+        if function is not None:
+            return function
     raise ValueError(unrecordable(module))
 
 

@@ -14,14 +14,14 @@ from torch import Tensor, nn
 from cumulant.observatory.hooks.nn_adapter import reporting_layers
 
 # norms of queries and keys, as attention modules have them
-OWN_NORM = {
+QUERY_KEY_NORMS = {
     **dict.fromkeys(("q_norm", "q_layernorm", "query_layernorm"), "query"),
     **dict.fromkeys(("k_norm", "k_layernorm", "key_layernorm"), "key"),
 }
 
 
-class Unknown(NamedTuple):
-    """What could not be found out, and why."""
+class NotFound(NamedTuple):
+    """Why something about a model could not be found out."""
 
     reason: str
 
@@ -39,11 +39,11 @@ class Norm(NamedTuple):
 
 def attention_modules(model: nn.Module) -> list[str]:
     """Paths of the innermost modules that call themselves attention, or are layers of `cumulant.nn` that attend."""
-    told = reporting_layers(model)
+    reporting = reporting_layers(model)
     named = [
         name
         for name, m in model.named_modules()
-        if name in told or any(s in type(m).__name__ for s in ("Attention", "Attn"))
+        if name in reporting or any(s in type(m).__name__ for s in ("Attention", "Attn"))
     ]
     return [name for name in named if not any(other.startswith(f"{name}.") for other in named)]
 
@@ -86,11 +86,11 @@ def block_of(model: nn.Module, name: str, *, whole: bool = True, sequential: boo
 def norms_of(block: nn.Module) -> dict[str, nn.Module]:
     """The norms inside a block, but not those that attention puts on its queries and keys."""
     named = {name: m for name, m in block.named_modules() if "Norm" in type(m).__name__}
-    return {name: m for name, m in named.items() if name.rpartition(".")[2] not in OWN_NORM}
+    return {name: m for name, m in named.items() if name.rpartition(".")[2] not in QUERY_KEY_NORMS}
 
 
 @torch.no_grad()
-def norm_of(module: nn.Module, dim: int) -> Norm | Unknown:
+def norm_of(module: nn.Module, dim: int) -> Norm | NotFound:
     """What ``module`` does to vectors of length ``dim``, found by trying it on a few.
 
     >>> import torch
@@ -100,13 +100,13 @@ def norm_of(module: nn.Module, dim: int) -> Norm | Unknown:
     weight = getattr(module, "weight", None)
     like = weight if isinstance(weight, Tensor) else torch.zeros(0)
     if like.is_meta:
-        return Unknown("the weight of its norm is not loaded")
+        return NotFound("the weight of its norm is not loaded")
     x = torch.randn(16, dim, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     inputs = (x + 0.5).to(like)
     try:
         up, down = module.forward(inputs).double().cpu(), module.forward(-inputs).double().cpu()
     except (RuntimeError, TypeError):
-        return Unknown(f"{type(module).__name__} does not take {dim} numbers")
+        return NotFound(f"{type(module).__name__} does not take {dim} numbers")
     odd = (up - down) / 2  # what a shift leaves behind
     x = inputs.double().cpu()
     z = {True: x - x.mean(-1, keepdim=True), False: x}
@@ -119,7 +119,7 @@ def norm_of(module: nn.Module, dim: int) -> Norm | Unknown:
                 odd.abs().max()
             ):
                 return Norm(gain, centred)
-    return Unknown(f"{type(module).__name__} is neither a LayerNorm nor an RMSNorm")
+    return NotFound(f"{type(module).__name__} is neither a LayerNorm nor an RMSNorm")
 
 
 def twin(block: nn.Module) -> nn.Module:
@@ -159,7 +159,7 @@ def without_cache(args: tuple, kwargs: dict, length: int) -> tuple[tuple, dict] 
     }
 
 
-def sequences_of(args: tuple, kwargs: dict, batch: int, some: Tensor) -> tuple[tuple, dict]:
+def sequences_of(args: tuple, kwargs: dict, batch: int, index: Tensor) -> tuple[tuple, dict]:
     """The same arguments with some of the sequences: every tensor that begins with the axis of the batch is indexed.
 
     Nested tuples are gone through; a tensor with one axis is no sequence of states or masks and stays.
@@ -167,11 +167,11 @@ def sequences_of(args: tuple, kwargs: dict, batch: int, some: Tensor) -> tuple[t
 
     def cut(value: object) -> object:
         if isinstance(value, Tensor) and value.ndim > 1 and len(value) == batch:
-            return value[some.to(value.device)]
+            return value[index.to(value.device)]
         if type(value) is tuple:
             return tuple(cut(v) for v in value)
         return value
 
-    if len(some) == batch:
+    if len(index) == batch:
         return args, kwargs
     return tuple(cut(a) for a in args), {k: cut(v) for k, v in kwargs.items()}

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from cumulant.checks import sentence, shape
 from cumulant.observatory.hooks.blocks import (
-    Unknown,
+    NotFound,
     attention_modules,
     block_of,
     input_of,
@@ -251,7 +251,7 @@ class HiddenStateObserver:
                 block.cell = self.latest[1]
             for path in dict.fromkeys(e.norm for e in trace.norms()):
                 norm = norm_of(block.module.get_submodule(path), x.shape[-1])
-                if isinstance(norm, Unknown):
+                if isinstance(norm, NotFound):
                     self.notes[f"{block.name}.{path}"] = norm.reason
                 else:
                     block.centred[path] = norm.centred
@@ -295,8 +295,8 @@ class HiddenStateObserver:
 
     def _add_states(self, key: str, x: Tensor, tokens: PassTokens, *, ends: bool) -> None:
         before = self.statistics.get(f"{key}/sample")
-        found = state_statistics(x, tokens, ends=ends, covariance=self.covariance, before=before)
-        for quantity, statistic in found.items():
+        new = state_statistics(x, tokens, ends=ends, covariance=self.covariance, before=before)
+        for quantity, statistic in new.items():
             self._add(f"{key}/{quantity}", statistic)
 
     def _add_norms(self, block: ObservedBlock, trace: BlockTrace, tokens: PassTokens) -> None:
@@ -341,8 +341,8 @@ class HiddenStateObserver:
                 handle.remove()
         if out is not None:
             after = stage_values(block.plan, moved, out, moved_trace)
-            for name, found in growth_tallies(values, trace, after, moved_trace, block.centred, tokens):
-                self._add(f"{block.name}/{name}", found)
+            for name, growth in growth_tallies(values, trace, after, moved_trace, block.centred, tokens):
+                self._add(f"{block.name}/{name}", growth)
 
     def _seeds(self, tokens: PassTokens) -> int | list[int]:
         """Of a perturbation: of each sequence, from its text, if `expect` named them; else of the pass."""

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from cumulant.observatory.hooks.unwrap import is_transformers
 
-NAMES = ("attention_mask", "decoder_attention_mask")
+MASK_ARGUMENTS = ("attention_mask", "decoder_attention_mask")
 
 
 class TokenMasks:
@@ -26,7 +26,7 @@ class TokenMasks:
     def __init__(self, model: nn.Module):
         self.models = {name: m for name, m in model.named_modules() if not name or is_transformers(m)}
         self.passes = 0
-        self._given: dict[str, dict[str, object]] = {}
+        self._masks: dict[str, dict[str, object]] = {}
 
     @contextmanager
     def hooks(self) -> Iterator[None]:
@@ -48,8 +48,8 @@ class TokenMasks:
             bound = signature.bind_partial(*args).arguments | kwargs
         except TypeError:  # the model itself says what is wrong with its arguments
             bound = kwargs
-        known = [name for name in NAMES if name in signature.parameters or name in kwargs]
-        self._given[path] = {name: bound.get(name) for name in known}
+        known = [name for name in MASK_ARGUMENTS if name in signature.parameters or name in kwargs]
+        self._masks[path] = {name: bound.get(name) for name in known}
         self.passes += 1
 
     def _hooks(self, path: str, signature: inspect.Signature):
@@ -57,7 +57,7 @@ class TokenMasks:
             self._begin(path, signature, args, kwargs)
 
         def after(module, args, output) -> None:
-            self._given.pop(path, None)
+            self._masks.pop(path, None)
 
         return before, after
 
@@ -70,32 +70,32 @@ class TokenMasks:
         mask of images or sound counts pixels or samples, not queries; there, and where attention is called without its
         model, the mask of the call is all that is known.
         """
-        for path in sorted(self._given, key=len, reverse=True):
+        for path in sorted(self._masks, key=len, reverse=True):
             if path and not name.startswith(f"{path}."):
                 continue
-            inside = self._two_sided(path) and "decoder" in name.removeprefix(path).split(".")
-            wanted = NAMES[1] if inside else NAMES[0]
-            if not inside and getattr(self.models[path], "main_input_name", "input_ids") != "input_ids":
-                return seen_rows(mask, q)
-            if wanted not in self._given[path]:
+            in_decoder = self._two_sided(path) and "decoder" in name.removeprefix(path).split(".")
+            wanted = MASK_ARGUMENTS[1] if in_decoder else MASK_ARGUMENTS[0]
+            if not in_decoder and getattr(self.models[path], "main_input_name", "input_ids") != "input_ids":
+                return rows_from_mask(mask, q)
+            if wanted not in self._masks[path]:
                 continue
-            tokens = self._given[path][wanted]
+            tokens = self._masks[path][wanted]
             if tokens is None:
                 return None
             if isinstance(tokens, Tensor) and tokens.ndim == 2:
                 return tokens[:, -q:].bool() if len(tokens) == batch and tokens.shape[1] >= q else None
-        return None if self._given else seen_rows(mask, q)
+        return None if self._masks else rows_from_mask(mask, q)
 
     def _two_sided(self, path: str) -> bool:
         """An encoder and a decoder, each with a mask of its own."""
         return bool(getattr(getattr(self.models[path], "config", None), "is_encoder_decoder", False))
 
 
-def seen_rows(mask: Tensor | None, q: int) -> Tensor | None:
+def rows_from_mask(mask: Tensor | None, q: int) -> Tensor | None:
     """Which queries are tokens, from the mask of one self-attention: those that some query sees as a key.
 
     >>> import torch
-    >>> seen_rows(torch.tensor([[True, False], [True, False]])[None, None], 2)
+    >>> rows_from_mask(torch.tensor([[True, False], [True, False]])[None, None], 2)
     tensor([[ True, False]])
     """
     if mask is None or mask.shape[-2:] != (q, q):

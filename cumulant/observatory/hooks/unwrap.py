@@ -13,7 +13,7 @@ from cumulant.checks import sentence
 from cumulant.observatory.hooks.nn_adapter import reporting_layers
 
 # wrappers of torch that hand their arguments on unchanged, and where they keep the model
-TRANSPARENT = {
+WRAPPERS = {
     "OptimizedModule": "_orig_mod",
     "DataParallel": "module",
     "DistributedDataParallel": "module",
@@ -37,20 +37,20 @@ def unwrapped(model: object) -> nn.Module:
     if not isinstance(model, nn.Module):
         advice = "Pass the model itself, not a function that calls it."
         raise TypeError(sentence("attach.model", EXPECTED, f"a {type(model).__name__}", advice))
-    inner = _without_transparent(model)
+    inner = _without_wrappers(model)
     if is_transformers(inner):
         return inner
-    inside, own = transformers_models(inner), reporting_layers(inner)
-    own = [name for name in own if not any(_is_under(name, path) for path in inside)]
-    if not inside and own:
+    inside, own_layers = transformers_models(inner), reporting_layers(inner)
+    own_layers = [name for name in own_layers if not any(_is_under(name, path) for path in inside)]
+    if not inside and own_layers:
         return inner
     if not inside:
         advice = "Load one with AutoModel.from_pretrained(...)."
         raise TypeError(sentence("attach.model", EXPECTED, type(inner).__name__, advice))
-    if len(inside) == 1 and not own:
-        return _without_transparent(*inside.values())
-    named = [f"{type(inner.get_submodule(path)).__name__} at .{path}" for path in (*inside, *own[:1])]
-    first, *others = (f"attach(model.{path})" for path in (*inside, *own[:1]))
+    if len(inside) == 1 and not own_layers:
+        return _without_wrappers(*inside.values())
+    named = [f"{type(inner.get_submodule(path)).__name__} at .{path}" for path in (*inside, *own_layers[:1])]
+    first, *others = (f"attach(model.{path})" for path in (*inside, *own_layers[:1]))
     advice = f"Pass one of them, {' or '.join([first, *others])}, and call the whole as before."
     raise TypeError(sentence("attach.model", "one model", f"{type(inner).__name__} with {', '.join(named)}", advice))
 
@@ -61,9 +61,9 @@ def is_transformers(model: nn.Module) -> bool:
     return kind is not None and isinstance(model, kind)
 
 
-def _without_transparent(model: nn.Module) -> nn.Module:
+def _without_wrappers(model: nn.Module) -> nn.Module:
     while True:
-        names = (TRANSPARENT.get(kind.__name__) for kind in type(model).__mro__ if kind.__module__.startswith("torch."))
+        names = (WRAPPERS.get(kind.__name__) for kind in type(model).__mro__ if kind.__module__.startswith("torch."))
         inner = next((getattr(model, name, None) for name in names if name), None)
         if not isinstance(inner, nn.Module):
             return model

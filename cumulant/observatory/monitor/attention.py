@@ -55,14 +55,14 @@ def observe_pass(
 
 def entrances(model: nn.Module) -> list[nn.Module]:
     """The modules whose calls begin a pass: the model, and for those who call its parts instead, its parts."""
-    found, pending = [model], list(model.children())
+    modules, pending = [model], list(model.children())
     while pending:
         module = pending.pop(0)
         if isinstance(module, nn.ModuleList | nn.ModuleDict):  # these are never called themselves
             pending += module.children()
         else:
-            found.append(module)
-    return found
+            modules.append(module)
+    return modules
 
 
 def _expansion_hook(path: str, on_expansion: OnExpansion):

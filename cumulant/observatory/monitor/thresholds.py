@@ -119,11 +119,11 @@ class AlarmDetector:
     def alarms(self, step: int, layers: Iterable[LayerCheck]) -> list[Alarm]:
         """The alarms that are new in this check."""
         layers = list(layers)
-        found = [alarm for number, layer in enumerate(layers) for alarm in self._of_layer(step, number, layer)]
+        alarms = [alarm for number, layer in enumerate(layers) for alarm in self._of_layer(step, number, layer)]
         quiet = self.checks - self.thresholds.reach
         self.active = {key: number for key, number in self.active.items() if number >= quiet}
-        new = [a for a in found if (a.kind, a.name, a.head) not in self.active]
-        self.active |= {(a.kind, a.name, a.head): self.checks for a in found}
+        new = [a for a in alarms if (a.kind, a.name, a.head) not in self.active]
+        self.active |= {(a.kind, a.name, a.head): self.checks for a in alarms}
         self.checks += 1
         self.recent.append((step, {layer.name: layer for layer in layers}))
         return new

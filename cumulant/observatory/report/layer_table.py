@@ -136,7 +136,7 @@ def _spectrum(spread: MeanScatter) -> Tensor:
 
 
 def _distance_columns(compared: Comparison, sampled: int) -> dict:
-    laws = (compared.seen, compared.null_mean, compared.null_low, compared.null_high)
+    laws = (compared.observed, compared.null_mean, compared.null_low, compared.null_high)
     row = {name: NullComparison(*(finite(getattr(law, name)) for law in laws)) for name in DISTANCES}
     return row | {
         "gaussian_rank": compared.rank,

@@ -60,7 +60,7 @@ class ShapeStatistics(NamedTuple):
 class Comparison(NamedTuple):
     """A sample beside Gaussian ones: their mean, and the band that holds 99 % of them."""
 
-    seen: ShapeStatistics
+    observed: ShapeStatistics
     null_mean: ShapeStatistics
     null_low: ShapeStatistics
     null_high: ShapeStatistics
@@ -155,7 +155,7 @@ def compare_with_gaussian(
     root = along.variance.sqrt()
     scores = (sample.double() - along.mean) @ along.basis  # (m, r)
     basis, mixing = _directions(rank, seed)
-    seen = ShapeStatistics(*_gaussianity(scores / root, basis @ mixing, principal), lle_error(scores))
+    observed = ShapeStatistics(*_gaussianity(scores / root, basis @ mixing, principal), lle_error(scores))
     table = _null_table(sizes, len(mixing), seed)  # (NULL_SAMPLES, 3)
     errors = torch.tensor([lle_error(white * root) for white in _null_samples(sizes, rank, seed, drawn)]).double()
     log = errors.clamp_min(torch.finfo(torch.float64).tiny).log()
@@ -163,7 +163,7 @@ def compare_with_gaussian(
     mean = _shape(table.mean(0), float(errors.mean()))
     low = _shape(table.quantile(TAIL_SHARE, 0), math.exp(float(log.mean()) - wide))
     high = _shape(table.quantile(1 - TAIL_SHARE, 0), math.exp(float(log.mean()) + wide))
-    return Comparison(seen, mean, low, high, rank, principal)
+    return Comparison(observed, mean, low, high, rank, principal)
 
 
 def _shape(first: Tensor, lle: float) -> ShapeStatistics:

@@ -35,30 +35,30 @@ def head_quantities(call: AttentionCall, wanted: frozenset[str], first: int | Te
 
     Quantities that need the weights of single keys are left out: see `sampled_heads`.
     """
-    statistics = sorted({MOMENTS[name] for name in wanted if name in MOMENTS})
+    requested = sorted({MOMENTS[name] for name in wanted if name in MOMENTS})
     value = call.value if "collapse_loss" in wanted else None
-    found = moments(call.eta, call.key, value, statistics=statistics, **call.support.arguments())
-    g = found.log_normalizer
-    out: dict[str, Tensor | None] = {"log_normalizer": g, "sink_mass": found.sink_mass}
+    family = moments(call.eta, call.key, value, statistics=requested, **call.support.arguments())
+    g = family.log_normalizer
+    out: dict[str, Tensor | None] = {"log_normalizer": g, "sink_mass": family.sink_mass}
     for name in wanted & {"entropy", "effective_atoms", "max_score"}:
-        out[name] = getattr(found, name)
+        out[name] = getattr(family, name)
     if wanted & {"kl_to_base", "condensed"}:
         count, log_mass = call.support.visible_keys(call.eta, call.key.shape[-2])
-        score = found.mean_log_weight if call.capped else found.mean_score  # a capped score is carried as a weight
+        score = family.mean_log_weight if call.capped else family.mean_score  # a capped score is carried as a weight
         out["kl_to_base"] = kl = score - g + (torch.log(count) if call.capped else log_mass)
         out["condensed"] = (kl > torch.log(count) - 1).to(g.dtype)
     if "first_mass" in wanted:
         out["first_mass"] = _first_mass(call, g, first)
     if "collapse_loss" in wanted:
-        out["collapse_loss"] = found.value_trace
+        out["collapse_loss"] = family.value_trace
     if "fisher_trace" in wanted:
-        out["fisher_trace"] = call.scale * found.atom_trace
+        out["fisher_trace"] = call.scale * family.atom_trace
     if call.capped:
         out["max_score"] = torch.full_like(g, torch.nan)
     blank = g == -torch.inf
     if call.rows is not None:
         blank = blank | ~call.rows[:, None, :]
-    return {n: v.masked_fill(blank, torch.nan) for n, v in out.items() if n in wanted and v is not None}
+    return {name: x.masked_fill(blank, torch.nan) for name, x in out.items() if name in wanted and x is not None}
 
 
 def _first_mass(call: AttentionCall, g: Tensor, first: int | Tensor) -> Tensor:

@@ -113,13 +113,13 @@ def _covariances(p: Tensor, rows: QueryRows) -> Covariances:
 
 
 def _quantities(call: AttentionCall, rows: QueryRows, under: Covariances, product: Tensor | None) -> dict[str, Tensor]:
-    seen = (rows.base > -torch.inf).sum(-1)
+    visible = (rows.base > -torch.inf).sum(-1)
     k90 = mass_count(rows.p).to(rows.p.dtype)
     spread = (under.key_key + under.key_key.mT) / 2
     eigenvalues = call.scale * torch.linalg.eigvalsh(spread).clamp_min(0)
     out = {
         "k90": k90,
-        "k90_share": k90 / seen.clamp_min(1),
+        "k90_share": k90 / visible.clamp_min(1),
         "fisher_top": eigenvalues[..., -1],
         "fisher_volume": torch.log1p(eigenvalues).sum(-1),
     }
@@ -141,7 +141,7 @@ def _fit_sums(rows: QueryRows, under: Covariances) -> dict[str, Tensor]:
     base = _covariances(prior[:, :1] if same else prior, rows)
     left = under.value - base.value
     predicted = (base.key_value.mT @ rows.eta[..., None])[..., 0]
-    seen = (rows.base > -torch.inf).any(1).to(rows.key.dtype)  # (heads, n)
+    visible = (rows.base > -torch.inf).any(1).to(rows.key.dtype)  # (heads, n)
     key = rows.key + rows.key_mean
     eta, mean = rows.eta.double(), (under.key + rows.key_mean).double()
     return {
@@ -153,9 +153,9 @@ def _fit_sums(rows: QueryRows, under: Covariances) -> dict[str, Tensor]:
         "link/eta_eta": eta.mT @ eta,
         "link/mean_mean": mean.mT @ mean,
         "link/eta_mean": eta.mT @ mean,
-        "keys/count": seen.double().sum(1),
-        "keys/sum": (seen[..., None] * key).double().sum(1),
-        "keys/square": (key.mT @ (seen[..., None] * key)).double(),
+        "keys/count": visible.double().sum(1),
+        "keys/sum": (visible[..., None] * key).double().sum(1),
+        "keys/square": (key.mT @ (visible[..., None] * key)).double(),
     }
 
 

@@ -183,9 +183,9 @@ class StateSample:
     ) -> StateSample:
         """x (n, D), priority, sequence and length (n,); without the last two the vectors are taken as they are."""
         order = priority.argsort(stable=True)[:SAMPLE_SIZE]
-        kept = x.detach()[order.to(x.device)].cpu()
+        vectors = x.detach()[order.to(x.device)].cpu()
         sequence, length = (torch.zeros_like(priority) if names is None else names for names in (sequence, length))
-        state = kept if kept.dtype == torch.float64 else kept.float()
+        state = vectors if vectors.dtype == torch.float64 else vectors.float()
         return cls(priority[order], state, sequence[order], length[order])
 
     def merge(self, other: StateSample) -> StateSample:
