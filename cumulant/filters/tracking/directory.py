@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from cumulant.checks import sentence
+from cumulant.files import new_directory
 from cumulant.filters.tracking.estimates import table_of
 from cumulant.filters.tracking.filter import Estimate
 from cumulant.filters.tracking.model import TrackModel
@@ -49,13 +47,14 @@ def write_directory(
         import polars
     except ModuleNotFoundError:
         raise ModuleNotFoundError(sentence("track", "polars", "no such package", "install cumulant[lab]")) from None
-    with _in_one_step(place, force) as room:
+    with new_directory(place, overwrite=True) as room:
         table = polars.DataFrame(table_of(model, estimates)).fill_nan(None)
         table.write_parquet(room / TABLES[0])
         table.write_csv(room / TABLES[1])
         names = _draw(room, model, estimates[:figures])
         text = json.dumps(summary | {"figures": names}, indent=1, ensure_ascii=False, allow_nan=False)
         (room / MARK).write_text(text + "\n", encoding="utf-8")
+        claim(place, force)  # again: it may have been taken meanwhile
     return names
 
 
@@ -87,29 +86,3 @@ def file_names(tracks: Sequence[str]) -> list[str]:
         seen.add(name.lower())
         made.append(name)
     return made
-
-
-@contextmanager
-def _in_one_step(place: Path, force: bool) -> Iterator[Path]:
-    """A directory beside the place that takes its name in the end; a failure leaves what was there before."""
-    place = place.absolute()
-    place.parent.mkdir(parents=True, exist_ok=True)
-    room = Path(tempfile.mkdtemp(dir=place.parent, prefix=f".{place.name}."))
-    try:
-        room.chmod(0o755)
-        yield room
-        claim(place, force)  # again: it may have been taken meanwhile
-        if place.exists():
-            old = Path(tempfile.mkdtemp(dir=place.parent, prefix=f".{place.name}.old."))
-            place.replace(old)
-            try:
-                room.replace(place)
-            except BaseException:
-                old.replace(place)
-                raise
-            shutil.rmtree(old)
-        else:
-            room.replace(place)
-    except BaseException:
-        shutil.rmtree(room, ignore_errors=True)
-        raise

@@ -13,11 +13,12 @@ import io
 import json
 import os
 import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from cumulant.files import new_directory
 
 CONTENTS = "contents.json"  # names and sizes of the files of a copy, written last
 
@@ -76,21 +77,16 @@ def _plain(model):
 
 
 def _keep(copy: Path, model, tokenizer) -> None:
-    copy.parent.mkdir(parents=True, exist_ok=True)
-    if copy.exists():
-        shutil.rmtree(copy)
-    draft = Path(tempfile.mkdtemp(dir=copy.parent, prefix=f".{copy.name}."))
+    shutil.rmtree(copy, ignore_errors=True)  # incomplete
     try:
-        model.save_pretrained(draft)
-        tokenizer.save_pretrained(draft)
-        sizes = {path.name: path.stat().st_size for path in draft.iterdir()}
-        (draft / CONTENTS).write_text(json.dumps(sizes, indent=1, sort_keys=True))
-        draft.rename(copy)
-    except BaseException as error:
-        shutil.rmtree(draft, ignore_errors=True)
-        if isinstance(error, OSError) and is_complete(copy):  # someone else was faster
-            return
-        raise
+        with new_directory(copy) as draft:
+            model.save_pretrained(draft)
+            tokenizer.save_pretrained(draft)
+            sizes = {path.name: path.stat().st_size for path in draft.iterdir()}
+            (draft / CONTENTS).write_text(json.dumps(sizes, indent=1, sort_keys=True))
+    except OSError:
+        if not is_complete(copy):  # another process may have been faster
+            raise
 
 
 def _read(copy: Path) -> tuple[Any, Any]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import tempfile
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cumulant.checks import sentence
-from cumulant.files import write
+from cumulant.files import new_directory, sync, write
 from cumulant.observatory.record.manifest import (
     ENDED,
     PLAN,
@@ -228,7 +227,7 @@ class Store:
             delete_shards(self.directory)
             self.new = True
             write(self.shards / PLAN, json.dumps(plan, indent=1) + "\n")
-            _sync(self.shards / PLAN)
+            sync(self.shards / PLAN)
         else:
             require_same(self.directory, plan)
         self._find()
@@ -255,19 +254,10 @@ class Store:
             shutil.rmtree(place)
 
     def _put(self, name: str, record: Record | None, told: dict) -> None:
-        place = Path(tempfile.mkdtemp(dir=self.shards, prefix=".new-"))
-        try:
-            place.chmod(0o755)
+        with new_directory(self.shards / name, durable=True, prefix=".new-") as place:
             if record is not None:
                 record.save(place, exact=True, listed=False)
             write(place / "shard.json", json.dumps({"format": FORMAT, **told}) + "\n")
-            for path in (*place.iterdir(), place):
-                _sync(path)
-            os.replace(place, self.shards / name)
-            _sync(self.shards)
-        except BaseException:
-            shutil.rmtree(place, ignore_errors=True)
-            raise
 
     def _find(self) -> None:
         """Read what is there; remove what was not finished or cannot be read."""
@@ -345,12 +335,3 @@ def _nothing(spoiled: int, listed: list[Spoiled], skipped: int) -> str:
     parts = [f"{spoiled} spoiled ({listed[0].name}: {listed[0].why})"] if listed else []
     parts += [f"{skipped} without one"] if skipped or not listed else []
     return sentence("observe.texts", "a text of at least one token", " and ".join(parts), "Give other texts.")
-
-
-def _sync(path: Path) -> None:
-    """Wait until a file, or the names in a directory, are on the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -7,9 +7,6 @@ state.safetensors                            weights and moments of AdamW, in on
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import tempfile
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from cumulant.checks import sentence
+from cumulant.files import new_directory, replacing
 from cumulant.nn.kinds import FORMAT
 from cumulant.nn.trunk import Stack
 from cumulant.paper.trainings.task import Task
@@ -68,18 +66,12 @@ def save_checkpoint(run: Path, task: Task, model: nn.Module, config: Stack, *, s
     place = step_directory(run, step)
     if place.exists():
         return place
-    room = Path(tempfile.mkdtemp(dir=run, prefix=f".{place.name}."))
-    try:
-        room.chmod(0o755)
+    with new_directory(place) as draft:
         about = {"format": FORMAT, "task": task.name, "step": step, "seed": seed, "model": asdict(config)}
         texts = {CONFIG: json.dumps(about, indent=1) + "\n", **task.files()}
         for name, text in texts.items():
-            (room / name).write_text(text, encoding="utf-8")
-        _save({name: p.detach().contiguous() for name, p in model.state_dict().items()}, room / WEIGHTS, {})
-        room.replace(place)
-    except BaseException:
-        shutil.rmtree(room, ignore_errors=True)
-        raise
+            (draft / name).write_text(text, encoding="utf-8")
+        _save({name: p.detach().contiguous() for name, p in model.state_dict().items()}, draft / WEIGHTS, {})
     return place
 
 
@@ -142,15 +134,8 @@ def save_state(run: Path, model: nn.Module, optimizer: torch.optim.Optimizer, pr
     for name, p in model.named_parameters():
         tensors |= {f"{key}.{name}": optimizer.state[p][key] for key in MOMENTS if p in optimizer.state}
     still = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
-    handle, temporary = tempfile.mkstemp(dir=run, prefix=f".{STATE}.")
-    os.close(handle)
-    try:
-        _save(still, Path(temporary), {"progress": json.dumps(progress._asdict())})
-        Path(temporary).chmod(0o644)
-        os.replace(temporary, run / STATE)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    with replacing(run / STATE) as draft:
+        _save(still, draft, {"progress": json.dumps(progress._asdict())})
 
 
 def load_state(run: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> Progress | None:
