@@ -18,7 +18,7 @@ from rich.table import Table
 
 from cumulant.checks import sentence
 from cumulant.files import write, write_parquet
-from cumulant.observatory.models.load import KNOWN, Loaded, load
+from cumulant.observatory.models.load import PACKAGED_MODELS, Loaded, load
 from cumulant.observatory.record.manifest import ABLATION, PAGE, TABLES, writing
 from cumulant.observatory.record.record import Record, claim_directory, null_places
 from cumulant.observatory.report.directory import page_data, read_ablation, read_nulls, render, write_tables
@@ -55,7 +55,7 @@ OPTIONS = {  # what arguments of functions are called on the command line
 
 def observe_command(
     model: Annotated[
-        str, typer.Argument(help=f"{', '.join(KNOWN)}, a directory, a GGUF file, or owner/name on the hub.")
+        str, typer.Argument(help=f"{', '.join(PACKAGED_MODELS)}, a directory, a GGUF file, or owner/name on the hub.")
     ] = "minilm",
     text: Annotated[
         list[str] | None,

@@ -14,8 +14,7 @@ from cumulant.checks import sentence
 from cumulant.files import versions
 from cumulant.nn.calls import AttentionCall
 from cumulant.observatory.hooks.unwrap import unwrapped
-from cumulant.observatory.models.load import Loaded
-from cumulant.observatory.models.text_model import require_text_model
+from cumulant.observatory.models.load import Loaded, require_text_model
 from cumulant.observatory.record.record import TEXTS, Passage, Record
 from cumulant.observatory.record.recorder import UNRECORDED, Recorder, attach, looked_share
 from cumulant.observatory.statistics.stable_hash import uniform

@@ -12,8 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cumulant.checks import sentence
-from cumulant.observatory.models.load import Loaded, load, random_twin
-from cumulant.observatory.models.text_model import require_text_model
+from cumulant.observatory.models.load import Loaded, load, random_twin, require_text_model
 from cumulant.observatory.record.record import Record
 from cumulant.observatory.runs.nulls import shuffled
 from cumulant.observatory.runs.observe import Progress, observe, unrecorded
