@@ -86,7 +86,10 @@ def transformer_lens(x: Reading) -> Run:
 
 def _model(x: Reading) -> tuple[Any, dict[str, Tensor]]:
     """MiniLM and the text as it takes it: (sequences, length) tokens of Python's help, all places filled."""
-    load, read = ours("cumulant.observatory.models.load", "load"), ours("cumulant.observatory.text.texts", "read_texts")
+    load, read = (
+        ours("cumulant.observatory.models.load", "load"),
+        ours("cumulant.observatory", "read_texts"),
+    )
     try:
         loaded = load(MODEL)
     except (ModuleNotFoundError, ValueError) as missing:

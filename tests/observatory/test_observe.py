@@ -26,7 +26,7 @@ from cumulant.observatory.report.verdicts import verdicts  # noqa: E402
 from cumulant.observatory.runs.nulls import chosen_nulls, shuffled  # noqa: E402
 from cumulant.observatory.statistics.stable_hash import uniform  # noqa: E402
 from cumulant.observatory.statistics.tally import Tally  # noqa: E402
-from cumulant.observatory.text.texts import Text  # noqa: E402
+from cumulant.observatory.text.corpus import Text  # noqa: E402
 from tests.observatory.tiny_models import inputs, make  # noqa: E402
 
 WORDS = ("mean", "law", "norm", "key", "sink", "head")

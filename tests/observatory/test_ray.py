@@ -231,7 +231,7 @@ def test_a_failing_shard_is_named_and_the_rest_is_kept(here, job, loaded, tmp_pa
     place = write_texts(tmp_path / "texts", files=3)
     corpus = plan([place], shard_bytes=512)
     body = (place / "1.txt").read_bytes()
-    broken = next(s.ordinal for s in corpus.shards if any(p.path.endswith("1.txt") for p in s.pieces))
+    broken = next(s.ordinal for s in corpus.shards if any(p.path.endswith("1.txt") for p in s.ranges))
     (place / "1.txt").unlink()
     with opened(tmp_path / "out", corpus, job, loaded) as store:
         named = rf"^observe_on_ray: shard {broken} \(.*FileNotFoundError.*; {len(corpus.shards) - 1} shards are kept"

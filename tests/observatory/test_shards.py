@@ -167,7 +167,7 @@ def test_a_shard_without_tokens_has_no_record(tmp_path, job, loaded):
     assert [f.record is not None for f in found].count(True) == 1
     assert (found[0].record, found[0].tokens, found[0].sequences, found[0].skipped) == (None, 0, 0, 1)
     assert sum(f.skipped for f in found) == 2
-    assert sum(len(f.spoiled) for f in found) == 2
+    assert sum(len(f.unreadable) for f in found) == 2
     assert [count_tokens(loaded, job, shard, None, None) for shard in shards] == [f.tokens for f in found]
     assert sum(f.tokens for f in found) == 3
 

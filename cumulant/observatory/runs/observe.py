@@ -18,9 +18,8 @@ from cumulant.observatory.models.load import Loaded, require_text_model
 from cumulant.observatory.record.record import TEXTS, Passage, Record
 from cumulant.observatory.record.recorder import UNRECORDED, Recorder, attach, looked_share
 from cumulant.observatory.statistics.stable_hash import uniform
-from cumulant.observatory.text.texts import Spoiled, Text
-from cumulant.observatory.text.token_strings import pieces
-from cumulant.observatory.text.windows import Batch, batches
+from cumulant.observatory.text.corpus import Text, UnreadableDocument
+from cumulant.observatory.text.windows import Batch, batches, token_strings
 
 LONGEST = 192  # tokens of a passage that are kept for the page
 FEW = 1000  # below this a record says so
@@ -42,18 +41,18 @@ def observe(
     alter: Callable[[AttentionCall], AttentionCall] | None = None,
     progress: Progress | None = None,
     meta: dict | None = None,
-    spoiled: list[Spoiled] | None = None,
+    unreadable: list[UnreadableDocument] | None = None,
 ) -> Record:
     """Let a model read texts and keep the law of its heads and of its hidden states.
 
     model       what `models.load` gives, or a transformers model with its ``tokenizer``; one that reads images or sound
                 is for `attach`
-    texts       strings, or what `texts.read_texts` yields
+    texts       strings, or what `read_texts` yields
     quantities  names or groups; all if None
     max_tokens  where to stop; None reads everything
     max_length  tokens of a window; longer texts are cut
     progress    called with the number of tokens of every batch that is done
-    spoiled     takes the texts that the tokenizer cannot read, which are then left out; without it they are refused
+    unreadable  takes the texts that the tokenizer cannot read, which are then left out; without it they are refused
 
     Memory does not grow with the length of the texts. An interrupt (Ctrl-C) ends the reading and gives the record so
     far, with ``meta["complete"]`` false.
@@ -65,7 +64,7 @@ def observe(
         advice = "Pass tokenizer=..., or attach(model) and call the model yourself."
         raise ValueError(sentence("observe.tokenizer", "the tokenizer of the model", None, advice))
     limits = {"max_length": max_length, "batch_size": batch_size, "max_tokens": max_tokens}
-    stream = batches(texts, tokenizer, **limits, spoiled=spoiled)
+    stream = batches(texts, tokenizer, **limits, unreadable=unreadable)
     device = next(network.parameters()).device
     passages: dict[int, Passage] = {}  # by the number of the text, as batches are sorted by length
     tokens = sequences = 0
@@ -156,7 +155,7 @@ def _passages(recorder: Recorder, batch: Batch, tokenizer: Any) -> dict[int, Pas
     out = {}
     for sequence, values in sorted(recorder.shown.items()):
         length = min(LONGEST, int(batch.attention_mask[sequence].sum()))
-        shown = tuple(pieces(tokenizer, batch.input_ids[sequence, :length].tolist()))
+        shown = tuple(token_strings(tokenizer, batch.input_ids[sequence, :length].tolist()))
         whole = batch.input_ids.shape[1]
         kept = {
             quantity: {name: t[:, :length].contiguous() for name, t in by_layer.items() if t.shape[1] == whole}

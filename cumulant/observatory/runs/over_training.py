@@ -28,8 +28,7 @@ from cumulant.observatory.record.manifest import MOMENTS, PAGE, RECORD, remove, 
 from cumulant.observatory.record.record import UNREADABLE, Record, claim_directory
 from cumulant.observatory.runs.observe import Progress, observe
 from cumulant.observatory.runs.weight_statistics import with_weights
-from cumulant.observatory.text.corpus import Corpus
-from cumulant.observatory.text.texts import Text
+from cumulant.observatory.text.corpus import Corpus, Text
 
 STEP = re.compile(r"(?:step|checkpoint)-(\d+)")
 KEPT = re.compile(r"step-\d{6,}")
@@ -253,7 +252,7 @@ def _observe_step(
         batch_size=settings.batch_size,
         seed=settings.seed,
         progress=progress,
-        spoiled=[],
+        unreadable=[],
     )
     record = with_weights(record, loaded.model)
     more = {"step": step.number, "text_hash": read.hexdigest(), "dimension": dimension(loaded.model)}

@@ -23,7 +23,7 @@ from cumulant.observatory.record.record import Record
 from cumulant.observatory.runs.observe import Progress
 from cumulant.observatory.runs.ray_cluster import connected
 from cumulant.observatory.runs.shards import Job, Observed, added_tokens, count_tokens, observe_shard
-from cumulant.observatory.text.corpus import Corpus, Shard, Spoiled, hash_of
+from cumulant.observatory.text.corpus import Corpus, Shard, UnreadableDocument, hash_of
 
 if TYPE_CHECKING:
     from cumulant.observatory.runs.store import Store
@@ -121,7 +121,7 @@ class ShardReader:
             return _row(shard, {"text_hash": hash_of(shard, self.column)})
         self.loaded = self.loaded or self._load()
         found = observe_shard(self.loaded, self.job, shard, self.column, task["budget"])
-        told = found._asdict() | {"record": None, "spoiled": [list(document) for document in found.spoiled]}
+        told = found._asdict() | {"record": None, "unreadable": [list(document) for document in found.unreadable]}
         tensors, plain = to_bytes(found.record) if found.record is not None else (b"", "")
         return _row(shard, {"observed": told}, tensors, plain)
 
@@ -170,9 +170,9 @@ class _Reply(NamedTuple):
 
     def observed(self) -> Observed:
         told = dict(self.told["observed"])
-        spoiled = tuple(Spoiled(*document) for document in told["spoiled"])
+        unreadable = tuple(UnreadableDocument(*document) for document in told["unreadable"])
         record = from_bytes(self.tensors, self.plain) if self.tensors else None
-        return Observed(**told | {"spoiled": spoiled, "record": record})
+        return Observed(**told | {"unreadable": unreadable, "record": record})
 
 
 Replies = Generator[_Reply, None, None]

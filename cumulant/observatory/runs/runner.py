@@ -22,8 +22,7 @@ from cumulant.observatory.runs.observe import Progress, observe
 from cumulant.observatory.runs.shards import Job, observe_corpus
 from cumulant.observatory.runs.store import Store
 from cumulant.observatory.runs.weight_statistics import with_weights
-from cumulant.observatory.text.corpus import Corpus
-from cumulant.observatory.text.texts import read_texts
+from cumulant.observatory.text.corpus import Corpus, read_texts
 
 NULL_SHARE = 4  # nulls read a quarter of the tokens
 LEAST = 5120  # but not fewer than this: a link fit of heads of width 64 needs more than 128 queries of one in 32

@@ -16,8 +16,7 @@ from cumulant.observatory.models.load import Loaded, load, random_twin, require_
 from cumulant.observatory.record.record import Record
 from cumulant.observatory.runs.nulls import shuffled
 from cumulant.observatory.runs.observe import Progress, observe, unrecorded
-from cumulant.observatory.text.corpus import Corpus, Shard, hash_of, texts_of
-from cumulant.observatory.text.texts import Spoiled
+from cumulant.observatory.text.corpus import Corpus, Shard, UnreadableDocument, hash_of, texts_of
 from cumulant.observatory.text.windows import NoTokens, batches, special_tokens
 
 if TYPE_CHECKING:
@@ -59,7 +58,7 @@ class Observed(NamedTuple):
 
     record     None if no token was in it
     text_hash  `corpus.hash_of` the shard
-    spoiled    documents that could not be read
+    unreadable  documents that could not be read
     skipped    documents without a token
     """
 
@@ -67,7 +66,7 @@ class Observed(NamedTuple):
     text_hash: str
     tokens: int
     sequences: int
-    spoiled: tuple[Spoiled, ...]
+    unreadable: tuple[UnreadableDocument, ...]
     skipped: int = 0
 
 
@@ -85,8 +84,8 @@ def observe_shard(
 
     An interrupt (Ctrl-C) ends the reading as in `observe`: the record then has ``meta["complete"]`` false.
     """
-    spoiled: list[Spoiled] = []
-    texts = texts_of(shard, column, spoiled)
+    unreadable: list[UnreadableDocument] = []
+    texts = texts_of(shard, column, unreadable)
     shuffles = job.null == "shuffled"
     try:
         record = observe(
@@ -100,15 +99,15 @@ def observe_shard(
             hidden_states=not shuffles,
             alter=shuffled(job.seed + shard.ordinal) if shuffles else None,
             progress=progress,
-            spoiled=spoiled,
+            unreadable=unreadable,
         )
     except NoTokens as nothing:
-        return Observed(None, texts.sha256(), 0, 0, tuple(spoiled), nothing.skipped)
+        return Observed(None, texts.sha256(), 0, 0, tuple(unreadable), nothing.skipped)
     meta = record.meta
     notes = [*loaded.notes, *unrecorded(record)]
     kept = {k: v for k, v in meta.items() if k not in ("created", "notes")} | {"notes": notes}
     counts = meta["tokens"], meta["sequences"]
-    return Observed(replace(record, meta=kept), texts.sha256(), *counts, tuple(spoiled), meta["skipped"])
+    return Observed(replace(record, meta=kept), texts.sha256(), *counts, tuple(unreadable), meta["skipped"])
 
 
 def count_tokens(model: Any, job: Job, shard: Shard, column: str | None, budget: int | None) -> int:
@@ -120,7 +119,7 @@ def count_tokens(model: Any, job: Job, shard: Shard, column: str | None, budget:
         max_length=job.max_length,
         batch_size=job.batch_size,
         max_tokens=budget,
-        spoiled=[],
+        unreadable=[],
     )
     try:
         return sum(batch.tokens for batch in stream)

@@ -31,8 +31,7 @@ from cumulant.observatory.record.record import UNREADABLE, Record, claim_directo
 from cumulant.observatory.runs.observe import small
 from cumulant.observatory.runs.plan import AGAIN, FORMAT, finished_record, hash_of_all, identity, plan_of, require_same
 from cumulant.observatory.runs.shards import Job, Observed, key_of
-from cumulant.observatory.text.corpus import Corpus
-from cumulant.observatory.text.texts import Spoiled
+from cumulant.observatory.text.corpus import Corpus, UnreadableDocument
 
 LOOSE = 4  # shards in a row that are merged into one place; the record of a large model has hundreds of megabytes
 LISTED = 100  # spoiled documents that are listed; all are counted
@@ -48,7 +47,7 @@ class Finished(NamedTuple):
     sequences: int
     skipped: int
     spoiled: int
-    documents: tuple[Spoiled, ...]
+    documents: tuple[UnreadableDocument, ...]
 
     @classmethod
     def of(cls, plain: dict) -> Finished:
@@ -57,7 +56,7 @@ class Finished(NamedTuple):
         counts = (known.ordinal, known.tokens, known.sequences, known.skipped, known.spoiled)
         if not all(type(n) is int and n >= 0 for n in counts) or not isinstance(known.key + known.text_hash, str):
             raise ValueError(plain)
-        return known._replace(documents=tuple(Spoiled(*d) for d in plain["documents"]))
+        return known._replace(documents=tuple(UnreadableDocument(*d) for d in plain["documents"]))
 
     @property
     def place(self) -> str:
@@ -158,7 +157,7 @@ class Store:
 
     def named(self, ordinal: int) -> str:
         """A shard and the files that it is from."""
-        paths = list(dict.fromkeys(piece.path for piece in self.corpus.shards[ordinal].pieces))
+        paths = list(dict.fromkeys(part.path for part in self.corpus.shards[ordinal].ranges))
         return f"{ordinal} ({paths[0]}{f' … {paths[-1]}' if len(paths) > 1 else ''})"
 
     def merged(self, *, complete: bool = True, begun: Observed | None = None) -> Record:
@@ -327,11 +326,11 @@ def _folded(places: list[Path]) -> Record | None:
 
 
 def _of(ordinal: int, key: str, observed: Observed) -> Finished:
-    counts = observed.tokens, observed.sequences, observed.skipped, len(observed.spoiled)
-    return Finished(ordinal, key, observed.text_hash, *counts, observed.spoiled[:LISTED])
+    counts = observed.tokens, observed.sequences, observed.skipped, len(observed.unreadable)
+    return Finished(ordinal, key, observed.text_hash, *counts, observed.unreadable[:LISTED])
 
 
-def _nothing(spoiled: int, listed: list[Spoiled], skipped: int) -> str:
+def _nothing(spoiled: int, listed: list[UnreadableDocument], skipped: int) -> str:
     parts = [f"{spoiled} spoiled ({listed[0].name}: {listed[0].why})"] if listed else []
     parts += [f"{skipped} without one"] if skipped or not listed else []
     return sentence("observe.texts", "a text of at least one token", " and ".join(parts), "Give other texts.")
