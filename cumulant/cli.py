@@ -20,8 +20,8 @@ def application() -> typer.Typer:
 
     app = typer.Typer(cls=Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_show_locals=False)
     app.callback()(_about)
-    looking = {"observe": "observe_command", "report": "report_command", "compare": "compare_command"}
-    _add(app, "cumulant.observatory.command", looking, "hf,report")
+    observatory = {"observe": "observe_command", "report": "report_command", "compare": "compare_command"}
+    _add(app, "cumulant.observatory.command", observatory, "hf,report")
     _add(app, "cumulant.paper.experiments.command", {"experiment": "experiment_command"}, "lab")
     _add(app, "cumulant.filters.tracking.command", {"track": "track_command"}, "lab")
     _add(app, "cumulant.paper.trainings.command", {"train": "train_command"}, "train")
@@ -31,16 +31,16 @@ def application() -> typer.Typer:
 
 
 def _add(app: typer.Typer, module: str, commands: dict[str, str], extra: str) -> None:
-    """Commands of a module by name, or under the same names ones that say what to install."""
+    """Commands of a module by name; where a package is missing, commands that say what to install."""
     try:
-        found = importlib.import_module(module)
+        commands_of = importlib.import_module(module)
     except ModuleNotFoundError as missing:
         reason = f"needs {missing.name or missing}: install cumulant[{extra}]."
         for name in commands:
             app.command(name, help=f"(install cumulant[{extra}])")(_absent(name, reason))
         return
     for name, function in commands.items():
-        app.command(name)(getattr(found, function))
+        app.command(name)(getattr(commands_of, function))
 
 
 def _add_bench(app: typer.Typer) -> None:
@@ -92,7 +92,7 @@ def _spelled(arguments: list[str]) -> list[str]:
 
 
 def _about() -> None:
-    """Attention as the mean of an exponential family: look into models, run the theory, follow targets, measure."""
+    """Attention as the mean of an exponential family: observe models, verify the theory, track targets, measure."""
 
 
 if __name__ == "__main__":

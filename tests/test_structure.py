@@ -45,6 +45,7 @@ ROOMS = [
     "observatory.report",
     "observatory.runs",
     "observatory.monitor",
+    "observatory.summary",
     "observatory.series_command",
     "observatory.command",
     "observatory",

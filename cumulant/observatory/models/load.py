@@ -170,6 +170,12 @@ def _reads_tokens(model: nn.Module) -> bool:
     return True
 
 
+def stream_dimension(model: nn.Module) -> int | None:
+    """Channels of the residual stream, from the configuration of a model."""
+    sizes = (getattr(getattr(model, "config", None), name, None) for name in ("hidden_size", "dim"))
+    return next((int(size) for size in sizes if size), None)
+
+
 def fingerprint_of(directory: Path, *, allow_pickle: bool = False) -> str:
     """The fingerprint that `load` gives a directory, without loading it."""
     return _fingerprint([directory / "config.json", *_weights(directory, allow_pickle)[0]])

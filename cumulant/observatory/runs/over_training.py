@@ -19,14 +19,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torch import nn
-
 from cumulant.checks import sentence
 from cumulant.files import write
-from cumulant.observatory.models.load import Loaded, fingerprint_of, load, read_tokenizer
+from cumulant.observatory.models.load import Loaded, fingerprint_of, load, read_tokenizer, stream_dimension
 from cumulant.observatory.record.manifest import MOMENTS, PAGE, RECORD, remove, require_ours, writing
 from cumulant.observatory.record.record import UNREADABLE, Record, claim_directory
 from cumulant.observatory.runs.observe import Progress, observe
+from cumulant.observatory.runs.settings import DEFAULT_STEP_TOKENS
 from cumulant.observatory.runs.weight_statistics import with_weights
 from cumulant.observatory.text.corpus import Corpus, Text
 
@@ -35,7 +34,6 @@ KEPT = re.compile(r"step-\d{6,}")
 SETTINGS = "settings.json"
 NAMED = f"series/{SETTINGS}"  # in the manifest
 SHOWN = ("series.parquet", PAGE)
-TOKENS = 4000  # that are read at every step, unless others are asked for
 # what may differ between steps of one training
 PASSING = {"step", "transformers_version", "_name_or_path", "torch_dtype", "dtype", "use_cache"}
 
@@ -47,7 +45,7 @@ class Step(NamedTuple):
     path: Path
 
 
-class Settings(NamedTuple):
+class SeriesSettings(NamedTuple):
     """What the records of a series have in common, and what a series that goes on must have in common with itself.
 
     text        `Corpus.identity` of what is read
@@ -58,7 +56,7 @@ class Settings(NamedTuple):
     text: str
     model: str
     quantities: tuple[str, ...] | None = None
-    max_tokens: int = TOKENS
+    max_tokens: int = DEFAULT_STEP_TOKENS
     max_length: int = 256
     batch_size: int = 16
     seed: int = 0
@@ -121,7 +119,7 @@ def _configuration(step: Step) -> dict[str, Any]:
     raise ValueError(sentence("--checkpoints", "config.json in every step", got, "Complete the step, or move it away."))
 
 
-def claim_series(place: Path, settings: Settings, *, resume: bool, force: bool) -> None:
+def claim_series(place: Path, settings: SeriesSettings, *, resume: bool, force: bool) -> None:
     """Make room for a series, or check that the one that is there was made in the same way."""
     path = place / "series" / SETTINGS
     if not path.is_file():
@@ -162,7 +160,7 @@ def abandon_series(place: Path, *, existed: bool) -> None:
                 place.rmdir()
 
 
-def _require_same(path: Path, settings: Settings) -> None:
+def _require_same(path: Path, settings: SeriesSettings) -> None:
     try:
         before = json.loads(path.read_text(encoding="utf-8"))
         different = [name for name, value in _plain(settings).items() if before[name] != value]
@@ -176,7 +174,7 @@ def _require_same(path: Path, settings: Settings) -> None:
         raise ValueError(sentence("--resume", "the settings of the series", got, advice))
 
 
-def _plain(settings: Settings) -> dict:
+def _plain(settings: SeriesSettings) -> dict:
     return json.loads(json.dumps(settings._asdict()))
 
 
@@ -187,7 +185,7 @@ def observe_series(
     steps: tuple[Step, ...],
     place: Path,
     corpus: Corpus,
-    settings: Settings,
+    settings: SeriesSettings,
     *,
     device: str = "cpu",
     allow_pickle: bool = False,
@@ -233,7 +231,7 @@ def _kept(place: Path, step: Step, allow_pickle: bool) -> Record | None:
 
 
 def _observe_step(
-    step: Step, corpus: Corpus, settings: Settings, device: str, allow_pickle: bool, progress: Progress | None
+    step: Step, corpus: Corpus, settings: SeriesSettings, device: str, allow_pickle: bool, progress: Progress | None
 ) -> Record:
     loaded = load(step.path, device=device, dtype=settings.dtype, allow_pickle=allow_pickle)
     tokenizer = loaded.tokenizer or read_tokenizer(step.path.parent)
@@ -255,7 +253,7 @@ def _observe_step(
         unreadable=[],
     )
     record = with_weights(record, loaded.model)
-    more = {"step": step.number, "text_hash": read.hexdigest(), "dimension": dimension(loaded.model)}
+    more = {"step": step.number, "text_hash": read.hexdigest(), "dimension": stream_dimension(loaded.model)}
     return replace(record, meta=record.meta | more)
 
 
@@ -282,9 +280,3 @@ def longest(loaded: Loaded) -> int:
     limits = [getattr(loaded.model.config, name, None) for name in names]
     limits.append(getattr(loaded.tokenizer, "model_max_length", None))
     return min((n for n in limits if isinstance(n, int) and n > 0), default=1 << 30)
-
-
-def dimension(model: nn.Module) -> int | None:
-    """Channels of the stream, as a configuration says it."""
-    found = (getattr(getattr(model, "config", None), name, None) for name in ("hidden_size", "dim"))
-    return next((int(n) for n in found if n), None)

@@ -64,7 +64,7 @@ class UnreadableDocument(NamedTuple):
     """A document that was skipped: its name, and the reason."""
 
     name: str
-    why: str
+    reason: str
 
 
 class FileRange(NamedTuple):
@@ -194,7 +194,7 @@ class ShardTexts(Iterator[Text]):
             if document.body is not None:
                 return Text(index, document.name, document.body)
             if self._unreadable is not None:
-                self._unreadable.append(UnreadableDocument(document.name, document.why))
+                self._unreadable.append(UnreadableDocument(document.name, document.reason))
         raise StopIteration
 
     def sha256(self) -> str:
@@ -204,7 +204,7 @@ class ShardTexts(Iterator[Text]):
         return self._hash.hexdigest()
 
     def _update(self, index: int, document: Document) -> None:
-        content = (document.why if document.body is None else document.body).encode()
+        content = (document.reason if document.body is None else document.body).encode()
         self._hash.update(b"%d %d %d " % (index, document.body is not None, len(content)) + content)
 
 
@@ -371,7 +371,7 @@ def _require_text(file: FileLocation, kind: str, column: str | None) -> None:
     for document in _read(FileRange(0, file.path, kind, 0, max(1, file.size)), column):
         if document.body is not None:
             return
-        reasons.append(document.why)
+        reasons.append(document.reason)
     expected = EXPECTED[kind] if reasons else "text"
     got = f"{reasons[0] if reasons else 'nothing'} in {file.path}"
     raise ValueError(sentence("plan.sources", expected, got, "Leave the file out, or convert it."))

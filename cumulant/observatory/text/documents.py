@@ -45,7 +45,7 @@ class Document(NamedTuple):
     position: int
     name: str
     body: str | None
-    why: str = ""
+    reason: str = ""
 
 
 def plain_parts(path: str, start: int, stop: int) -> Iterator[Document]:
