@@ -37,7 +37,7 @@ def _add(app: typer.Typer, module: str, commands: dict[str, str], extra: str) ->
     except ModuleNotFoundError as missing:
         reason = f"needs {missing.name or missing}: install cumulant[{extra}]."
         for name in commands:
-            app.command(name, help=f"(install cumulant[{extra}])")(_absent(name, reason))
+            _add_absent(app, name, f"(install cumulant[{extra}])", reason)
         return
     for name, function in commands.items():
         app.command(name)(getattr(commands_of, function))
@@ -51,16 +51,16 @@ def _add_bench(app: typer.Typer) -> None:
         _add(app, "benchmarks.command", {"bench": "bench"}, "cli")
     else:
         reason = "runs in a clone of the repository, where its cases are: clone it and run `make bench`."
-        app.command("bench", help="(in a clone of the repository)")(_absent("bench", reason))
+        _add_absent(app, "bench", "(in a clone of the repository)", reason)
 
 
-def _absent(name: str, reason: str):
+def _add_absent(app: typer.Typer, name: str, about: str, reason: str) -> None:
+    """A command that only says why it cannot run, whatever its arguments."""
     import typer
 
+    @app.command(name, help=about, context_settings={"ignore_unknown_options": True})
     def absent(arguments: list[str] | None = typer.Argument(None)) -> None:  # noqa: B008
         sys.exit(f"cumulant {name} {reason}")
-
-    return absent
 
 
 def main() -> None:
