@@ -17,7 +17,7 @@ from tokenizers import Tokenizer, decoders, pre_tokenizers, processors  # noqa: 
 from tokenizers.models import BPE, WordLevel  # noqa: E402
 
 from cumulant.observatory.text import documents as module  # noqa: E402
-from cumulant.observatory.text.corpus import Text, read_texts, text_hash  # noqa: E402
+from cumulant.observatory.text.corpus import Text, read_texts  # noqa: E402
 from cumulant.observatory.text.windows import CONTINUED, NoTokens, batches, token_strings  # noqa: E402
 
 HOSTILE = '<script>alert("x")</script> & café 🙂👩‍👩‍👧 שלום\u202e عربي\r\n\ttab\x07 &lt;'
@@ -57,6 +57,12 @@ def sentence_of(*numbers: int) -> str:
     return " ".join(f"w{n % 1000}" for n in numbers)
 
 
+def hash_of_all(sources=()) -> str:
+    texts = read_texts(sources)
+    assert all(text.body for text in texts)
+    return texts.sha256
+
+
 def rows(found) -> list[tuple[int, int, list[int]]]:
     """Text, offset and tokens of each window, in the order of the texts."""
     out = []
@@ -77,7 +83,7 @@ def test_topics_are_the_texts_of_nothing():
     assert "".join(text.body for text in found) == "".join(topics[name] for name in sorted(topics))
     assert [text.index for text in found] == list(range(len(topics)))
     expected = hashlib.sha256("\0".join(topics[name] for name in sorted(topics)).encode()).hexdigest()
-    assert text_hash() == expected
+    assert hash_of_all() == expected
 
 
 def test_files_and_directories_in_order(tmp_path):
@@ -100,7 +106,7 @@ def test_files_and_directories_in_order(tmp_path):
         (3, "named", 0),
     ]
     assert found[2].name == str(tmp_path / "sub" / "c.py")
-    assert text_hash(tmp_path) == hashlib.sha256(b"a\0b\0c").hexdigest()
+    assert hash_of_all(tmp_path) == hashlib.sha256(b"a\0b\0c").hexdigest()
 
 
 def test_the_hash_is_of_the_texts_that_were_taken(tmp_path, words):
@@ -118,10 +124,6 @@ def test_standard_input(monkeypatch):
     (text,) = read_texts("-")
     assert (text.name, text.body) == ("<stdin>", HOSTILE.replace("\r\n", "\n"))
     assert not raw.closed
-    with pytest.raises(
-        ValueError, match=r"text_hash.sources: expected files, which can be read twice, got standard input"
-    ):
-        text_hash(["-"])
     with pytest.raises(ValueError, match=r"read_texts.sources: expected text, got nothing in <stdin>"):
         list(read_texts("-"))
 
@@ -154,7 +156,7 @@ def test_long_files_come_in_parts_that_join(tmp_path, monkeypatch, minilm):
     assert "".join(part.body for part in parts) == body
     assert [part.start for part in parts] == [sum(len(p.body) for p in parts[:i]) for i in range(len(parts))]
     assert {part.index for part in parts} == {0}
-    assert text_hash(tmp_path) == hashlib.sha256(body.encode()).hexdigest()
+    assert hash_of_all(tmp_path) == hashlib.sha256(body.encode()).hexdigest()
     options = {"max_length": 128, "batch_size": 3}
     cut = rows(batches(parts, minilm, **options))
     assert cut == rows(batches([Text(0, "whole", body)], minilm, **options))
@@ -191,15 +193,6 @@ def test_windows_reproduce_the_text(words, max_length, batch_size):
         seen[index] += ids[1:-1]
     assert seen == {i: [n % 1000 for n in own] for i, own in enumerate(numbers) if own}
     assert found.skipped == 1
-
-
-def test_overlapping_windows(words):
-    found = rows(batches([sentence_of(*range(10))], words, max_length=6, batch_size=2, stride=3))
-    assert [(offset, ids[1:-1]) for _, offset, ids in found] == [
-        (0, [0, 1, 2, 3]),
-        (3, [3, 4, 5, 6]),
-        (6, [6, 7, 8, 9]),
-    ]
 
 
 @pytest.mark.parametrize("max_tokens", [3, 4, 7, 8, 9, 10, 11, 29, 30, 31, 53, 54, 55, 10_000])
@@ -323,8 +316,6 @@ def test_no_token_at_all_is_an_error_of_its_own(words):
         ({"max_length": 8.0}, TypeError, r"batches.max_length: expected a whole number, got 8.0"),
         ({"batch_size": 0}, ValueError, r"batches.batch_size: expected at least 1, got 0"),
         ({"max_tokens": 2}, ValueError, r"batches.max_tokens: expected at least 3, got 2"),
-        ({"stride": 0}, ValueError, r"batches.stride: expected at least 1 and at most 6, got 0"),
-        ({"stride": 7}, ValueError, r"batches.stride: expected at least 1 and at most 6, got 7"),
     ],
 )
 def test_bad_numbers_are_refused(words, options, error, message):

@@ -132,8 +132,8 @@ def require_finite_weights(name: str, model: nn.Module) -> None:
     """
     bad = {path: n for path, w in model.named_parameters() if (n := int((~w.isfinite()).sum()))}
     if bad:
-        shown = ", ".join(list(bad)[:3]) + (", …" if len(bad) > 3 else "")
-        got = f"{name!r} with {sum(bad.values())} that are NaN or infinite in {shown}"
+        examples = ", ".join(list(bad)[:3]) + (", …" if len(bad) > 3 else "")
+        got = f"{name!r} with {sum(bad.values())} that are NaN or infinite in {examples}"
         advice = "Take an earlier checkpoint, or fetch the model again."
         raise ValueError(sentence("load.name", "finite weights", got, advice))
 
@@ -322,8 +322,8 @@ def _read(path: Path, dtype: torch.dtype | None, pickled: bool) -> tuple[nn.Modu
     missing = sorted(info["missing_keys"])
     if not missing:
         return model, ()
-    shown = ", ".join(missing[:3]) + (", …" if len(missing) > 3 else "")
-    return model, (f"{len(missing)} weights are not in the files and were drawn at random: {shown}",)
+    examples = ", ".join(missing[:3]) + (", …" if len(missing) > 3 else "")
+    return model, (f"{len(missing)} weights are not in the files and were drawn at random: {examples}",)
 
 
 def _auto_class(config) -> Any:

@@ -29,7 +29,7 @@ from cumulant.observatory.text.corpus import Corpus, Shard, UnreadableDocument, 
 if TYPE_CHECKING:
     from cumulant.observatory.runs.store import Store
 
-ATTEMPTS = 10  # workers that may die over one shard before it is given up
+ATTEMPTS = 10  # workers that may die over one shard before it is abandoned
 COUNTED_HERE = 1_000_000  # up to so many tokens, counting them here is faster than starting actors for it
 TIMEOUT = 5  # seconds within which a cluster answers
 HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])  # its greeting, with no settings
@@ -114,7 +114,7 @@ class ShardReader:
         begin: Callable[[int], bool],
     ):
         torch.set_num_threads(1)
-        with suppress(OSError):  # a machine without it can still read what has an absolute name or a URI
+        with suppress(OSError):  # a machine without it can still read absolute names and URIs
             os.chdir(home)
         self.settings, self.column, self.fingerprint = settings, column, fingerprint
         self.begin, self.loaded = begin, None
@@ -334,21 +334,16 @@ def _on_gpu(settings: ObservationSettings) -> bool:
     return settings.device.startswith("cuda")
 
 
-# ---------------------------------------------------------------------- the cluster
-
-
 @contextmanager
 def connected(address: str = "local", workers: int | None = None) -> Iterator[Any]:
-    """The module ray, connected; a cluster that is started here is stopped at the end.
+    """The module ray, connected to an address as in `observe_on_ray`; what is started here is stopped at the end.
 
-    address  "local": started on this machine; "auto": what runs on it; HOST:PORT of a cluster that this machine is part
-             of. If this process is connected already, that connection serves and stays
-    workers  processors that a "local" one offers, as many as there are if None
+    workers  processors that a "local" cluster offers, as many as there are if None
     """
     if address not in ("local", "auto"):
         _require_reachable(address)
     with _environment():
-        ray = _ray()  # which reads some of it now
+        ray = _ray()  # imported here: it reads the environment
         with _critical_only():
             if ray.is_initialized():
                 yield ray

@@ -183,9 +183,6 @@ def training_name(checkpoints: Path) -> str:
     return f"{whole.parent.name}-{whole.name}" if whole.name.startswith("seed-") else whole.name
 
 
-# ---------------------------------------------------------------------- the description of a run
-
-
 def describe_run(corpus: Corpus, observation: ObservationSettings, fingerprint: str, max_tokens: int | None) -> dict:
     """Everything that a run depends on, except the contents of its files, as plain data for JSON."""
     packages = versions("torch", "transformers", "tokenizers")

@@ -231,8 +231,6 @@ class Store:
             os.close(self.lock_handle)
             self.lock_handle = None
 
-    # ------------------------------------------------------------------ files
-
     def _begin(self, description: dict, *, anew: bool) -> None:
         if anew:
             delete_shards(self.directory)

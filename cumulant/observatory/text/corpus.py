@@ -226,18 +226,6 @@ def read_texts(sources: Sources = ()) -> StreamTexts:
     return StreamTexts(paths)
 
 
-def text_hash(sources: Sources = ()) -> str:
-    """sha256 of all that the sources hold: the sha256 of ``read_texts(sources)`` at its end."""
-    names = listed_sources(sources)
-    if any(str(source) == "-" for source in names):
-        advice = "Ask read_texts(...) for sha256 when it is read."
-        raise ValueError(sentence("text_hash.sources", "files, which can be read twice", "standard input", advice))
-    texts = read_texts(names)
-    for _ in texts:
-        pass
-    return texts.sha256
-
-
 @final
 class StreamTexts(Iterator[Text]):
     """Texts that are read once, one after the other, and their hash.

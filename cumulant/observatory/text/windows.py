@@ -76,14 +76,12 @@ def batches(
     max_length: int,
     batch_size: int,
     max_tokens: int | None = None,
-    stride: int | None = None,
     unreadable: list[UnreadableDocument] | None = None,
 ) -> Batches:
     """Batches of windows of at most ``max_length`` tokens, special ones included.
 
     max_tokens  stop when so many tokens are in batches, special ones counted and padding not; the last window is cut to
                 fit, and if only special tokens would fit there is none. None: all texts
-    stride      tokens of the text from the start of a window to the start of the next; None: windows do not overlap
     unreadable  a list to which texts that the tokenizer fails on are appended, which are left out from there on; None:
                 the error of the tokenizer is raised
 
@@ -98,10 +96,7 @@ def batches(
     require_integer("batches.max_length", max_length, added + 1, limit)
     require_integer("batches.batch_size", batch_size, 1)
     require_integer("batches.max_tokens", max_tokens if max_tokens is not None else added + 1, added + 1)
-    room = max_length - added
-    step = room if stride is None else stride
-    require_integer("batches.stride", step, 1, room)
-    windows = _Windows(texts, tokenizer, room, step, added, max_tokens, unreadable)
+    windows = _Windows(texts, tokenizer, max_length - added, added, max_tokens, unreadable)
     return Batches(windows, batch_size, (start, end), padding(tokenizer))
 
 
@@ -165,7 +160,6 @@ class _Windows:
     texts: Iterable[Text | str]
     tokenizer: Any
     room: int
-    step: int
     added: int
     max_tokens: int | None
     unreadable: list[UnreadableDocument] | None = None
@@ -197,8 +191,8 @@ class _Windows:
                 ids = ids + more if more is not None else []
             while len(ids) > self.room:
                 yield Window(ids[: self.room], text, number, offset)
-                del ids[: self.step]
-                offset += self.step
+                del ids[: self.room]
+                offset += self.room
             if text.more:
                 continue
             if ids:
@@ -243,18 +237,12 @@ def special_tokens(tokenizer: Any) -> tuple[list[int], list[int]]:
     for start in range(len(whole) - len(plain) + 1):
         if whole[start : start + len(plain)] == plain:
             return whole[:start], whole[start + len(plain) :]
-    raise ValueError(
-        sentence(
-            "batches.tokenizer",
-            "special tokens before and after a text",
-            "others",
-            "Use a tokenizer that adds them around.",
-        )
-    )
+    expected, advice = "special tokens before and after a text", "Use a tokenizer that adds them around."
+    raise ValueError(sentence("batches.tokenizer", expected, "others", advice))
 
 
 def padding(tokenizer: Any) -> int:
-    """The id that fills up rows: the tokenizer's own, else its end of text, else 0; the mask hides it in any case."""
+    """The id of padding: the tokenizer's own, else its end of text, else 0; the mask hides it."""
     for name in ("pad_token_id", "eos_token_id"):
         if getattr(tokenizer, name, None) is not None:
             return getattr(tokenizer, name)
