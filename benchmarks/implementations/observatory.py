@@ -34,7 +34,7 @@ def attached(quantities: str | Sequence[str] | None = None, *, hidden_states: bo
     """
 
     def prepare(x: TextWindows) -> Run:
-        attach = ours("cumulant.observatory.record.recorder", "attach")
+        attach = ours("cumulant.observatory", "attach")
         model, inputs = _model(x)
         attached_hooks = ExitStack()  # as long as `run` lives
         recorder = attached_hooks.enter_context(attach(model, quantities, hidden_states=hidden_states))

@@ -114,9 +114,9 @@ class Corpus(NamedTuple):
     column: str | None
 
     def identity(self) -> str:
-        """sha256 over files, their sizes, the column and the borders of the shards."""
-        plain = [self.files, self.column, [shard.plain() for shard in self.shards]]
-        return hashlib.sha256(json.dumps(plain).encode()).hexdigest()
+        """sha256 over files, their sizes, the column and the borders of the shards; alike in all versions."""
+        shards = [{"ordinal": n, "pieces": ranges, "size": size} for n, ranges, size in self.shards]
+        return hashlib.sha256(json.dumps([self.files, self.column, shards]).encode()).hexdigest()
 
     def texts(self, unreadable: list[UnreadableDocument] | None = None) -> Iterator[Text]:
         """All texts in order; the documents that are skipped are appended to ``unreadable``."""
