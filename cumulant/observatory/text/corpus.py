@@ -32,7 +32,6 @@ from cumulant.observatory.text.files import (
     compressed,
     find_files,
     kind_of,
-    listed_sources,
     open_file,
 )
 
@@ -139,7 +138,7 @@ def plan(sources: Sources = (), *, column: str | None = None, shard_bytes: int |
     >>> corpus.shards[0].ranges[0]
     FileRange(number=0, path='topics/assert', kind='topic', start=0, stop=1)
     """
-    names = listed_sources(sources)
+    names = _listed(sources)
     if any(str(source) == "-" for source in names):
         advice = "Write it to a file first."
         raise ValueError(sentence("plan.sources", "files, which can be read twice", "standard input", advice))
@@ -220,7 +219,7 @@ def read_texts(sources: Sources = ()) -> StreamTexts:
     ('topics/assert', 64)
     """
     paths: list[str | None] = []
-    for source in listed_sources(sources):
+    for source in _listed(sources):
         files = None if str(source) == "-" else find_files("read_texts.sources", source, _in_stream)
         paths += [None] if files is None else [file.path for file in files]
     return StreamTexts(paths)
@@ -261,6 +260,11 @@ def _stream(paths: list[str | None]) -> Iterator[Text]:
         finally:
             if path is not None:
                 raw.close()
+
+
+def _listed(sources: Sources) -> list[str | Path]:
+    """One source or several, as a list."""
+    return [sources] if isinstance(sources, str | Path) else list(sources)
 
 
 def _topics() -> list[tuple[str, str]]:

@@ -38,11 +38,6 @@ class FileLocation(NamedTuple):
     named: bool
 
 
-def listed_sources(sources: Sources) -> list[str | Path]:
-    """One source or several, as a list."""
-    return [sources] if isinstance(sources, str | Path) else list(sources)
-
-
 def find_files(where: str, source: str | Path, wanted: Callable[[str], bool]) -> list[FileLocation]:
     """The file that a path or URI names, or those of a directory whose names are ``wanted``: recursively and sorted.
 
