@@ -1,8 +1,8 @@
 """What the kernels cost, as ratios to what else does the same work; `cumulant bench` runs it.
 
 measure    time and memory of functions in this process
-case       what a row of a table is: inputs, sides, targets
-inputs, attention_sides, loss_sides, observatory_sides      what the sides run, and on what
+case       what a row of a table is: inputs, methods, targets
+inputs, implementations    what is run, and on what
 cases      every row
 worker     one case in a fresh process
 run        all of them, one process after another

@@ -1,4 +1,4 @@
-"""What a row of the tables is: inputs, the sides that run on them, and what is to be reached."""
+"""What a row of the tables is: inputs, the methods that run on them, and what is to be reached."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any, Literal, Protocol
 from torch import Tensor
 
 OURS = "cumulant"
-GROWTH = "growth"  # the table whose sides are one function at several sizes
-Run = Callable[[], Mapping[str, Tensor]]  # named results: equal names must have equal values on all sides
+GROWTH = "growth"  # the table whose methods are one function at several sizes
+Run = Callable[[], Mapping[str, Tensor]]  # named results: equal names must have equal values on all methods
 Prepare = Callable[[Any], Run]  # inputs → what is timed
 
 
@@ -25,19 +25,19 @@ class Inputs(Protocol):
 
 
 class Unavailable(Exception):
-    """This side cannot run here; the text says why."""
+    """This method cannot run here; the text says why."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """``side`` over ``peer`` and the most it may be; without a peer, extra MiB; without a bound, no verdict."""
+    """``method`` over ``peer`` and the most it may be; without a peer, extra MiB; without a bound, no verdict."""
 
     peer: str | None
     bound: float | None = None
     quantity: Literal["time", "memory"] = "time"
-    side: str = OURS
-    faster: bool = False  # told as its inverse, "≥ 5× faster"
-    tracks: int = 1  # how many times the work of the peer is done; told per piece of it
+    method: str = OURS
+    faster: bool = False  # printed as its inverse, "≥ 5× faster"
+    tracks: int = 1  # how many times the work of the peer is done; printed per track
 
     @property
     def text(self) -> str:
@@ -53,7 +53,7 @@ class Target:
             return f"{figure:.3g} MiB"
         if self.faster:
             return f"{self.tracks / figure:.3g}× faster" + (" per track" if self.tracks > 1 else "")
-        if self.quantity == "memory" and self.side == OURS:
+        if self.quantity == "memory" and self.method == OURS:
             return f"{100 * figure:.2g} %" if figure < 0.995 else f"{100 * figure:.0f} %"
         return f"{figure:.2f}×"
 
@@ -86,14 +86,14 @@ class Case:
     table: str
     work: str
     inputs: Inputs
-    sides: Mapping[str, Prepare]
+    methods: Mapping[str, Prepare]
     targets: tuple[Target, ...]
     threads: int = 1  # 1: CPU time; 0: all of them, wall time
 
     def measured(self, quantity: str) -> list[str]:
-        """Sides whose ``quantity`` some target mentions, in order."""
-        named = {n for t in self.targets if t.quantity == quantity for n in (t.side, t.peer)}
-        return [name for name in self.sides if name in named]
+        """Methods whose ``quantity`` some target mentions, in order."""
+        named = {n for t in self.targets if t.quantity == quantity for n in (t.method, t.peer)}
+        return [name for name in self.methods if name in named]
 
 
 def ours(module: str, name: str) -> Callable[..., Any]:

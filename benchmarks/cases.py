@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from benchmarks import attention_sides as attention
-from benchmarks import dynamics_sides as dynamics
-from benchmarks import filter_sides as filters
-from benchmarks import loss_sides as losses
-from benchmarks import nn_sides as layers
-from benchmarks import observatory_sides as observatory
 from benchmarks.case import GROWTH, OURS, Case, Target, extra, faster, memory, within
+from benchmarks.implementations import attention, dynamics, filters, layers, losses, observatory
 from benchmarks.inputs import (
     ORDINARY,
     SHARP,
     Attention,
-    Contrast,
-    Reading,
+    Pairs,
     Sequences,
+    TextWindows,
     Tracks,
     Update,
     Vocabulary,
@@ -26,7 +21,7 @@ SDPA, NAIVE, KEOPS, FLEX, FLEX_MEAN = "SDPA", "naive torch", "KeOps", "FlexAtten
 THRIFTY = "naive torch, entropy as G − mean score"
 TWICE, PLAIN, METRIC = "double backward", "plain cross-entropy", "pytorch-metric-learning"
 FILTERPY = "filterpy's IMM"
-LAYER, ALONE = "torch's layer", "an update unheard"
+LAYER, ALONE = "torch's layer", "an update without a monitor"
 PASS, WEIGHTS, NNSIGHT, LENS = "plain pass", "eager attention weights", "nnsight", "TransformerLens"
 DEFAULT_CHUNK, BEST_CHUNK = "torch's, default chunk", "torch's, best chunk"
 
@@ -34,12 +29,12 @@ DEFAULT_CHUNK, BEST_CHUNK = "torch's, default chunk", "torch's, best chunk"
 def catalogue(quick: bool = False) -> dict[str, Case]:
     """Every case by name; ``quick`` shrinks the inputs until all of them together take a few minutes."""
     k = 8 if quick else 1
-    found = [case for spread in (ORDINARY, SHARP) for case in _cases(k, spread)]
-    found += [_monitored(k)]
-    found += _observations(k)
-    found += _filters(k)
-    order = list(dict.fromkeys(case.table for case in found))
-    return {case.name: case for case in sorted(found, key=lambda case: order.index(case.table))}
+    cases = [case for spread in (ORDINARY, SHARP) for case in _cases(k, spread)]
+    cases += [_monitored(k)]
+    cases += _observations(k)
+    cases += _filters(k)
+    order = list(dict.fromkeys(case.table for case in cases))
+    return {case.name: case for case in sorted(cases, key=lambda case: order.index(case.table))}
 
 
 def _cases(k: int, spread: float) -> list[Case]:
@@ -49,7 +44,7 @@ def _cases(k: int, spread: float) -> list[Case]:
     return [
         Case(
             *_title("entropy", "statistics", "G, mean, entropy of the keys", heads),
-            sides={
+            methods={
                 OURS: attention.statistics("mean", "entropy", keys_only=True),
                 SDPA: attention.fused(keys_only=True),
                 FLEX: attention.flex(with_normalizer=True, keys_only=True),
@@ -59,12 +54,12 @@ def _cases(k: int, spread: float) -> list[Case]:
         ),
         Case(
             *_title("entropy-values", "statistics", "G, mean of other values, entropy", heads),
-            sides={OURS: attention.statistics("mean", "entropy"), SDPA: attention.fused()},
+            methods={OURS: attention.statistics("mean", "entropy"), SDPA: attention.fused()},
             targets=(within(SDPA, 2.1),),
         ),
         Case(
             *_title("variance", "statistics", "G, mean, entropy, score variance", heads),
-            sides={
+            methods={
                 OURS: attention.statistics(*attention.FULL),
                 SDPA: attention.fused(),
                 NAIVE: attention.naive(),
@@ -74,7 +69,7 @@ def _cases(k: int, spread: float) -> list[Case]:
         ),
         Case(
             *_title("retrieval", "retrieval", "G, mean, entropy, score variance", stored),
-            sides={
+            methods={
                 OURS: attention.statistics(*attention.FULL, keys_only=True),
                 SDPA: attention.fused(keys_only=True),
                 NAIVE: attention.naive(keys_only=True),
@@ -85,7 +80,7 @@ def _cases(k: int, spread: float) -> list[Case]:
         ),
         Case(
             *_title("threads", "all threads", "G, mean, entropy, score variance", heads),
-            sides={
+            methods={
                 OURS: attention.statistics(*attention.FULL),
                 SDPA: attention.fused(),
                 NAIVE: attention.naive(),
@@ -95,20 +90,20 @@ def _cases(k: int, spread: float) -> list[Case]:
         ),
         Case(
             *_title("fisher", "derivatives", "Fisher-vector product", heads),
-            sides={OURS: attention.fisher_product, SDPA: attention.fused(), TWICE: attention.double_backward},
+            methods={OURS: attention.fisher_product, SDPA: attention.fused(), TWICE: attention.double_backward},
             targets=(within(SDPA, 2.0), faster(TWICE, 6)),
         ),
         Case(
             *_title("backward", "derivatives", "attention with G, forward and backward through both", heads),
-            sides={OURS: attention.statistics_backward, SDPA: attention.fused_backward},
+            methods={OURS: attention.statistics_backward, SDPA: attention.fused_backward},
             targets=(within(SDPA, 1.3),),
         ),
-        _contrast("infonce-256", Contrast(256, 256, spread)),
-        _contrast("infonce-4096", Contrast(4096 // k // k, 256, spread), time=0.70, share=0.20),
-        _contrast("infonce-16384", Contrast(16384 // k // k, 256, spread), time=0.55, share=0.04),
+        _contrast("infonce-256", Pairs(256, 256, spread)),
+        _contrast("infonce-4096", Pairs(4096 // k // k, 256, spread), time=0.70, share=0.20),
+        _contrast("infonce-16384", Pairs(16384 // k // k, 256, spread), time=0.55, share=0.04),
         Case(
             *_title("vocabulary", "losses", "linear cross-entropy", Vocabulary(2048 // k, 32768 // k, 256, spread)),
-            sides={
+            methods={
                 OURS: losses.linear_loss,
                 PLAIN: losses.plain_linear_loss,
                 DEFAULT_CHUNK: losses.torch_linear_loss,
@@ -121,7 +116,7 @@ def _cases(k: int, spread: float) -> list[Case]:
         ),
         Case(
             *_title("particles", "dynamics", "one step of self-attention", cloud),
-            sides={OURS: dynamics.step, SDPA: dynamics.fused},
+            methods={OURS: dynamics.step, SDPA: dynamics.fused},
             targets=(within(SDPA, 1.3), memory(SDPA)),
         ),
         *_layers(k, spread),
@@ -130,11 +125,11 @@ def _cases(k: int, spread: float) -> list[Case]:
     ]
 
 
-def _contrast(name: str, inputs: Contrast, time: float | None = None, share: float | None = None) -> Case:
+def _contrast(name: str, inputs: Pairs, time: float | None = None, share: float | None = None) -> Case:
     """InfoNCE forward and backward."""
     return Case(
         *_title(name, "losses", "InfoNCE", inputs),
-        sides={OURS: losses.info_nce, PLAIN: losses.plain_info_nce, METRIC: losses.ntxent},
+        methods={OURS: losses.info_nce, PLAIN: losses.plain_info_nce, METRIC: losses.ntxent},
         targets=(within(PLAIN, time), faster(METRIC), memory(PLAIN, share)),
     )
 
@@ -157,18 +152,22 @@ def _layers(k: int, spread: float) -> list[Case]:
 
 
 def _monitored(k: int) -> Case:
-    """What it costs to watch a training: 3 % of fifty updates, of which one is heard, are one and a half."""
+    """What it costs to watch a training: 3 % of fifty updates, of which one is recorded, are one and a half."""
     inputs = Update(16 // k)
-    sides = {OURS: layers.updated(heard=True), ALONE: layers.updated(heard=False)}
-    work = f"the one update of fifty that a monitor hears: {inputs}"
-    return Case("monitor", "layers", work, inputs, sides, (within(ALONE, 1 + 0.03 * 50),))
+    methods = {OURS: layers.updated(monitored=True), ALONE: layers.updated(monitored=False)}
+    work = f"the one update of fifty that a monitor records: {inputs}"
+    return Case("monitor", "layers", work, inputs, methods, (within(ALONE, 1 + 0.03 * 50),))
 
 
 def _memory(inputs: Attention) -> Case:
     """Extra memory of full statistics."""
     return Case(
         *_title("memory", "memory", "G, mean, entropy, score variance", inputs),
-        sides={OURS: attention.statistics(*attention.FULL), SDPA: attention.fused(), NAIVE: attention.naive()},
+        methods={
+            OURS: attention.statistics(*attention.FULL),
+            SDPA: attention.fused(),
+            NAIVE: attention.naive(),
+        },
         targets=(extra(32), memory(SDPA), memory(NAIVE)),
     )
 
@@ -181,10 +180,10 @@ def _growth(inputs: Attention) -> Case:
     work = f"G, mean, entropy, score variance: one head, d={inputs.dim}{sharpness(inputs.spread)}"
     return Case(
         *(name, table, work, inputs),
-        sides={f"N={n}": attention.full_statistics_of(n) for n in sizes},
+        methods={f"N={n}": attention.full_statistics_of(n) for n in sizes},
         targets=(
-            *(Target(half, 4.4, "time", side=whole) for whole, half in steps),
-            *(Target(half, 2.2, "memory", side=whole) for whole, half in steps),
+            *(Target(half, 4.4, "time", method=whole) for whole, half in steps),
+            *(Target(half, 2.2, "memory", method=whole) for whole, half in steps),
         ),
     )
 
@@ -192,7 +191,7 @@ def _growth(inputs: Attention) -> Case:
 def _observations(k: int) -> list[Case]:
     """A recorder on a real model. There is no sharp variant: the scores are the model's own."""
     cheap = observatory.attached("cheap", hidden_states=False)
-    short, long = Reading(64 // k, 128), Reading(8 // k, 512)
+    short, long = TextWindows(64 // k, 128), TextWindows(8 // k, 512)
     rest = {
         PASS: observatory.plain,
         WEIGHTS: observatory.weights,
@@ -206,26 +205,33 @@ def _observations(k: int) -> list[Case]:
         ("observe", "MiniLM with all quantities and hidden states", short, observatory.attached(), 2.5),
     ]
     return [
-        Case(name, "observatory", f"{work}: {inputs}", inputs, {OURS: side, **rest}, (within(PASS, bound), *beside))
-        for name, work, inputs, side, bound in titled
+        Case(
+            name,
+            "observatory",
+            f"{work}: {inputs}",
+            inputs,
+            {OURS: method, **rest},
+            (within(PASS, bound), *beside),
+        )
+        for name, work, inputs, method, bound in titled
     ]
 
 
 def _filters(k: int) -> list[Case]:
     """Our filters on many tracks, and on one, beside filterpy on one."""
-    found = []
+    cases = []
     for modes, least in ((2, 80), (4, 45)):
         many, one = Tracks(1000 // k, modes), Tracks(1, modes)
         for method, times in (("imm", 300), ("gpb", least)):
             label = "GPB2" if method == "gpb" else "IMM"
-            sides = {OURS: filters.filtered(method), FILTERPY: filters.filterpy}
+            methods = {OURS: filters.filtered(method), FILTERPY: filters.filterpy}
             name, target = f"{label.lower()}-{modes}", faster(FILTERPY, times, many.tracks)
-            found.append(Case(name, "filters", f"{label}: {many}", many, sides, (target,)))
-        sides = {OURS: filters.filtered("imm"), FILTERPY: filters.filterpy}
-        found.append(Case(f"imm-{modes}-one", "filters", f"IMM: {one}", one, sides, (faster(FILTERPY, 0.8),)))
-    return found
+            cases.append(Case(name, "filters", f"{label}: {many}", many, methods, (target,)))
+        methods = {OURS: filters.filtered("imm"), FILTERPY: filters.filterpy}
+        cases.append(Case(f"imm-{modes}-one", "filters", f"IMM: {one}", one, methods, (faster(FILTERPY, 0.8),)))
+    return cases
 
 
-def _title(name: str, table: str, work: str, inputs: Attention | Contrast | Sequences | Vocabulary):
+def _title(name: str, table: str, work: str, inputs: Attention | Pairs | Sequences | Vocabulary):
     """The first four fields of a case."""
     return name + ("-sharp" if inputs.spread == SHARP else ""), table, f"{work}: {inputs}", inputs

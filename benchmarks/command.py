@@ -20,10 +20,10 @@ from benchmarks import report
 from benchmarks.case import Case
 from benchmarks.cases import catalogue
 from benchmarks.results import CaseResult, Results, machine
-from benchmarks.run import Settings, jobs, run
+from benchmarks.run import Effort, jobs, run
 from cumulant.files import insert, write
 
-QUICK = Settings(quick=True, repeats=3, budget=1.0, launches=1)
+QUICK = Effort(quick=True, repeats=3, budget=1.0, launches=1)
 BUSY = 0.5  # load average from which figures suffer
 COLOURS = {"met": "green", "missed": "red"}
 File = partial(typer.Option, dir_okay=False, metavar="FILE")
@@ -35,7 +35,7 @@ def bench(
     json_file: Annotated[Path | None, File("--json", help="Also write all figures as JSON.")] = None,
     markdown: Annotated[Path | None, File("--markdown", help="Also write the tables as Markdown.")] = None,
     show: Annotated[bool, typer.Option("--list", help="Name the cases and what they are to reach, and stop.")] = False,
-    repeats: Annotated[int | None, typer.Option(min=1, help="Least number of times each side runs.")] = None,
+    repeats: Annotated[int | None, typer.Option(min=1, help="Least number of times each method runs.")] = None,
     saved: Annotated[Path | None, File("--from", help="Show figures saved with --json instead of measuring.")] = None,
     update_readme: Annotated[Path | None, typer.Option(hidden=True)] = None,
 ) -> None:
@@ -67,7 +67,7 @@ def bench(
 
 def _new(names: list[str], quick: bool, repeats: int | None) -> Results:
     """Measured now."""
-    settings = QUICK if quick else Settings()
+    settings = QUICK if quick else Effort()
     settings = settings if repeats is None else replace(settings, repeats=repeats)
     cases = _chosen(names, catalogue(quick))
     load = os.getloadavg()[0]
@@ -110,7 +110,7 @@ def _check_places(json_file: Path | None, markdown: Path | None, readme: Path | 
             raise typer.BadParameter(f"{readme}: {error}") from None
 
 
-def _measure(cases: list[Case], settings: Settings) -> list[CaseResult]:
+def _measure(cases: list[Case], settings: Effort) -> list[CaseResult]:
     columns = (
         SpinnerColumn(),
         TextColumn("{task.description}"),
@@ -120,15 +120,15 @@ def _measure(cases: list[Case], settings: Settings) -> list[CaseResult]:
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("starting", total=sum(jobs(case, settings) for case in cases))
-        found: list[CaseResult] = []
+        measured: list[CaseResult] = []
 
         def progress(label: str, done: float) -> None:
-            left = len(cases) - len(found) - 1
+            left = len(cases) - len(measured) - 1
             bar.update(task, description=f"{label}, {left} more cases" if left else label, advance=done)
 
         for result in run(cases, settings, progress):
-            found.append(result)
-    return found
+            measured.append(result)
+    return measured
 
 
 def _overview(cases: Iterable[Case]) -> Table:
@@ -144,8 +144,8 @@ def _overview(cases: Iterable[Case]) -> Table:
 
 
 def _rich(table: report.Table) -> Table:
-    shown = Table(*table.header, title=table.title, title_justify="left")
+    printed = Table(*table.header, title=table.title, title_justify="left")
     for row in table.rows:
         colour = COLOURS.get(row[-1])
-        shown.add_row(*row[:-1], f"[{colour}]{row[-1]}[/]" if colour else row[-1])
-    return shown
+        printed.add_row(*row[:-1], f"[{colour}]{row[-1]}[/]" if colour else row[-1])
+    return printed

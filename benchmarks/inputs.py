@@ -93,7 +93,7 @@ class Sequences:
         return replace(self, batch=min(self.batch, 2), tokens=min(self.tokens, 128))
 
 
-class Trained(NamedTuple):
+class TrainingBatch(NamedTuple):
     """A language model, and what it reads and is to say."""
 
     model: LanguageModel
@@ -109,12 +109,12 @@ class Update:
     def __str__(self) -> str:
         return f"language model, {self.batch} windows of {LanguageConfig().context} tokens"
 
-    def __call__(self) -> Trained:
+    def __call__(self) -> TrainingBatch:
         config, seed = LanguageConfig(), torch.Generator().manual_seed(0)
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(0)
             model = LanguageModel(config)
-        return Trained(model, torch.randint(config.vocabulary, (self.batch, config.context + 1), generator=seed))
+        return TrainingBatch(model, torch.randint(config.vocabulary, (self.batch, config.context + 1), generator=seed))
 
     def small(self) -> Update:
         return Update(min(self.batch, 2))
@@ -130,7 +130,7 @@ class Classes(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Contrast:
+class Pairs:
     """Unit vectors; query i belongs to key i. The temperature gives the logits their ``spread``."""
 
     n: int
@@ -146,7 +146,7 @@ class Contrast:
         temperature = 1 / (self.spread * self.dim**0.5)
         return Classes(x.clone().requires_grad_(), y.clone().requires_grad_(), torch.arange(self.n), temperature)
 
-    def small(self) -> Contrast:
+    def small(self) -> Pairs:
         return replace(self, n=min(self.n, 384))
 
 
@@ -174,8 +174,8 @@ class Vocabulary:
 
 
 @dataclass(frozen=True)
-class Reading:
-    """So many windows of a text; sides make the tokens, since only they have the model that reads them."""
+class TextWindows:
+    """So many windows of a text; methods make the tokens, since only they have the model that reads them."""
 
     sequences: int
     length: int
@@ -183,11 +183,11 @@ class Reading:
     def __str__(self) -> str:
         return f"{self.sequences} × {self.length} tokens"
 
-    def __call__(self) -> Reading:
+    def __call__(self) -> TextWindows:
         return self
 
-    def small(self) -> Reading:
-        return Reading(min(self.sequences, 2), min(self.length, 32))
+    def small(self) -> TextWindows:
+        return TextWindows(min(self.sequences, 2), min(self.length, 32))
 
 
 class Tracked(NamedTuple):

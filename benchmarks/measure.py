@@ -18,14 +18,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-Samples = dict[str, list[float | None]]  # seconds a call, one entry a round; None where a side sat a round out
+Samples = dict[str, list[float | None]]  # seconds a call, one entry a round; None where a method sat a round out
 
 SAMPLE = 0.02  # a sample lasts at least that many seconds, if need be by several calls
 SETTLED = 0.005  # rounds end early once every ratio has this relative standard error
 MIB = 1 << 20
 
 
-class Spread(NamedTuple):
+class Quartiles(NamedTuple):
     """Median, quartiles and number of samples."""
 
     median: float
@@ -34,16 +34,16 @@ class Spread(NamedTuple):
     count: int
 
     @staticmethod
-    def of(samples: Iterable[float]) -> Spread:
+    def of(samples: Iterable[float]) -> Quartiles:
         """
-        >>> Spread.of([1.0, 2.0, 3.0, 4.0, 100.0])
-        Spread(median=3.0, low=2.0, high=4.0, count=5)
+        >>> Quartiles.of([1.0, 2.0, 3.0, 4.0, 100.0])
+        Quartiles(median=3.0, low=2.0, high=4.0, count=5)
         """
-        found = sorted(samples)
-        if len(found) < 2:
-            return Spread(found[0], found[0], found[0], 1)
-        low, median, high = statistics.quantiles(found, n=4, method="inclusive")
-        return Spread(median, low, high, len(found))
+        ordered = sorted(samples)
+        if len(ordered) < 2:
+            return Quartiles(ordered[0], ordered[0], ordered[0], 1)
+        low, median, high = statistics.quantiles(ordered, n=4, method="inclusive")
+        return Quartiles(median, low, high, len(ordered))
 
     @property
     def error(self) -> float:
@@ -52,7 +52,7 @@ class Spread(NamedTuple):
 
 
 def interleave(
-    sides: Mapping[str, Callable[[], object]],
+    methods: Mapping[str, Callable[[], object]],
     *,
     clock: Callable[[], float] = time.process_time,
     repeats: int = 7,
@@ -60,41 +60,42 @@ def interleave(
     pairs: Sequence[tuple[str, str]] = (),
     tick: Callable[[float], None] | None = None,
 ) -> Samples:
-    """Time ``sides`` in turns, at least ``repeats`` rounds and about ``budget`` seconds.
+    """Time ``methods`` in turns, at least ``repeats`` rounds and about ``budget`` seconds.
 
-    Every side may use an equal share of the budget; one that has used it up sits out, so that slow peers do not starve
-    quick ones. Rounds end early when the ratios of ``pairs`` have settled. ``tick`` hears the fraction that is done.
+    Every method may use an equal share of the budget; one that has used it up sits out, so that slow peers do not
+    starve quick ones. Rounds end early when the ratios of ``pairs`` have settled. ``tick`` is called with the fraction
+    that is done.
     """
-    calls = {name: _calls_per_sample(side, clock) for name, side in sides.items()}
-    samples: Samples = {name: [] for name in sides}
-    spent = dict.fromkeys(sides, 0.0)
-    share = budget / len(sides)
+    calls = {name: _calls_per_sample(method, clock) for name, method in methods.items()}
+    samples: Samples = {name: [] for name in methods}
+    spent = dict.fromkeys(methods, 0.0)
+    share = budget / len(methods)
     turn = 0
     with _no_collection():
         while True:
-            active = [name for name in sides if turn < repeats or spent[name] < share]
+            active = [name for name in methods if turn < repeats or spent[name] < share]
             if not active or (turn >= repeats and pairs and _settled(samples, pairs)):
                 return samples
             for name in active if turn % 2 == 0 else reversed(active):
                 wall = time.perf_counter()
-                samples[name].append(_sample(sides[name], clock, calls[name]))
+                samples[name].append(_sample(methods[name], clock, calls[name]))
                 spent[name] += time.perf_counter() - wall
-            for name in sides.keys() - set(active):
+            for name in methods.keys() - set(active):
                 samples[name].append(None)
             turn += 1
             if tick:
                 tick(min(turn / repeats, sum(spent.values()) / budget, 1.0))
 
 
-def seconds(samples: Samples, name: str) -> Spread:
-    """Time of one side."""
-    return Spread.of(t for t in samples[name] if t is not None)
+def seconds(samples: Samples, name: str) -> Quartiles:
+    """Time of one method."""
+    return Quartiles.of(t for t in samples[name] if t is not None)
 
 
-def ratio(samples: Samples, name: str, other: str) -> Spread:
+def ratio(samples: Samples, name: str, other: str) -> Quartiles:
     """name / other over the rounds in which both ran."""
     rounds = zip(samples[name], samples[other], strict=True)
-    return Spread.of(a / max(b, 1e-9) for a, b in rounds if a is not None and b is not None)
+    return Quartiles.of(a / max(b, 1e-9) for a, b in rounds if a is not None and b is not None)
 
 
 def extra_memory(run: Callable[[], object]) -> float:
@@ -106,9 +107,9 @@ def extra_memory(run: Callable[[], object]) -> float:
     gc.collect()
     _trim()
     before = _peak() if _reset_peak() else max(_peak(), _resident())
-    kept = run()
+    result = run()
     after = _peak()
-    del kept
+    del result
     return max(0.0, after - before)
 
 
@@ -145,10 +146,10 @@ class _no_collection:
 def _status(field: str) -> float | None:
     """A size of /proc/self/status in MiB."""
     try:
-        found = re.search(rf"^{field}:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+        line = re.search(rf"^{field}:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
     except OSError:
         return None
-    return int(found[1]) / 1024 if found else None
+    return int(line[1]) / 1024 if line else None
 
 
 def _peak() -> float:

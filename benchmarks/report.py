@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from benchmarks.case import GROWTH, Target
-from benchmarks.results import CaseResult, Comparison, Figure, Results, Side
+from benchmarks.results import CaseResult, Comparison, Figure, Measured, Results
 from cumulant.files import markdown_row
 
 MARK = "bench"  # names the marks of the README
@@ -24,13 +24,13 @@ class Table(NamedTuple):
 
 def tables(results: Results) -> list[Table]:
     """One table for each group of cases, in order; growth has one per case, with a row for each size."""
-    found: dict[str, Table] = {}
+    by_title: dict[str, Table] = {}
     for case in results["cases"]:
         if case["table"] == GROWTH:
-            found[case["name"]] = Table(f"Growth of {case['work']}", GROWTH_HEADER, list(_growth_rows(case)))
+            by_title[case["name"]] = Table(f"Growth of {case['work']}", GROWTH_HEADER, list(_growth_rows(case)))
             continue
-        found.setdefault(case["table"], Table(_title(case), HEADER, [])).rows.extend(_rows(case))
-    return list(found.values())
+        by_title.setdefault(case["table"], Table(_title(case), HEADER, [])).rows.extend(_rows(case))
+    return list(by_title.values())
 
 
 def remarks(results: Results) -> list[str]:
@@ -45,9 +45,9 @@ def remarks(results: Results) -> list[str]:
         lines.append("Quick run on small inputs: it shows that the cases work; no target is judged.")
     skipped: dict[tuple[str, str], list[str]] = {}
     for case in results["cases"]:
-        for name, side in case["sides"].items():
-            if side["skipped"]:
-                skipped.setdefault((name, side["skipped"]), []).append(case["name"])
+        for name, method in case["methods"].items():
+            if method["skipped"]:
+                skipped.setdefault((name, method["skipped"]), []).append(case["name"])
     lines += [f"{name} skipped: {why.rstrip('.')} ({', '.join(cases)})." for (name, why), cases in skipped.items()]
     lines += [f"Problem in {case['name']}: {case['problem']}." for case in results["cases"] if case["problem"]]
     return lines
@@ -80,22 +80,22 @@ def _title(case: CaseResult) -> str:
 def _rows(case: CaseResult) -> Iterable[tuple[str, ...]]:
     """One row a comparison; the work is named in the first."""
     for i, comparison in enumerate(case["comparisons"]):
-        side, peer = case["sides"][comparison["side"]], comparison["peer"]
-        against = _cell(side, comparison) + (f" / {peer} {_cell(case['sides'][peer], comparison)}" if peer else "")
+        method, peer = case["methods"][comparison["method"]], comparison["peer"]
+        against = _cell(method, comparison) + (f" / {peer} {_cell(case['methods'][peer], comparison)}" if peer else "")
         target = _target(comparison)
         figure = _figure(target, comparison["figure"])
         yield (case["work"] if i == 0 else "", against, figure, target.text or NONE, _met(comparison))
 
 
-def _cell(side: Side, comparison: Comparison) -> str:
-    figure = side["seconds"] if comparison["quantity"] == "time" else side["extra_mib"]
+def _cell(method: Measured, comparison: Comparison) -> str:
+    figure = method["seconds"] if comparison["quantity"] == "time" else method["extra_mib"]
     if figure is None:
-        return "skipped" if side["skipped"] else NONE
+        return "skipped" if method["skipped"] else NONE
     return duration(figure["median"]) if comparison["quantity"] == "time" else mebibytes(figure["median"])
 
 
 def _target(c: Comparison) -> Target:
-    return Target(c["peer"], c["bound"], c["quantity"], c["side"], c["faster"], c.get("tracks", 1))
+    return Target(c["peer"], c["bound"], c["quantity"], c["method"], c["faster"], c.get("tracks", 1))
 
 
 def _figure(target: Target, figure: Figure | None) -> str:
@@ -114,10 +114,10 @@ def _met(comparison: Comparison) -> str:
 
 def _growth_rows(case: CaseResult) -> Iterable[tuple[str, ...]]:
     """One row a size."""
-    for name, side in case["sides"].items():
-        steps = {c["quantity"]: c for c in case["comparisons"] if c["side"] == name}
-        time = duration(side["seconds"]["median"]) if side["seconds"] else NONE
-        space = mebibytes(side["extra_mib"]["median"]) if side["extra_mib"] else NONE
+    for name, method in case["methods"].items():
+        steps = {c["quantity"]: c for c in case["comparisons"] if c["method"] == name}
+        time = duration(method["seconds"]["median"]) if method["seconds"] else NONE
+        space = mebibytes(method["extra_mib"]["median"]) if method["extra_mib"] else NONE
         grown = [_figure(_target(steps[q]), steps[q]["figure"]) if q in steps else NONE for q in ("time", "memory")]
         verdicts = {_met(step) for step in steps.values()}
         met = "missed" if "missed" in verdicts else "met" if verdicts == {"met"} else NONE

@@ -23,14 +23,14 @@ class Figure(TypedDict):
     count: int
 
 
-class Side(TypedDict):
+class Measured(TypedDict):
     seconds: Figure | None
     extra_mib: Figure | None
     skipped: str | None  # why there is no figure
 
 
 class Comparison(TypedDict):
-    side: str
+    method: str
     peer: str | None
     quantity: Literal["time", "memory"]
     bound: float | None
@@ -45,9 +45,9 @@ class CaseResult(TypedDict):
     table: str
     work: str
     threads: int
-    sides: dict[str, Side]
+    methods: dict[str, Measured]
     comparisons: list[Comparison]
-    problem: str | None  # sides that disagree, or a process that died
+    problem: str | None  # methods that disagree, or a process that died
 
 
 class Machine(TypedDict):

@@ -15,15 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.case import Case, Target
-from benchmarks.measure import Spread
-from benchmarks.results import CaseResult, Comparison, Figure, Side, cores
+from benchmarks.measure import Quartiles
+from benchmarks.results import CaseResult, Comparison, Figure, Measured, cores
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 Progress = Callable[[str, float], None]  # what runs, and the part of a job done since the last call
 
 
 @dataclass(frozen=True)
-class Settings:
+class Effort:
     """How long to measure. ``source`` names the module whose ``catalogue`` the processes read."""
 
     quick: bool = False
@@ -34,16 +34,16 @@ class Settings:
     source: str = "benchmarks.cases"
 
 
-class Died(Exception):
-    """The process ended without an answer, while ``side`` was starting (None: in the rounds)."""
+class WorkerDied(Exception):
+    """The process ended without an answer, while ``method`` was starting (None: in the rounds)."""
 
-    def __init__(self, text: str, side: str | None):
+    def __init__(self, text: str, method: str | None):
         super().__init__(text)
-        self.side = side
+        self.method = method
 
 
 @dataclass
-class _Found:
+class _Answers:
     """What the processes of one case have answered so far."""
 
     seconds: dict[str, Figure] = field(default_factory=dict)
@@ -53,91 +53,97 @@ class _Found:
     problem: str | None = None
 
 
-def jobs(case: Case, settings: Settings) -> int:
+def jobs(case: Case, settings: Effort) -> int:
     """Processes that a case takes if none dies."""
     return bool(case.measured("time")) + settings.launches * len(case.measured("memory"))
 
 
 def silent(label: str, done: float) -> None:
-    """Progress that nobody watches."""
+    """Progress that is not shown."""
 
 
-def run(cases: Iterable[Case], settings: Settings, progress: Progress = silent) -> Iterator[CaseResult]:
+def run(cases: Iterable[Case], settings: Effort, progress: Progress = silent) -> Iterator[CaseResult]:
     """Results as they come."""
     for case in cases:
         yield run_case(case, settings, progress)
 
 
-def run_case(case: Case, settings: Settings, progress: Progress = silent) -> CaseResult:
-    """Time first, then memory side by side."""
-    found = _Found()
+def run_case(case: Case, settings: Effort, progress: Progress = silent) -> CaseResult:
+    """Time first, then memory method by method."""
+    answers = _Answers()
     if case.measured("time"):
-        _take_time(case, settings, progress, found)
+        _take_time(case, settings, progress, answers)
     for name in case.measured("memory"):
         for _ in range(settings.launches):
-            _take_memory(case, name, settings, progress, found)
+            _take_memory(case, name, settings, progress, answers)
     return CaseResult(
         name=case.name,
         table=case.table,
         work=case.work,
         threads=case.threads or cores(),
-        sides={name: _side(name, found) for name in case.sides},
-        comparisons=[_compare(target, found, settings.quick) for target in case.targets],
-        problem=found.problem,
+        methods={name: _measured(name, answers) for name in case.methods},
+        comparisons=[_compare(target, answers, settings.quick) for target in case.targets],
+        problem=answers.problem,
     )
 
 
-def _take_time(case: Case, settings: Settings, progress: Progress, found: _Found) -> None:
-    """Again without the side that killed the process, while one does."""
-    told = 0.0
-    while sides := [name for name in case.measured("time") if name not in found.skipped]:
+def _take_time(case: Case, settings: Effort, progress: Progress, answers: _Answers) -> None:
+    """Again without the method that killed the process, while one does."""
+    reported = 0.0
+    while methods := [name for name in case.measured("time") if name not in answers.skipped]:
 
-        def hear(event: dict[str, Any]) -> None:
-            nonlocal told
-            step = max(0.0, event.get("done", told) - told)
-            told += step
-            progress(f"{case.name}: {event['side']}" if event.get("side") else f"{case.name}: time", step)
+        def on_event(event: dict[str, Any]) -> None:
+            nonlocal reported
+            step = max(0.0, event.get("done", reported) - reported)
+            reported += step
+            progress(f"{case.name}: {event['method']}" if event.get("method") else f"{case.name}: time", step)
 
         try:
-            answer = _launch(case, "time", sides, settings, hear)
-        except Died as death:
-            if death.side is None:
-                found.problem = str(death)
+            answer = _launch(case, "time", methods, settings, on_event)
+        except WorkerDied as death:
+            if death.method is None:
+                answers.problem = str(death)
                 break
-            found.skipped[death.side] = str(death)
+            answers.skipped[death.method] = str(death)
             continue
-        found.seconds = answer["seconds"]
-        found.ratios = {(a, b): figure for a, b, figure in answer["ratios"]}
-        found.skipped |= answer["skipped"]
-        found.problem = answer["problem"]
+        answers.seconds = answer["seconds"]
+        answers.ratios = {(a, b): figure for a, b, figure in answer["ratios"]}
+        answers.skipped |= answer["skipped"]
+        answers.problem = answer["problem"]
         break
-    progress(f"{case.name}: time", 1 - told)
+    progress(f"{case.name}: time", 1 - reported)
 
 
-def _take_memory(case: Case, name: str, settings: Settings, progress: Progress, found: _Found) -> None:
+def _take_memory(case: Case, name: str, settings: Effort, progress: Progress, answers: _Answers) -> None:
     label = f"{case.name}: memory of {name}"
     progress(label, 0)
-    if name not in found.skipped:
+    if name not in answers.skipped:
         try:
             answer = _launch(case, "memory", [name], settings, lambda event: None)
-            found.skipped |= answer["skipped"]
+            answers.skipped |= answer["skipped"]
             if answer["extra_mib"] is not None:
-                found.memory.setdefault(name, []).append(answer["extra_mib"])
-        except Died as death:
-            found.skipped[name] = str(death)
+                answers.memory.setdefault(name, []).append(answer["extra_mib"])
+        except WorkerDied as death:
+            answers.skipped[name] = str(death)
     progress(label, 1)
 
 
 def _launch(
-    case: Case, mode: str, sides: list[str], settings: Settings, hear: Callable[[dict[str, Any]], None]
+    case: Case, mode: str, methods: list[str], settings: Effort, on_event: Callable[[dict[str, Any]], None]
 ) -> dict[str, Any]:
     """One worker, from request to answer."""
     threads = case.threads or cores()
-    request = {"source": settings.source, "case": case.name, "quick": settings.quick, "mode": mode, "sides": sides}
+    request = {
+        "source": settings.source,
+        "case": case.name,
+        "quick": settings.quick,
+        "mode": mode,
+        "methods": methods,
+    }
     request |= {"threads": threads, "repeats": settings.repeats, "budget": settings.budget}
     command = [sys.executable, "-m", "benchmarks.worker"]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "env": _environment(threads)}
-    side, answer = None, None
+    method, answer = None, None
     with tempfile.TemporaryFile("w+") as log, subprocess.Popen(command, stderr=log, **pipes) as process:
         timer = threading.Timer(settings.deadline, process.kill)
         timer.start()
@@ -148,15 +154,15 @@ def _launch(
             process.stdin.close()
             for line in process.stdout:
                 event = json.loads(line)
-                side, answer = event.get("side", side), event.get("answer")
-                hear(event)
+                method, answer = event.get("method", method), event.get("answer")
+                on_event(event)
             process.wait()
         finally:
             timer.cancel()
             process.kill()
         if answer is None:
             log.seek(0)
-            raise Died(_last_words(process.returncode, log.read()), side)
+            raise WorkerDied(_failure(process.returncode, log.read()), method)
     return answer
 
 
@@ -171,32 +177,32 @@ def _environment(threads: int) -> dict[str, str]:
     }
 
 
-def _last_words(code: int, log: str) -> str:
+def _failure(code: int, log: str) -> str:
     if code < 0:
         return f"the process was ended by {signal.Signals(-code).name}"
     lines = [line for line in log.splitlines() if line.strip()]
     return f"the process failed: {lines[-1] if lines else f'exit status {code}'}"
 
 
-def _side(name: str, found: _Found) -> Side:
-    mib = found.memory.get(name)
-    return Side(
-        seconds=found.seconds.get(name),
-        extra_mib=_figure(Spread.of(mib)) if mib else None,
-        skipped=found.skipped.get(name),
+def _measured(name: str, answers: _Answers) -> Measured:
+    mib = answers.memory.get(name)
+    return Measured(
+        seconds=answers.seconds.get(name),
+        extra_mib=_figure(Quartiles.of(mib)) if mib else None,
+        skipped=answers.skipped.get(name),
     )
 
 
-def _compare(target: Target, found: _Found, quick: bool) -> Comparison:
-    figure = _figure_of(target, found)
+def _compare(target: Target, answers: _Answers, quick: bool) -> Comparison:
+    figure = _figure_of(target, answers)
     judged = target.bound is not None and not quick
     met = None
     if judged and figure is not None:
-        met = bool(figure["median"] <= (target.bound or 0)) and found.problem is None
-    elif judged and (found.problem or found.skipped.get(target.side, "").startswith(("failed", "the process"))):
+        met = bool(figure["median"] <= (target.bound or 0)) and answers.problem is None
+    elif judged and (answers.problem or answers.skipped.get(target.method, "").startswith(("failed", "the process"))):
         met = False
     return Comparison(
-        side=target.side,
+        method=target.method,
         peer=target.peer,
         quantity=target.quantity,
         bound=target.bound,
@@ -207,15 +213,15 @@ def _compare(target: Target, found: _Found, quick: bool) -> Comparison:
     )
 
 
-def _figure_of(target: Target, found: _Found) -> Figure | None:
+def _figure_of(target: Target, answers: _Answers) -> Figure | None:
     if target.quantity == "time":
-        return found.ratios.get((target.side, target.peer or ""))
-    mine, theirs = found.memory.get(target.side), found.memory.get(target.peer or "")
+        return answers.ratios.get((target.method, target.peer or ""))
+    mine, theirs = answers.memory.get(target.method), answers.memory.get(target.peer or "")
     if not mine or (target.peer is not None and not theirs):
         return None
-    scale = Spread.of(theirs).median if theirs else 1.0
-    return _figure(Spread.of(m / max(scale, 1 / 256) for m in mine))
+    scale = Quartiles.of(theirs).median if theirs else 1.0
+    return _figure(Quartiles.of(m / max(scale, 1 / 256) for m in mine))
 
 
-def _figure(spread: Spread) -> Figure:
+def _figure(spread: Quartiles) -> Figure:
     return Figure(median=spread.median, low=spread.low, high=spread.high, count=spread.count)

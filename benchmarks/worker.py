@@ -1,7 +1,7 @@
 """One case in a process of its own: `python -m benchmarks.worker`, a request on stdin, events on stdout.
 
-request   {source, case, quick, mode: "time" | "memory", sides, threads, repeats, budget}
-events    {"side": name} before it first runs, {"done": fraction}, and at the end {"answer": …}
+request   {source, case, quick, mode: "time" | "memory", methods, threads, repeats, budget}
+events    {"method": name} before it first runs, {"done": fraction}, and at the end {"answer": …}
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor
 from benchmarks.case import Case, Run, Unavailable
 from benchmarks.measure import extra_memory, interleave, ratio, seconds
 
-TOLERANCE = 1e-3  # relative to the largest entry: the sides compute in float32 and in different orders
+TOLERANCE = 1e-3  # relative to the largest entry: the methods compute in float32 and in different orders
 
 Emit = Callable[[dict[str, Any]], None]
 
@@ -42,23 +42,23 @@ def main() -> None:
 
 
 def take_time(case: Case, request: dict[str, Any], emit: Emit) -> dict[str, Any]:
-    """Seconds of every side, and the ratios that the targets name."""
+    """Seconds of every method, and the ratios that the targets name."""
     runs: dict[str, Run] = {}
-    found: dict[str, Mapping[str, Tensor]] = {}
+    results: dict[str, Mapping[str, Tensor]] = {}
     skipped: dict[str, str] = {}
     inputs = case.inputs()
-    for name in request["sides"]:
-        emit({"side": name})
+    for name in request["methods"]:
+        emit({"method": name})
         try:
-            runs[name] = case.sides[name](inputs)
-            found[name] = runs[name]()
+            runs[name] = case.methods[name](inputs)
+            results[name] = runs[name]()
         except Exception as error:  # a peer may fail in any way; the others are still measured
             runs.pop(name, None)
             skipped[name] = reason(error)
-    problem = disagreement(found)
-    found.clear()
-    emit({"side": None})
-    pairs = [(t.side, t.peer) for t in case.targets if t.quantity == "time" and t.peer]
+    problem = disagreement(results)
+    results.clear()
+    emit({"method": None})
+    pairs = [(t.method, t.peer) for t in case.targets if t.quantity == "time" and t.peer]
     pairs = [(a, b) for a, b in pairs if a in runs and b in runs]
     clock = time.process_time if request["threads"] == 1 else time.perf_counter
     settings = {"clock": clock, "repeats": request["repeats"], "budget": request["budget"], "pairs": pairs}
@@ -72,25 +72,25 @@ def take_time(case: Case, request: dict[str, Any], emit: Emit) -> dict[str, Any]
 
 
 def take_memory(case: Case, request: dict[str, Any], emit: Emit) -> dict[str, Any]:
-    """Extra MiB of the one side that runs in this process."""
-    (name,) = request["sides"]
-    emit({"side": name})
+    """Extra MiB of the one method that runs in this process."""
+    (name,) = request["methods"]
+    emit({"method": name})
     try:
-        case.sides[name](case.inputs.small()())()
-        run = case.sides[name](case.inputs())
+        case.methods[name](case.inputs.small()())()
+        run = case.methods[name](case.inputs())
         return {"extra_mib": extra_memory(run), "skipped": {}}
-    except Exception as error:  # whatever a side raises becomes its reason for being left out
+    except Exception as error:  # whatever a method raises becomes its reason for being left out
         return {"extra_mib": None, "skipped": {name: reason(error)}}
 
 
-def disagreement(found: Mapping[str, Mapping[str, Tensor]]) -> str | None:
-    """Sides do the same work only if what they both return is the same."""
-    if not found:
+def disagreement(results: Mapping[str, Mapping[str, Tensor]]) -> str | None:
+    """Methods do the same work only if what they both return is the same."""
+    if not results:
         return None
-    first, *others = found
+    first, *others = results
     for other in others:
-        for key in found[first].keys() & found[other].keys():
-            a, b = found[first][key], found[other][key]
+        for key in results[first].keys() & results[other].keys():
+            a, b = results[first][key], results[other][key]
             if a.shape != b.shape:
                 return f"{key} has shape {tuple(a.shape)} in {first}, {tuple(b.shape)} in {other}"
             gap = float((a - b).abs().max() / b.abs().max().clamp_min(1e-30))
@@ -100,7 +100,7 @@ def disagreement(found: Mapping[str, Mapping[str, Tensor]]) -> str | None:
 
 
 def reason(error: Exception) -> str:
-    """Why a side has no figure, in a line."""
+    """Why a method has no figure, in a line."""
     if isinstance(error, Unavailable):
         return str(error)
     lines = str(error).splitlines()

@@ -1,5 +1,7 @@
 """How the library refuses bad input: one sentence with object, argument, expected, got, and what to do."""
 
+import sys
+
 import torch
 from torch import Tensor
 
@@ -61,6 +63,15 @@ def require_alike(where: str, tensor: Tensor, other_name: str, other: Tensor) ->
         raise ValueError(
             sentence(where, f"device {other.device} as {other_name}", tensor.device, "Move both to one device.")
         )
+
+
+def require_integer(where: str, value: object, least: int, most: int = sys.maxsize) -> None:
+    """An int in [least, most]."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(sentence(where, "a whole number", repr(value), "Give an int."))
+    if not least <= value <= most:
+        upper = f" and at most {most}" if most < sys.maxsize else ""
+        raise ValueError(sentence(where, f"at least {least}{upper}", value, "Give a number in this range."))
 
 
 def broadcast(where: str, *shapes: torch.Size) -> torch.Size:

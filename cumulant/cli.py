@@ -20,8 +20,8 @@ def application() -> typer.Typer:
 
     app = typer.Typer(cls=Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_show_locals=False)
     app.callback()(_about)
-    looking = {"observe": "observe_command", "report": "report_command", "compare": "compare_command"}
-    _add(app, "cumulant.observatory.command", looking, "hf,report")
+    observatory = {"observe": "observe_command", "report": "report_command", "compare": "compare_command"}
+    _add(app, "cumulant.observatory.command", observatory, "hf,report")
     _add(app, "cumulant.paper.experiments.command", {"experiment": "experiment_command"}, "lab")
     _add(app, "cumulant.filters.tracking.command", {"track": "track_command"}, "lab")
     _add(app, "cumulant.paper.trainings.command", {"train": "train_command"}, "train")
@@ -31,16 +31,16 @@ def application() -> typer.Typer:
 
 
 def _add(app: typer.Typer, module: str, commands: dict[str, str], extra: str) -> None:
-    """Commands of a module by name, or under the same names ones that say what to install."""
+    """Commands of a module by name; where a package is missing, commands that say what to install."""
     try:
-        found = importlib.import_module(module)
+        commands_of = importlib.import_module(module)
     except ModuleNotFoundError as missing:
         reason = f"needs {missing.name or missing}: install cumulant[{extra}]."
         for name in commands:
-            app.command(name, help=f"(install cumulant[{extra}])")(_absent(name, reason))
+            _add_absent(app, name, f"(install cumulant[{extra}])", reason)
         return
     for name, function in commands.items():
-        app.command(name)(getattr(found, function))
+        app.command(name)(getattr(commands_of, function))
 
 
 def _add_bench(app: typer.Typer) -> None:
@@ -51,16 +51,16 @@ def _add_bench(app: typer.Typer) -> None:
         _add(app, "benchmarks.command", {"bench": "bench"}, "cli")
     else:
         reason = "runs in a clone of the repository, where its cases are: clone it and run `make bench`."
-        app.command("bench", help="(in a clone of the repository)")(_absent("bench", reason))
+        _add_absent(app, "bench", "(in a clone of the repository)", reason)
 
 
-def _absent(name: str, reason: str):
+def _add_absent(app: typer.Typer, name: str, about: str, reason: str) -> None:
+    """A command that only says why it cannot run, whatever its arguments."""
     import typer
 
+    @app.command(name, help=about, context_settings={"ignore_unknown_options": True})
     def absent(arguments: list[str] | None = typer.Argument(None)) -> None:  # noqa: B008
         sys.exit(f"cumulant {name} {reason}")
-
-    return absent
 
 
 def main() -> None:
@@ -92,7 +92,7 @@ def _spelled(arguments: list[str]) -> list[str]:
 
 
 def _about() -> None:
-    """Attention as the mean of an exponential family: look into models, run the theory, follow targets, measure."""
+    """Attention as the mean of an exponential family: observe models, verify the theory, track targets, measure."""
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How figures look that commands leave: one style, saved in one step."""
+"""Figures of commands: one style, saved in one step."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ COLOURS = (BLUE, ORANGE, GREEN, RED, VIOLET)
 
 
 def figure(width: float = 8.0, height: float = 4.0) -> Figure:
-    """An empty figure in the style of all others; it belongs to no window."""
+    """An empty figure in the style of the package, outside pyplot."""
     try:
         import matplotlib as mpl
         from matplotlib.figure import Figure
@@ -49,7 +49,7 @@ def figure(width: float = 8.0, height: float = 4.0) -> Figure:
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def save(drawn: Figure, path: Path) -> None:
+def save(drawing: Figure, path: Path) -> None:
     """Write a figure in the format its name ends with, replaced in one step."""
     with replacing(path) as temporary:
-        drawn.savefig(temporary, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
+        drawing.savefig(temporary, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)

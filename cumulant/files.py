@@ -1,4 +1,4 @@
-"""Files that commands write: replaced in one step, or renewed between two marks; and what they depended on."""
+"""Files and directories that commands write: replaced in one step, or renewed between two marks; and versions."""
 
 from __future__ import annotations
 
@@ -19,32 +19,85 @@ TEMPORARY = ".cumulant-tmp"  # how directories end in which a file is still bein
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A new place for a file that takes the name ``path`` in the end: readers see the old bytes or the new ones.
+    """A path to write that is renamed to ``path`` at the end: readers see the old bytes or the new ones.
 
-    A failure leaves the old file and nothing beside it. The place is in a directory of its own, because some writers
-    have temporary files too. A link is followed.
+    A failure leaves the old file and nothing beside it. The path is in a temporary directory of its own, because some
+    writers have temporary files too. A link is followed.
     """
     path = path.resolve()
-    room = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.", suffix=TEMPORARY))
+    directory = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.", suffix=TEMPORARY))
+    draft = directory / path.name
     try:
-        yield room / path.name
+        yield draft
         if path.exists():
-            shutil.copymode(path, room / path.name)
+            shutil.copymode(path, draft)
         else:
-            (room / path.name).chmod(0o644)
-        os.replace(room / path.name, path)
+            draft.chmod(0o644)
+        os.replace(draft, path)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise OSError(cannot_write(path, error)) from error
         raise
     finally:
-        shutil.rmtree(room, ignore_errors=True)
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+@contextmanager
+def new_directory(
+    path: Path, *, overwrite: bool = False, durable: bool = False, prefix: str | None = None
+) -> Iterator[Path]:
+    """A directory to fill that is renamed to ``path`` at the end: it is there with all its files or not at all.
+
+    overwrite  replace a directory that is there, which comes back if the renaming fails; without it one that is not
+               empty is an OSError
+    durable    wait until files and names are on the disk
+    prefix     how the temporary name beside ``path`` begins; ".NAME." if None
+
+    A failure leaves no temporary directory.
+    """
+    path = path.absolute()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = Path(tempfile.mkdtemp(dir=path.parent, prefix=prefix or f".{path.name}."))
+    try:
+        draft.chmod(0o755)
+        yield draft
+        for file in (*draft.iterdir(), draft) if durable else ():
+            sync(file)
+        if overwrite and path.exists():
+            _swap(draft, path)
+        else:
+            draft.replace(path)
+        if durable:
+            sync(path.parent)
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
+
+
+def _swap(draft: Path, path: Path) -> None:
+    old = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.old."))
+    path.replace(old)
+    try:
+        draft.replace(path)
+    except BaseException:
+        old.replace(path)
+        raise
+    shutil.rmtree(old)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or the names in a directory, are on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def write(path: Path, text: str) -> None:
     """Replace a file in one step: readers see the old text or the new one, and a failure leaves the old."""
-    with replacing(path) as room:
-        room.write_text(text, encoding="utf-8")
+    with replacing(path) as draft:
+        draft.write_text(text, encoding="utf-8")
 
 
 def write_parquet(rows: Sequence[dict], path: Path) -> None:
@@ -55,28 +108,28 @@ def write_parquet(rows: Sequence[dict], path: Path) -> None:
         advice = "install cumulant[report]"
         raise ModuleNotFoundError(sentence("write_parquet", "polars", "no such package", advice)) from None
     table = polars.DataFrame(rows, infer_schema_length=None).fill_nan(None)
-    with replacing(path) as room:
+    with replacing(path) as draft:
         try:
-            table.write_parquet(room)
+            table.write_parquet(draft)
         except polars.exceptions.PolarsError as error:  # what a full disk becomes in its writer
             raise OSError(cannot_write(path, error)) from error
 
 
 def cannot_write(path: Path, error: Exception) -> str:
-    """That a file could not be written, in one sentence: libraries have their own words and classes for a full disk."""
+    """The sentence for a file that could not be written; libraries have words and classes of their own for it."""
     got = " ".join(str(error).split()) or type(error).__name__
     return sentence(str(path), "room on the disk to write it", got.rstrip("."), "Make room, and run the command again.")
 
 
 def versions(*packages: str) -> dict[str, str]:
-    """What a result depends on: the versions of Python, cumulant and these packages."""
-    found = {"python": platform.python_version()}
+    """The versions of Python, cumulant and these packages, on which a result depends."""
+    by_name = {"python": platform.python_version()}
     for name in ("cumulant", *packages):
         try:
-            found[name] = version(name)
+            by_name[name] = version(name)
         except PackageNotFoundError:
-            found[name] = "not installed"
-    return found
+            by_name[name] = "not installed"
+    return by_name
 
 
 def insert(text: str, mark: str, part: str) -> str:
@@ -86,9 +139,9 @@ def insert(text: str, mark: str, part: str) -> str:
     'a <!-- bench:start -->\\nnew\\n<!-- bench:end --> b'
     """
     start, end = f"<!-- {mark}:start -->", f"<!-- {mark}:end -->"
-    before, found, rest = text.partition(start)
-    _, closed, after = rest.partition(end)
-    if not found or not closed:
+    before, opening, rest = text.partition(start)
+    _, closing, after = rest.partition(end)
+    if not opening or not closing:
         raise ValueError(
             f"expected the marks {start} and {end}, in this order, got none. Add them where the text goes."
         )
@@ -96,7 +149,8 @@ def insert(text: str, mark: str, part: str) -> str:
 
 
 def markdown_row(cells) -> str:
-    """
+    """A row of a Markdown table.
+
     >>> markdown_row(["a", "b|c"])
     '| a | b\\\\|c |'
     """

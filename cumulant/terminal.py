@@ -1,4 +1,4 @@
-"""How commands fail: one sentence for what a user can mend, a traceback for everything else."""
+"""How commands fail: one sentence for errors that other input mends, a traceback for all others."""
 
 from __future__ import annotations
 
@@ -29,10 +29,11 @@ def sentences(
     options: Mapping[str, str] | None = None,
     mendable: type[Exception] | tuple[type[Exception], ...] = MENDABLE,
 ) -> Iterator[None]:
-    """Exit 2 with the sentence of an error that input can mend; exit 130 after Ctrl-C, with what is left of it all.
+    """Exit 2 with the sentence of an error that other input mends; exit 130 after Ctrl-C, saying what was written.
 
-    options   words of functions → words of the command line: an argument that a sentence is about, advice in it
-    mendable  the errors that are told in a sentence; a reader that has gone away is not one of them
+    interrupted  what is on the disk after Ctrl-C
+    options      arguments of functions → options of the command line, in sentences and their advice
+    mendable     the errors that end in a sentence; a closed pipe is none of them
     """
     errors = errors if errors is not None else Console(stderr=True)
     try:
@@ -41,22 +42,22 @@ def sentences(
         raise
     except mendable as error:
         errors.print(f"[red]{type(error).__name__}[/]: ", end="")
-        errors.print(in_options(_told(error), options or {}), markup=False, highlight=False, soft_wrap=True)
+        errors.print(in_options(_message(error), options or {}), markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(2) from None
     except KeyboardInterrupt:
         errors.print(f"[yellow]Interrupted: {interrupted}.[/]")
         raise typer.Exit(INTERRUPTED) from None
 
 
-def _told(error: Exception) -> str:
-    """What an error says; those of the operating system as a sentence."""
+def _message(error: Exception) -> str:
+    """The message of an error; of errors of the operating system, as a sentence."""
     if isinstance(error, OSError) and error.errno is not None and error.strerror:
         return f"{error.filename or 'the file system'}: {error.strerror}."
     return str(error)
 
 
 def in_options(text: str, options: Mapping[str, str]) -> str:
-    """A sentence in the words of the command line.
+    """A sentence with options of the command line in place of arguments.
 
     >>> in_options("load.name: expected a, got b. Or pass=True.", {"load.name": "MODEL", "pass=True": "--pass"})
     'MODEL: expected a, got b. Or --pass.'

@@ -2,9 +2,11 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,13 +19,13 @@ testing = pytest.importorskip("typer.testing")
 from benchmarks import cases, measure, report  # noqa: E402
 from benchmarks.case import GROWTH, OURS, Case, Unavailable, extra, memory, within  # noqa: E402
 from benchmarks.results import machine  # noqa: E402
-from benchmarks.run import Settings, run_case  # noqa: E402
+from benchmarks.run import Effort, run_case  # noqa: E402
 from cumulant import cli  # noqa: E402
 from cumulant.files import write  # noqa: E402
 
 ROOT = Path(__file__).parent.parent
 START, END = "<!-- bench:start -->", "<!-- bench:end -->"
-SHORT = Settings(repeats=5, budget=0.5, launches=1, deadline=60, source="tests.test_benchmarks")
+SHORT = Effort(repeats=5, budget=0.5, launches=1, deadline=60, source="tests.test_benchmarks")
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ def catalogue(quick: bool = False) -> dict[str, Case]:
         Case("lost", "toy", "squares", n, {OURS: broken, "twin": square}, (within("twin", 9.0),)),
         Case(
             *("copies", "toy", "copies", mib),
-            sides={OURS: copies(64), "twice": copies(128)},
+            methods={OURS: copies(64), "twice": copies(128)},
             targets=(extra(80), extra(8), memory("twice", 0.6)),
         ),
     ]
@@ -96,8 +98,8 @@ def bench():
 
 def test_a_function_takes_as_long_as_itself():
     x = torch.ones(1 << 15)
-    sides = dict.fromkeys("ab", lambda: x.square().sum())
-    samples = measure.interleave(sides, repeats=9, budget=0.5)
+    methods = dict.fromkeys("ab", lambda: x.square().sum())
+    samples = measure.interleave(methods, repeats=9, budget=0.5)
     found = measure.ratio(samples, "a", "b")
     assert 0.6 < found.median < 1.6
     assert found.low <= found.median <= found.high
@@ -115,18 +117,18 @@ def test_ratios_follow_the_work_and_slow_sides_sit_out():
 
 def test_rounds_end_when_the_ratio_has_settled():
     clock = iter(range(10**9)).__next__
-    sides = dict.fromkeys("ab", lambda: None)
-    assert len(measure.interleave(sides, clock=clock, repeats=4, budget=9e9, pairs=[("a", "b")])["a"]) == 4
+    methods = dict.fromkeys("ab", lambda: None)
+    assert len(measure.interleave(methods, clock=clock, repeats=4, budget=9e9, pairs=[("a", "b")])["a"]) == 4
 
 
 @pytest.mark.long
 def test_memory_of_an_allocation():
     case = catalogue()["copies"]
     found = run_case(case, SHORT)
-    mib = {name: side["extra_mib"]["median"] for name, side in found["sides"].items()}
+    mib = {name: method["extra_mib"]["median"] for name, method in found["methods"].items()}
     assert mib == {OURS: pytest.approx(64, abs=16), "twice": pytest.approx(128, abs=16)}
     assert [c["met"] for c in found["comparisons"]] == [True, False, True]
-    assert all(side["seconds"] is None for side in found["sides"].values())  # nothing asks for time
+    assert all(method["seconds"] is None for method in found["methods"].values())  # nothing asks for time
 
 
 # ---------------------------------------------------------------------- running
@@ -150,7 +152,7 @@ def test_sides_that_disagree_are_not_a_success():
 @pytest.mark.long
 def test_peers_that_cannot_run_are_skipped_by_name():
     found = run_case(catalogue()["holes"], SHORT)
-    skipped = {name: side["skipped"] for name, side in found["sides"].items()}
+    skipped = {name: method["skipped"] for name, method in found["methods"].items()}
     assert skipped == {
         OURS: None,
         "absent": "not installed",
@@ -174,7 +176,7 @@ def test_every_table_has_a_sharp_case_and_every_target_names_sides():
     for table in {case.table for case in every.values()} - own:
         assert any(name.endswith("-sharp") for name, case in every.items() if case.table == table)
     for case in [*every.values(), *cases.catalogue(quick=True).values()]:
-        assert {t.side for t in case.targets} | {t.peer for t in case.targets} - {None} <= set(case.sides)
+        assert {t.method for t in case.targets} | {t.peer for t in case.targets} - {None} <= set(case.methods)
     assert any(case.table == GROWTH for case in every.values())
 
 
@@ -209,7 +211,7 @@ def test_quick_run_writes_json_markdown_and_readme(bench, tmp_path):
     results = json.loads(saved.read_text())
     (case,) = results["cases"]
     assert set(results["machine"]) == {"cpu", "cores", "torch", "cumulant", "peers", "date"}
-    assert case["sides"]["SDPA"]["seconds"]["median"] > 0
+    assert case["methods"]["SDPA"]["seconds"]["median"] > 0
     assert case["comparisons"][0]["figure"]["count"] >= 3
     assert case["comparisons"][0]["met"] is None  # small inputs are not judged
     header, rule, row = [line.split(" | ") for line in table.read_text().splitlines() if line.startswith("|")]
@@ -228,6 +230,28 @@ def test_without_the_extra_one_sentence():
     assert run.stderr.strip() == "The command line needs typer and rich: install cumulant[cli]."
 
 
+@pytest.mark.long
+def test_the_wheel_has_no_benchmarks_and_says_where_they_are(tmp_path):
+    pytest.importorskip("setuptools", reason="a wheel is built with setuptools")
+    source = tmp_path / "source"
+    ignored = shutil.ignore_patterns(".*", "build", "dist", "*.egg-info", "__pycache__", "observed", "tests", "docs")
+    shutil.copytree(ROOT, source, ignore=ignored)  # a build leaves files beside the sources
+    options = ["--no-deps", "--no-build-isolation", "--quiet", "--wheel-dir", tmp_path]
+    built = subprocess.run([sys.executable, "-m", "pip", "wheel", source, *options], capture_output=True, text=True)
+    assert built.returncode == 0, built.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        assert {name.split("/")[0] for name in archive.namelist() if "dist-info" not in name} == {"cumulant"}
+        archive.extractall(tmp_path / "installed")
+    environment = os.environ | {"PYTHONPATH": str(tmp_path / "installed")}
+    command = [sys.executable, "-c", "from cumulant.cli import main; main()", "bench", "--quick"]
+    answer = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert answer.returncode == 1
+    assert answer.stderr.strip() == (
+        "cumulant bench runs in a clone of the repository, where its cases are: clone it and run `make bench`."
+    )
+
+
 # ---------------------------------------------------------------------- writing
 
 
@@ -236,27 +260,41 @@ def figure(x):
 
 
 def test_tables_of_known_figures():
-    comparison = {"side": OURS, "quantity": "time", "figure": figure(0.1)}
-    sides = {
+    comparison = {"method": OURS, "quantity": "time", "figure": figure(0.1)}
+    methods = {
         OURS: {"seconds": figure(0.01), "extra_mib": None, "skipped": None},
         "naive": {"seconds": figure(0.1), "extra_mib": None, "skipped": None},
     }
     met = comparison | {"peer": "naive", "bound": 0.2, "faster": True, "met": True}
     missed = comparison | {"peer": "naive", "bound": 0.05, "faster": False, "met": False}
-    case = {"name": "a", "table": "t", "work": "w | x", "threads": 1, "sides": sides, "problem": None}
+    case = {
+        "name": "a",
+        "table": "t",
+        "work": "w | x",
+        "threads": 1,
+        "methods": methods,
+        "problem": None,
+    }
     text = report.readme_table({"machine": machine(), "quick": False, "cases": [case | {"comparisons": [met, missed]}]})
     assert "| w \\| x | 10 ms / naive 100 ms | 10× faster (9.09–11.1) | ≥ 5× faster | met |" in text
     assert "|  | 10 ms / naive 100 ms | 0.10× (0.09–0.11) | ≤ 0.05× | missed |" in text
 
 
 def test_growth_has_a_row_for_each_size():
-    sides = {f"N={n}": {"seconds": figure(n**2), "extra_mib": figure(n), "skipped": None} for n in (2, 4)}
-    step = {"side": "N=4", "peer": "N=2", "faster": False, "met": True}
+    methods = {f"N={n}": {"seconds": figure(n**2), "extra_mib": figure(n), "skipped": None} for n in (2, 4)}
+    step = {"method": "N=4", "peer": "N=2", "faster": False, "met": True}
     steps = [
         step | {"quantity": "time", "bound": 4.4, "figure": figure(4.0)},
         step | {"quantity": "memory", "bound": 2.2, "figure": figure(2.0)},
     ]
-    case = {"name": "g", "table": GROWTH, "work": "w", "threads": 1, "sides": sides, "comparisons": steps}
+    case = {
+        "name": "g",
+        "table": GROWTH,
+        "work": "w",
+        "threads": 1,
+        "methods": methods,
+        "comparisons": steps,
+    }
     (table,) = report.tables({"machine": machine(), "quick": False, "cases": [case | {"problem": None}]})
     assert table.rows == [
         ("2", "4.00 s", "–", "2.0 MiB", "–", "–"),

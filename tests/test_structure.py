@@ -46,6 +46,7 @@ ROOMS = [
     "observatory.report",
     "observatory.runs",
     "observatory.monitor",
+    "observatory.summary",
     "observatory.series_command",
     "observatory.command",
     "observatory",

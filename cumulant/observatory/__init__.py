@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from cumulant.observatory.record.recorder import attach
     from cumulant.observatory.report.directory import render
     from cumulant.observatory.runs.observe import observe
-    from cumulant.observatory.text.texts import read_texts
+    from cumulant.observatory.text.corpus import read_texts
 
 __all__ = ["Record", "attach", "load", "observe", "read_texts", "render"]
 
@@ -29,7 +29,7 @@ _MODULES = {
     "attach": "record.recorder",
     "load": "models.load",
     "observe": "runs.observe",
-    "read_texts": "text.texts",
+    "read_texts": "text.corpus",
     "render": "report.directory",
 }
 

@@ -2,47 +2,30 @@
 
 from __future__ import annotations
 
-import json
-import shlex
-import sys
-from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
 
-from cumulant.checks import sentence
-from cumulant.files import write, write_parquet
-from cumulant.observatory.models.load import KNOWN, Loaded, load
-from cumulant.observatory.record.manifest import ABLATION, PAGE, TABLES, writing
-from cumulant.observatory.record.record import Record, claim_directory, null_directories
-from cumulant.observatory.report.directory import page_data, read_ablation, read_nulls, render, write_tables
-from cumulant.observatory.runs.ablate import AblatedHead, Ablation, ablate
-from cumulant.observatory.runs.nulls import chosen_nulls
-from cumulant.observatory.runs.over_training import SETTINGS, TOKENS, dimension
-from cumulant.observatory.runs.runner import (
-    Cluster,
-    Run,
-    check_stream,
-    forget,
-    from_stream,
-    null_tokens,
+from cumulant.observatory.models.load import PACKAGED_MODELS
+from cumulant.observatory.record.record import Record
+from cumulant.observatory.report.directory import page_data, read_nulls
+from cumulant.observatory.runs.over_training import SETTINGS
+from cumulant.observatory.runs.run import run, run_ablation, write_report
+from cumulant.observatory.runs.settings import (
+    DEFAULT_MAX_TOKENS,
+    DEFAULT_MODEL,
+    DEFAULT_STEP_TOKENS,
+    ObservationSettings,
+    Settings,
 )
-from cumulant.observatory.runs.shards import Job
-from cumulant.observatory.series_command import Place, observe_checkpoints, rewrite_series
-from cumulant.observatory.statistics.quantities import select_quantities
-from cumulant.observatory.text.corpus import plan
+from cumulant.observatory.series_command import observe_checkpoints, rewrite_series
+from cumulant.observatory.summary import print_ablation, print_comparison, print_summary
 from cumulant.terminal import INTERRUPTED, sentences
 
-FEWEST = 16  # tokens that are worth reading
-MOST = 20_000  # that are read unless others are asked for
-HELP = "pydoc_data.topics, Python's own help"
-OPTIONS = {  # what arguments of functions are called on the command line
+TOKENS_HELP = f"Stop after so many tokens; 0: all; {DEFAULT_MAX_TOKENS:,}, or {DEFAULT_STEP_TOKENS:,} a step, if none."
+OPTIONS = {  # arguments of functions → options of the command line
     "load.name": "MODEL",
     "load.device": "--device",
     "load.dtype": "--dtype",
@@ -55,8 +38,8 @@ OPTIONS = {  # what arguments of functions are called on the command line
 
 def observe_command(
     model: Annotated[
-        str, typer.Argument(help=f"{', '.join(KNOWN)}, a directory, a GGUF file, or owner/name on the hub.")
-    ] = "minilm",
+        str, typer.Argument(help=f"{', '.join(PACKAGED_MODELS)}, a directory, a GGUF file, or owner/name on the hub.")
+    ] = DEFAULT_MODEL,
     text: Annotated[
         list[str] | None,
         typer.Option(
@@ -73,7 +56,10 @@ def observe_command(
     ] = None,
     max_tokens: Annotated[
         int | None,
-        typer.Option(min=0, help=f"Stop after so many tokens; 0: all; {MOST:,}, or {TOKENS:,} a step, if none."),
+        typer.Option(
+            min=0,
+            help=TOKENS_HELP,
+        ),
     ] = None,
     max_length: Annotated[int, typer.Option(min=8, help="Tokens of a window; longer texts are cut.")] = 256,
     batch_size: Annotated[int, typer.Option(min=1, help="Windows that run together.")] = 16,
@@ -112,75 +98,34 @@ def observe_command(
     With --checkpoints it writes series.parquet, the records of all steps in series/, and a page with a slider of steps.
     """
     screen, errors = Console(), Console(stderr=True)
-    sources, place = text or [], out or Path("observed") / Path(model).name
-    wanted = None if not quantities else tuple(quantities)
-    job = Job(model, device, dtype, allow_pickle, wanted, max_length, batch_size, seed)
-    with sentences(errors, "what is finished is kept, and --resume goes on from it", OPTIONS), ExitStack() as stack:
-        select_quantities(wanted)
-        names = chosen_nulls(null)
-        max_tokens = (MOST if checkpoints is None else TOKENS) if max_tokens is None else max_tokens
-        _check(ablation, max_tokens, resume, force, ray, workers)
-        if checkpoints is not None:
-            alone = {"MODEL": model != "minilm", "--null": bool(names and null), "--ablate": bool(ablation)}
-            alone |= {"--ray": bool(ray), "--shard-bytes": bool(shard_bytes)}
-            where = Place(out, resume, force)
-            observe_checkpoints(checkpoints, sources, job, column, max_tokens, where, alone, ", ".join(sources) or HELP)
-            return
-        given = {
-            "--ablate": ablation,
-            "--resume": resume,
-            "--ray": ray,
-            "--column": column,
-            "--shard-bytes": shard_bytes,
-            "--null": null and names,
-        }
-        check_stream(sources, {option: bool(value) for option, value in given.items()})
-        corpus = None if "-" in sources else plan(sources, column=column, shard_bytes=shard_bytes)
-        if not resume:
-            claim_directory(place, force)
-        with errors.status(f"loading {escape(model)}"):
-            loaded = load(model, device=device, dtype=dtype, allow_pickle=allow_pickle)
-        most = max_tokens or None
-        told = {
-            "text": ", ".join(sources) or HELP,
-            "command": shlex.join(["cumulant", *sys.argv[1:]]),
-            "dimension": dimension(loaded.model),
-        }
-        found: dict[str, Record] = {}
-        run = None
-        if corpus is None:
-            record = from_stream(errors, loaded, job, sources, most)
-            record = replace(record, meta=replace(record.meta, **told))
-            forget(place, None)
-            record.save(place)
-        else:
-            cluster = Cluster(ray, workers) if ray else None
-            run = stack.enter_context(Run(errors, loaded, corpus, cluster, resume, force))
-            record = run.observed(run.open(job, most, place), told)
-            for name in names if record.meta.complete else ():
-                tokens = null_tokens(record, most)
-                found[name] = run.observed(run.open(job._replace(null=name), tokens, null_directories(place)[name]))
-        with errors.status("writing tables and page"):
-            _show(record, place, found)
-        complete = all(r.meta.complete for r in (record, *found.values()))
-        if run is not None and complete:
-            run.clear()
-    _summarise(screen, record, found, place, going_on=corpus is not None and not complete)
-    if not complete:
+    with sentences(errors, "what is finished is kept, and --resume goes on from it", OPTIONS):
+        settings = Settings(
+            ObservationSettings(
+                model, device, dtype, allow_pickle, tuple(quantities or ()) or None, max_length, batch_size, seed
+            ),
+            sources=tuple(text or ()),
+            column=column,
+            out=out,
+            checkpoints=checkpoints,
+            max_tokens=max_tokens,
+            nulls=tuple(null or ()),
+            ablation=ablation,
+            resume=resume,
+            force=force,
+            shard_bytes=shard_bytes,
+            ray=ray,
+            workers=workers,
+        )
+        if settings.checkpoints is not None:
+            return observe_checkpoints(settings)
+        observed = run(settings, errors)
+    resumable = observed.corpus is not None and not observed.complete
+    print_summary(screen, observed.record, observed.nulls, settings.directory, resumable=resumable)
+    if not observed.complete:
         raise typer.Exit(INTERRUPTED)
-    if ablation is not None and corpus is not None:
+    if settings.ablation is not None:
         with sentences(errors, "no head was judged; the record is complete"):
-            _ablate(screen, errors, loaded, corpus.texts([]), ablation, seed, place)
-            with writing(place, PAGE):
-                render(record, place / PAGE, found, read_ablation(place))
-
-
-def _show(record: Record, place: Path, nulls: dict[str, Record]) -> None:
-    """Write the tables and the page of a record."""
-    ablation = read_ablation(place)
-    with writing(place, *TABLES, PAGE):
-        write_tables(record, place, nulls)
-        render(record, place / PAGE, nulls, ablation)
+            print_ablation(screen, run_ablation(settings, observed, errors))
 
 
 def report_command(
@@ -191,140 +136,18 @@ def report_command(
         if (directory / "series" / SETTINGS).is_file():
             return rewrite_series(directory)
         record = Record.load(directory)
-        found = read_nulls(directory, record)
-        _show(record, directory, found)
-    _summarise(Console(), record, found, directory)
+        nulls = read_nulls(directory, record)
+        write_report(record, directory, nulls)
+    print_summary(Console(), record, nulls, directory)
 
 
 def compare_command(
     directories: Annotated[list[Path], typer.Argument(help="Two or more directories of `cumulant observe`.")],
 ) -> None:
     """Put observations side by side: other models, other texts, other checkpoints."""
-    screen = Console()
     with sentences():
         if len(directories) < 2:
             raise ValueError("compare: expected at least two directories, got one. Name another.")
         records = {str(d): Record.load(d) for d in directories}
         answers = {name: page_data(r, read_nulls(Path(name), r))["verdicts"] for name, r in records.items()}
-    table = Table("", *[escape(Path(name).name) for name in records], title="The questions", title_justify="left")
-    questions = list(dict.fromkeys(a["question"] for found in answers.values() for a in found))
-    for question in questions:
-        told = {name: next((a for a in found if a["question"] == question), None) for name, found in answers.items()}
-        table.add_row(f"[bold]{question}[/]", *[a["answer"] if a else "–" for a in told.values()])
-        labels = list(dict.fromkeys(n["label"] for a in told.values() if a for n in a["numbers"]))
-        for label in labels:
-            cells = []
-            for a in told.values():
-                number = next((n for n in a["numbers"] if n["label"] == label), None) if a else None
-                cells.append(_figure(number))
-            table.add_row(f"  {label}", *cells)
-    screen.print(table)
-
-
-def _figure(number: dict | None) -> str:
-    if number is None or number["value"] is None:
-        return "–"
-    null = "" if number["null"] is None else f" (null {number['null']:.3g})"
-    return f"{number['value']:.3g}{null}"
-
-
-def _check(ablation: str | None, max_tokens: int, resume: bool, force: bool, ray: str | None, workers: int | None):
-    """Refuse options that do not go together."""
-    if ablation not in (None, "gaussian", "mixture"):
-        raise ValueError(sentence("--ablate", "gaussian or mixture", repr(ablation), "Choose one of them."))
-    if 0 < max_tokens < FEWEST:
-        raise ValueError(sentence("--max-tokens", f"0 for everything, or at least {FEWEST}", max_tokens, "Raise it."))
-    if resume and force:
-        advice = "The one goes on with a run, the other starts anew."
-        raise ValueError(sentence("--resume", "no --force beside it", "both", advice))
-    if workers is not None and ray is None:
-        raise ValueError(sentence("--workers", "--ray beside it", "none", "This process alone reads with one model."))
-
-
-def _ablate(screen: Console, errors: Console, loaded: Loaded, texts, kind: str, seed: int, place: Path) -> None:
-    """Replace every head, write ablation.parquet and ablation.json, and say which can go."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=errors, transient=True) as bar:
-        task = bar.add_task(f"{escape(loaded.name)}: replacing heads")
-        found = ablate(
-            loaded,
-            texts,
-            kind=kind,
-            seed=seed,
-            progress=lambda done, total: bar.update(task, completed=done, total=total),
-        )
-    marks = {"can_go": found.can_go, "together": found.together}
-    rows = [row._asdict() | {name: row in heads for name, heads in marks.items()} for row in found.rows]
-    told = {k: v for k, v in found._asdict().items() if k not in ("rows", "together")}
-    told |= {"heads": len(rows), **{name: len(heads) for name, heads in marks.items()}}
-    with writing(place, *ABLATION):
-        write_parquet(rows, place / "ablation.parquet")
-        write(place / "ablation.json", json.dumps(told | {"rows": rows}, indent=1) + "\n")
-    _tell_ablation(screen, found)
-
-
-def _tell_ablation(screen: Console, found: Ablation) -> None:
-    what = "relative change of perplexity" if found.measure == "perplexity" else "1 − cosine of embeddings"
-    table = Table("layer", "can go", "least damage", "most damage", title=f"Heads replaced ({found.kind}): {what}")
-    for layer in dict.fromkeys(row.layer for row in found.rows):
-        mine = [row for row in found.rows if row.layer == layer]
-        gone = sum(row.damage < found.threshold for row in mine)
-        ends = (min(mine, key=lambda row: row.damage), max(mine, key=lambda row: row.damage))
-        table.add_row(str(layer), f"{gone} of {len(mine)}", *[f"{r.damage:.2g} (head {r.head})" for r in ends])
-    screen.print(table)
-    perplexity = f", whose perplexity is {found.baseline:.4g}" if found.measure == "perplexity" else ""
-    screen.print(
-        f"{len(found.can_go)} of {len(found.rows)} heads can go one at a time: replaced alone, each does less than "
-        f"{found.threshold:g} to the model on {found.tokens:,} tokens{perplexity}. All of them replaced at once do "
-        f"{_damage(found, found.all_at_once)}; as many heads chosen at random do {_damage(found, found.control)}.",
-        highlight=False,
-    )
-    screen.print(
-        f"{len(found.together)} heads can go together, within {found.threshold:g}: {_named(found.together)}.",
-        highlight=False,
-    )
-
-
-def _damage(found: Ablation, value: float) -> str:
-    """A large change of perplexity is better told as a factor."""
-    return f"{value:.2g} (perplexity × {1 + value:.3g})" if found.measure == "perplexity" else f"{value:.2g}"
-
-
-def _named(heads: tuple[AblatedHead, ...]) -> str:
-    layers = dict.fromkeys(row.layer for row in heads)
-    parts = [f"layer {n} head {', '.join(str(r.head) for r in heads if r.layer == n)}" for n in layers]
-    return "; ".join(parts) or "none"
-
-
-def _summarise(
-    screen: Console, record: Record, nulls: dict[str, Record], place: Path, *, going_on: bool = False
-) -> None:
-    """What a person wants to know when the command ends."""
-    data = page_data(record, nulls)
-    meta = record.meta
-    heads = sum(layer.heads for layer in record.layers)
-    name, kind = escape(meta.model or "A model"), escape(meta.model_class or "of unknown class")
-    tokens, windows, text = meta.tokens, meta.sequences, escape(meta.text or "text")
-    screen.print(
-        f"[bold]{name}[/] ({kind}): {len(record.layers)} attention modules, {heads} heads, "
-        f"{tokens:,} tokens of {text} in {windows:,} windows.",
-        highlight=False,
-    )
-    for note in meta.notes:
-        screen.print(f"Note: {note}.", highlight=False, markup=False)
-    if meta.unreadable:
-        shown = "; ".join(f"{d['name']} ({d['reason']})" for d in meta.unreadable_documents[:3])
-        more = ", …" if meta.unreadable > 3 else ""
-        documents = "document" if meta.unreadable == 1 else "documents"
-        screen.print(
-            f"{meta.unreadable:,} {documents} could not be read: {shown}{more}.", highlight=False, markup=False
-        )
-    if going_on or not meta.complete:
-        words = " The same command with --resume goes on." if going_on else ""
-        screen.print(f"[yellow]Interrupted: the record holds what was read until then.{words}[/]")
-    table = Table("question", "", "what was seen", show_lines=True)
-    for answer in data["verdicts"]:
-        table.add_row(answer["question"], f"[bold]{answer['answer']}[/]", answer["words"])
-    screen.print(table)
-    where = escape(str(place))
-    screen.print(f"Page: [bold]{where}/{PAGE}[/]   Tables: {where}/*.parquet", highlight=False)
+    print_comparison(Console(), answers)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
 
 from rich.box import SIMPLE
 from rich.console import Console
@@ -16,7 +13,6 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from typer import Exit
 
-from cumulant.checks import sentence
 from cumulant.files import write_parquet
 from cumulant.observatory.record.manifest import PAGE, writing
 from cumulant.observatory.record.record import Record
@@ -28,10 +24,9 @@ from cumulant.observatory.report.series import (
     render_series,
     series_rows,
 )
-from cumulant.observatory.runs.observe import Progress as Count
+from cumulant.observatory.runs.observe import Progress as TokenCount
 from cumulant.observatory.runs.over_training import (
     OUTPUTS,
-    TOKENS,
     CheckpointDirectory,
     SeriesSettings,
     abandon_series,
@@ -41,7 +36,8 @@ from cumulant.observatory.runs.over_training import (
     observe_series,
     require_alike,
 )
-from cumulant.observatory.runs.shards import Job
+from cumulant.observatory.runs.run import command_line
+from cumulant.observatory.runs.settings import Settings
 from cumulant.observatory.text.corpus import plan
 from cumulant.terminal import INTERRUPTED
 
@@ -55,96 +51,51 @@ COLUMNS = {  # of the table that is printed
 }
 
 
-class Place(NamedTuple):
-    """Where a series goes: observed/NAME if None; whether to go on with one that is there, or to replace it."""
-
-    out: Path | None = None
-    resume: bool = False
-    force: bool = False
-
-
-def observe_checkpoints(
-    directory: Path,
-    sources: list[str],
-    job: Job,
-    column: str | None = None,
-    max_tokens: int = TOKENS,
-    where: Place = Place(),  # noqa: B008
-    alone: dict[str, bool] | None = None,
-    words: str = "",
-) -> None:
-    """Observe every step, write series/, series.parquet and report.html, and say what has changed.
-
-    job    device, dtype, quantities and so on; its model is not used
-    alone  options that cannot stand beside this one, and whether they were given
-    words  what the text is called
-    """
+def observe_checkpoints(settings: Settings) -> None:
+    """Observe every step, write series/, series.parquet and report.html, and print what has changed."""
     screen, errors = Console(), Console(stderr=True)
-    _check(alone or {}, sources, max_tokens)
-    steps = find_steps(directory)
-    corpus = plan(sources, column=column)
-    chosen = {name: getattr(job, name) for name in ("quantities", "max_length", "batch_size", "seed", "dtype")}
-    settings = SeriesSettings(corpus.identity(), agreed_model(steps), max_tokens=max_tokens, **chosen)
-    place = where.out or default_place(directory)
-    existed = place.exists()
-    claim_series(place, settings, resume=where.resume, force=where.force)
-    told = {"model": str(directory), "text": words, "command": shlex.join(["cumulant", *sys.argv[1:]])}
+    assert settings.checkpoints is not None
+    assert settings.token_limit is not None
+    observation, directory = settings.observation, settings.directory
+    steps = find_steps(settings.checkpoints)
+    corpus = plan(settings.sources, column=settings.column)
+    common = {name: getattr(observation, name) for name in ("quantities", "max_length", "batch_size", "seed", "dtype")}
+    series = SeriesSettings(corpus.identity(), agreed_model(steps), max_tokens=settings.token_limit, **common)
+    existed = directory.exists()
+    claim_series(directory, series, resume=settings.resume, force=settings.force)
+    meta = {"model": str(settings.checkpoints), "text": settings.text_name, "command": command_line()}
+    options = {"device": observation.device, "allow_pickle": observation.allow_pickle}
     try:
         with _bar(errors) as watch:
-            found = observe_series(
-                steps, place, corpus, settings, device=job.device, allow_pickle=job.allow_pickle, meta=told, watch=watch
-            )
-        if not found.records:
+            observed = observe_series(steps, directory, corpus, series, **options, meta=meta, watch=watch)
+        if not observed.records:
             raise KeyboardInterrupt
     except BaseException:
-        abandon_series(place, existed=existed)
+        abandon_series(directory, existed=existed)
         raise
     with errors.status("writing table and page"):
-        seen = _write(found.records, place)
-    _tell(screen, seen, found.complete, place)
-    if not found.complete:
+        table = _write(observed.records, directory)
+    _print_series(screen, table, observed.complete, directory)
+    if not observed.complete:
         raise Exit(INTERRUPTED)
 
 
-def rewrite_series(place: Path) -> None:
+def rewrite_series(directory: Path) -> None:
     """Write the table and the page of a series again, from the records that it holds."""
-    found: dict[int, Record] = {}
-    for step in find_steps(place / "series"):
+    records: dict[int, Record] = {}
+    for step in find_steps(directory / "series"):
         record = Record.load(step.path)
-        require_alike(found, record, step)
-        found[step.number] = record
-    _tell(Console(), _write(found, place), True, place)
+        require_alike(records, record, step)
+        records[step.number] = record
+    _print_series(Console(), _write(records, directory), True, directory)
 
 
-def _write(records: dict[int, Record], place: Path) -> Steps:
-    seen = read_steps(records)
-    with writing(place, *OUTPUTS):
-        write_parquet(series_rows(seen), place / "series.parquet")
-        render_series(seen, place / PAGE)
-    return seen
-
-
-def default_place(directory: Path) -> Path:
-    """
-    >>> default_place(Path("trained/language/convex/seed-0")).as_posix()
-    'observed/convex-seed-0'
-    """
-    whole = directory.resolve()
-    name = f"{whole.parent.name}-{whole.name}" if whole.name.startswith("seed-") else whole.name
-    return Path("observed") / name
-
-
-def _check(alone: dict[str, bool], sources: list[str], max_tokens: int) -> None:
-    for option, given in alone.items():
-        if given:
-            advice = "Leave it out; a single step can be observed with it."
-            raise ValueError(sentence(option, "no --checkpoints beside it", "both", advice))
-    if "-" in sources:
-        advice = "Give a file."
-        raise ValueError(sentence("--checkpoints", "texts that can be read at every step", "standard input", advice))
-    if max_tokens == 0:
-        advice = "Every step reads the same part of the text; say how much."
-        raise ValueError(sentence("--max-tokens", "a number of tokens with --checkpoints", 0, advice))
+def _write(records: dict[int, Record], directory: Path) -> Steps:
+    steps = read_steps(records)
+    with writing(directory, *OUTPUTS):
+        write_parquet(series_rows(steps), directory / "series.parquet")
+        render_series(steps, directory / PAGE)
+    return steps
 
 
 @contextmanager
@@ -154,7 +105,7 @@ def _bar(errors: Console) -> Iterator:
         task = bar.add_task("observing", done="")
 
         @contextmanager
-        def watch(step: CheckpointDirectory, which: int, total: int) -> Iterator[Count]:
+        def watch(step: CheckpointDirectory, which: int, total: int) -> Iterator[TokenCount]:
             read = 0
 
             def count(tokens: int) -> None:
@@ -170,7 +121,7 @@ def _bar(errors: Console) -> Iterator:
         yield watch
 
 
-def _tell(screen: Console, steps: Steps, complete: bool, place: Path) -> None:
+def _print_series(screen: Console, steps: Steps, complete: bool, directory: Path) -> None:
     last = next(reversed(steps.values())).record
     heads = sum(layer.heads for layer in last.layers)
     kind, text = (escape(name or "unknown") for name in (last.meta.model_class, last.meta.text))
@@ -190,8 +141,8 @@ def _tell(screen: Console, steps: Steps, complete: bool, place: Path) -> None:
     screen.print(table)
     if not complete:
         screen.print("[yellow]Interrupted: the steps above are finished. The same command with --resume goes on.[/]")
-    where = escape(str(place))
-    screen.print(f"Page: [bold]{where}/{PAGE}[/]   Table: {where}/series.parquet", highlight=False)
+    path = escape(str(directory))
+    screen.print(f"Page: [bold]{path}/{PAGE}[/]   Table: {path}/series.parquet", highlight=False)
 
 
 def _short(number: float) -> str:

@@ -287,9 +287,9 @@ def raise_interrupt(*_: object, **__: object) -> None:
 @pytest.mark.parametrize(
     ("module", "name", "line"),
     [
-        ("cumulant.observatory.command", "load", ("observe", "{tiny}", "--text", "{words}", "--out", "{out}")),
+        ("cumulant.observatory.runs.run", "load", ("observe", "{tiny}", "--text", "{words}", "--out", "{out}")),
         (
-            "cumulant.observatory.command",
+            "cumulant.observatory.runs.run",
             "render",
             ("observe", "{tiny}", "--text", "{words}", "--out", "{out}", *observed.QUICK),
         ),
@@ -298,13 +298,13 @@ def raise_interrupt(*_: object, **__: object) -> None:
             "observe_shard",
             ("observe", "{tiny}", "--text", "{words}", "--out", "{out}"),
         ),
-        ("cumulant.observatory.runs.runner", "observe", ("observe", "{tiny}", "--text", "-", "--out", "{out}")),
+        ("cumulant.observatory.runs.run", "observe", ("observe", "{tiny}", "--text", "-", "--out", "{out}")),
         (
             "cumulant.observatory.runs.over_training",
             "load",
             ("observe", "--checkpoints", "{run}", "--text", "{words}", "--out", "{out}"),
         ),
-        ("cumulant.observatory.command", "write_tables", ("report", "{record}")),
+        ("cumulant.observatory.runs.run", "write_tables", ("report", "{record}")),
         ("cumulant.observatory.command", "page_data", ("compare", "{record}", "{record}")),
         ("cumulant.paper.verify.command", "verify", ("verify",)),
         ("benchmarks.command", "run", ("bench", "--quick")),

@@ -273,8 +273,8 @@ def test_hidden_states_of_a_record_that_passes_can_be_tabled_and_merged(how):
     for key in names:
         hidden = record.hidden | {key: CHANGED[how](record.hidden[key])}
         if inconsistency(replace(record, hidden=hidden)) is None:
-            layer_rows(hidden, record.meta["places"])
-            layer_spectra(hidden, record.meta["places"])
+            layer_rows(hidden, record.meta.stages)
+            layer_spectra(hidden, record.meta.stages)
             for place, kept in unflatten(hidden).items():
                 kept.merge(whole[place])
 

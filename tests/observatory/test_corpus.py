@@ -17,10 +17,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cumulant.observatory.text import corpus as module
-from cumulant.observatory.text import formats
-from cumulant.observatory.text import locations as places
-from cumulant.observatory.text.corpus import Corpus, Piece, Shard, Spoiled, hash_of, plan, texts_of
-from cumulant.observatory.text.texts import Text, read_texts
+from cumulant.observatory.text import documents, files
+from cumulant.observatory.text.corpus import (
+    Corpus,
+    FileRange,
+    Shard,
+    Text,
+    UnreadableDocument,
+    hash_of,
+    plan,
+    read_texts,
+    texts_of,
+)
 from cumulant.observatory.text.windows import batches
 
 SIZES = (1, 2, 7, 63, 64, 65, 100, 1000, 1 << 20, None)
@@ -31,15 +39,15 @@ brief = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCh
 @pytest.fixture
 def part(monkeypatch):
     """Parts of 64 bytes, whose borders move by up to 16."""
-    for where in (module, formats):
-        monkeypatch.setattr(where, "PART", 64)
-    monkeypatch.setattr(formats, "SLACK", 4)
+    for where in (module, documents):
+        monkeypatch.setattr(where, "PART_BYTES", 64)
+    monkeypatch.setattr(documents, "SLACK", 4)
     return 64
 
 
-def all_of(corpus: Corpus) -> tuple[list[Text], list[Spoiled]]:
-    spoiled: list[Spoiled] = []
-    return list(corpus.texts(spoiled)), spoiled
+def all_of(corpus: Corpus) -> tuple[list[Text], list[UnreadableDocument]]:
+    unreadable: list[UnreadableDocument] = []
+    return list(corpus.texts(unreadable)), unreadable
 
 
 def bodies(corpus: Corpus) -> list[str]:
@@ -60,7 +68,7 @@ def parquet(path, columns: dict, group: int = 3):
 
 @pytest.fixture
 def mixed(tmp_path):
-    """Every kind of file, good and bad documents, and the texts and spoiled ones by hand."""
+    """Every kind of file, good and bad documents, and the texts and unreadable ones by hand."""
     (tmp_path / "a.txt").write_bytes("été ".encode() * 40)
     (tmp_path / "b.jsonl").write_bytes(lines_of(*[{"text": f"line {i}" * i, "id": i} for i in range(9)]) + b"no\n")
     (tmp_path / "c.ndjson.gz").write_bytes(gzip.compress(lines_of({"text": "packed"}, {"text": None}, {"text": "too"})))
@@ -72,13 +80,13 @@ def mixed(tmp_path):
 
 def test_the_topics_are_the_corpus_of_nothing():
     corpus = plan()
-    texts, spoiled = all_of(corpus)
+    texts, unreadable = all_of(corpus)
     assert [(text.name, text.body) for text in texts] == [(text.name, text.body) for text in read_texts()]
     assert [text.index for text in texts] == [number << 40 for number in range(len(topics))]
     assert corpus.files == tuple((f"topics/{name}", len(topics[name].encode())) for name in sorted(topics))
-    assert not spoiled
+    assert not unreadable
     assert len(corpus.shards) > 10
-    assert all(len(shard.pieces) == 1 or shard.size <= 1 << 15 for shard in corpus.shards)
+    assert all(len(shard.ranges) == 1 or shard.size <= 1 << 15 for shard in corpus.shards)
 
 
 def test_texts_do_not_depend_on_shards(part, mixed):
@@ -127,9 +135,9 @@ def test_characters_and_ends_of_lines_are_whole_wherever_borders_are(part, tmp_p
     path = tmp_path / "long.txt"
     for shift in range(24):
         path.write_bytes(("." * shift + unit * 60).encode())
-        texts, spoiled = all_of(plan(path))
+        texts, unreadable = all_of(plan(path))
         assert "".join(text.body for text in texts) == path.read_text()
-        assert not spoiled
+        assert not unreadable
 
 
 @brief
@@ -142,10 +150,10 @@ def test_parts_join_to_the_file(part, tmp_path, body, marked, size):
     path = tmp_path / "long.txt"
     path.write_bytes(MARK * marked + ("x" + body).encode())
     corpus = plan(path, shard_bytes=size)
-    texts, spoiled = all_of(corpus)
+    texts, unreadable = all_of(corpus)
     with path.open(encoding="utf-8-sig") as stream:
         assert "".join(text.body for text in texts) == stream.read()
-    assert not spoiled
+    assert not unreadable
     assert all(text.body and text.index % 64 == 0 for text in texts)
     assert texts[0].name == str(path)
     assert all(text.name == f"{path}:{text.index}" for text in texts[1:])
@@ -166,9 +174,9 @@ def test_lines_come_once_wherever_borders_are(tmp_path, documents, end, ended, m
     path = tmp_path / "lines.jsonl"
     raw = MARK * marked + (end.join(lines) + end * ended).encode()
     path.write_bytes(raw)
-    texts, spoiled = all_of(plan(path, shard_bytes=size))
+    texts, unreadable = all_of(plan(path, shard_bytes=size))
     assert [text.body for text in texts] == [text for text in documents if text is not None]  # empty lines are nothing
-    assert not spoiled
+    assert not unreadable
     for text in texts:  # every document is where its index says
         place = text.index & (1 << 40) - 1
         line = raw[place:].removeprefix(MARK if place == 0 else b"").split(b"\n")[0]
@@ -179,12 +187,12 @@ def test_lines_come_once_wherever_borders_are(tmp_path, documents, end, ended, m
 def test_rows_come_once_and_know_their_number(tmp_path):
     path = parquet(tmp_path / "rows.parquet", {"text": [f"row {i}" for i in range(10)], "n": [*range(10)]}, group=3)
     for size in (1, path.stat().st_size // 2, 1 << 20):
-        texts, spoiled = all_of(plan(path, shard_bytes=size))
+        texts, unreadable = all_of(plan(path, shard_bytes=size))
         assert [(text.index, text.name, text.body) for text in texts] == [
             (i, f"{path}:{i}", f"row {i}") for i in range(10)
         ]
-        assert not spoiled
-    assert [(shard.pieces[0].start, shard.pieces[0].stop) for shard in plan(path, shard_bytes=1).shards] == [
+        assert not unreadable
+    assert [(shard.ranges[0].start, shard.ranges[0].stop) for shard in plan(path, shard_bytes=1).shards] == [
         (0, 1),
         (1, 2),
         (2, 3),
@@ -196,7 +204,7 @@ def test_small_files_are_grouped_and_long_ones_are_cut_at_parts(part, tmp_path):
     for name, size in (("a", 10), ("b", 20), ("c", 300), ("d", 5)):
         (tmp_path / f"{name}.txt").write_bytes(b"x" * size)
     corpus = plan(tmp_path, shard_bytes=130)
-    found = [[(p.number, p.start, p.stop) for p in shard.pieces] for shard in corpus.shards]
+    found = [[(p.number, p.start, p.stop) for p in shard.ranges] for shard in corpus.shards]
     assert found == [[(0, 0, 10), (1, 0, 20)], [(2, 0, 128)], [(2, 128, 256)], [(2, 256, 300), (3, 0, 5)]]
     assert [shard.size for shard in corpus.shards] == [30, 128, 128, 49]
     assert corpus.files == tuple((str(tmp_path / f"{n}.txt"), s) for n, s in zip("abcd", (10, 20, 300, 5), strict=True))
@@ -206,7 +214,7 @@ def test_small_files_are_grouped_and_long_ones_are_cut_at_parts(part, tmp_path):
 def test_shards_are_a_256th_of_the_corpus_or_32_kib(tmp_path):
     for number in range(8):
         (tmp_path / f"{number}.txt").write_bytes(b"x" * (1 << 14))
-    assert [len(shard.pieces) for shard in plan(tmp_path).shards] == [2, 2, 2, 2]
+    assert [len(shard.ranges) for shard in plan(tmp_path).shards] == [2, 2, 2, 2]
     with (tmp_path / "long.jsonl").open("wb") as stream:
         stream.write(b'{"text": "a"}\n' + b" " * (1 << 25))
     assert {shard.size for shard in plan(tmp_path / "long.jsonl").shards[:-1]} == {((1 << 25) + 14) // 256}
@@ -265,35 +273,35 @@ def test_a_poisoned_line_is_skipped_and_named(tmp_path, line, why, first):
     good = lines_of({"text": "good"}, {"text": ""})
     path = tmp_path / "some.jsonl"
     path.write_bytes(line + b"\n" + good if first else good + line + b"\n")
-    texts, spoiled = all_of(plan(path))
+    texts, unreadable = all_of(plan(path))
     assert [text.body for text in texts] == ["good", ""]  # an empty document is a document
-    assert spoiled == [(f"{path}:{0 if first else len(good)}", why)]
+    assert unreadable == [(f"{path}:{0 if first else len(good)}", why)]
     assert list(plan(path).texts()) == texts  # without a list it is skipped all the same
 
 
 def test_mixed_encodings_spoil_the_part_they_are_in(part, tmp_path):
     path = tmp_path / "mixed.txt"
     path.write_bytes(b"a" * 64 + b"caf\xe9" + b"b" * 60 + b"c" * 64 + b"\0" + b"d" * 10)
-    texts, spoiled = all_of(plan(path))
+    texts, unreadable = all_of(plan(path))
     assert [text.body for text in texts] == ["a" * 64, "c" * 64]
-    assert spoiled == [(f"{path}:64", "bytes that are not UTF-8"), (f"{path}:192", "zero bytes")]
+    assert unreadable == [(f"{path}:64", "bytes that are not UTF-8"), (f"{path}:192", "zero bytes")]
     (tmp_path / "utf16.txt").write_text("wide", encoding="utf-16")
-    texts, spoiled = all_of(plan(tmp_path))
+    texts, unreadable = all_of(plan(tmp_path))
     assert len(texts) == 2
-    assert spoiled[-1] == (str(tmp_path / "utf16.txt"), "zero bytes")
+    assert unreadable[-1] == (str(tmp_path / "utf16.txt"), "zero bytes")
 
 
 def test_rows_that_are_no_text_are_skipped(tmp_path):
     pyarrow = pytest.importorskip("pyarrow")
     raw = pyarrow.array([b"good", b"caf\xe9", b"zero\0", b"", None, b"end"]).view(pyarrow.string())
     path = parquet(tmp_path / "bad.parquet", {"text": raw}, group=2)
-    texts, spoiled = all_of(plan(path))
+    texts, unreadable = all_of(plan(path))
     assert [(text.index, text.body) for text in texts] == [(0, "good"), (3, ""), (5, "end")]
     whys = ["bytes that are not UTF-8", "zero bytes", "null in column 'text'"]
-    assert spoiled == [(f"{path}:{row}", why) for row, why in zip((1, 2, 4), whys, strict=True)]
+    assert unreadable == [(f"{path}:{row}", why) for row, why in zip((1, 2, 4), whys, strict=True)]
 
 
-def test_data_that_break_off_are_spoiled_from_there(tmp_path):
+def test_data_that_break_off_are_unreadable_from_there(tmp_path):
     packed = gzip.compress(lines_of(*[{"text": os.urandom(40).hex()} for _ in range(500)]))
     (tmp_path / "a.jsonl.gz").write_bytes(packed[: len(packed) // 2])
     path = parquet(tmp_path / "b.parquet", {"text": [os.urandom(40).hex() for _ in range(300)]}, group=100)
@@ -301,16 +309,16 @@ def test_data_that_break_off_are_spoiled_from_there(tmp_path):
     raw = bytearray(path.read_bytes())
     raw[4:1000] = bytes(996)  # the first row group
     path.write_bytes(raw)
-    texts, spoiled = all_of(plan(tmp_path))
+    texts, unreadable = all_of(plan(tmp_path))
     assert 0 < sum("a.jsonl.gz" in text.name for text in texts) < 500
     assert [text.index & (1 << 40) - 1 for text in texts if "b.parquet" in text.name] == list(range(100, 300))
     told = "data that cannot be decoded"
-    names = [(os.path.basename(name).split(":")[0], why) for name, why in spoiled]
+    names = [(os.path.basename(name).split(":")[0], why) for name, why in unreadable]
     assert names == [("a.jsonl.gz", told), ("b.parquet", told), ("c.parquet", "no Parquet file")]
-    assert spoiled[1].name == f"{path}:0"
+    assert unreadable[1].name == f"{path}:0"
 
 
-def test_a_lost_connection_is_an_error_and_no_spoiled_document(tmp_path, monkeypatch):
+def test_a_lost_connection_is_an_error_and_no_unreadable_document(tmp_path, monkeypatch):
     # larger than what pyarrow reads for the footer
     path = parquet(tmp_path / "far.parquet", {"text": [os.urandom(40).hex() for _ in range(3000)]}, group=1000)
     (shard,) = plan(path, shard_bytes=1 << 20).shards
@@ -321,7 +329,7 @@ def test_a_lost_connection_is_an_error_and_no_spoiled_document(tmp_path, monkeyp
                 raise ConnectionResetError("gone")
             return super().read(size)
 
-    monkeypatch.setattr(formats, "opened", lambda _: Cut(path.read_bytes()))
+    monkeypatch.setattr(documents, "open_file", lambda _: Cut(path.read_bytes()))
     with pytest.raises(ConnectionResetError, match="gone"):
         list(texts_of(shard))
 
@@ -416,10 +424,10 @@ def test_the_hash_is_of_texts_and_of_what_was_skipped(tmp_path):
         path.write_bytes(body)
         (shard,) = plan(path).shards
         hashes.add(hash_of(shard))
-        reading = texts_of(shard, None, spoiled := [])
+        reading = texts_of(shard, None, unreadable := [])
         assert next(reading).body
         assert reading.sha256() == hash_of(shard) == reading.sha256()
-        assert not spoiled  # what is read for the hash alone is not told
+        assert not unreadable  # what is read for the hash alone is not told
         assert next(reading, None) is None
     assert len(hashes) == 6
     (tmp_path / "elsewhere").mkdir()
@@ -439,7 +447,7 @@ def test_the_identity_of_a_corpus(tmp_path):
     assert plan(path).identity() not in found
     corpus = plan(path, shard_bytes=5)
     assert all(Shard.of(json.loads(json.dumps(shard.plain()))) == shard for shard in corpus.shards)
-    assert isinstance(Shard.of(corpus.shards[0].plain()).pieces[0], Piece)
+    assert isinstance(Shard.of(corpus.shards[0].plain()).ranges[0], FileRange)
 
 
 def test_what_cannot_be_planned_is_refused(tmp_path, monkeypatch):
@@ -460,10 +468,10 @@ def test_what_cannot_be_planned_is_refused(tmp_path, monkeypatch):
     with pytest.raises(TypeError, match=r"plan.column: expected the name of a column, got 3"):
         plan(column=3)
     (tmp_path / "a.txt").write_text("abc")
-    monkeypatch.setattr(module, "POSITION", 1)
+    monkeypatch.setattr(module, "POSITION_BITS", 1)
     with pytest.raises(ValueError, match=r"plan.sources: expected files of at most 2 bytes, got 3 in .*a.txt"):
         plan(tmp_path)
-    monkeypatch.setattr(module, "NUMBER", 0)
+    monkeypatch.setattr(module, "NUMBER_BITS", 0)
     with pytest.raises(ValueError, match=r"plan.sources: expected at most 1 files, got 2"):
         plan([tmp_path, tmp_path])
 
@@ -495,7 +503,7 @@ def test_uris_of_pyarrow(part, tmp_path, monkeypatch):
     parquet(tmp_path / "sub" / "d.parquet", {"text": ["four", "five"]}, group=1)
     expected = bodies(plan(tmp_path))
     assert bodies(plan(tmp_path.as_uri())) == expected  # file:// needs nothing but Python
-    monkeypatch.setattr(places, "local_path", lambda source: None)
+    monkeypatch.setattr(files, "local_path", lambda source: None)
     corpus = plan(tmp_path.as_uri(), shard_bytes=30)
     assert [path for path, _ in corpus.files] == [
         f"{tmp_path.as_uri()}/{name}" for name in ("a%20b%2520.txt", "sub/c%3F.jsonl", "sub/d.parquet")
@@ -522,7 +530,7 @@ def test_what_is_not_installed_is_named(tmp_path, monkeypatch):
 
 
 def test_a_long_line_is_skipped_in_chunks_by_shards_that_do_not_own_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(formats, "CHUNK", 10)
+    monkeypatch.setattr(documents, "CHUNK", 10)
     path = tmp_path / "long.jsonl"
     path.write_bytes(lines_of({"text": "x" * 1000}, {"text": "y"}))
     corpus = plan(path, shard_bytes=100)

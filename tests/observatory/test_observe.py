@@ -25,10 +25,11 @@ from cumulant.observatory.record.record import Meta, claim_directory  # noqa: E4
 from cumulant.observatory.report.rows import HeadRow, TokenStatistics  # noqa: E402
 from cumulant.observatory.report.tables import head_rows, link_from_sums  # noqa: E402
 from cumulant.observatory.report.verdicts import verdicts  # noqa: E402
-from cumulant.observatory.runs.nulls import chosen_nulls, shuffled  # noqa: E402
+from cumulant.observatory.runs.settings import null_names  # noqa: E402
+from cumulant.observatory.runs.shards import shuffled_keys  # noqa: E402
 from cumulant.observatory.statistics.stable_hash import uniform  # noqa: E402
 from cumulant.observatory.statistics.tally import Tally  # noqa: E402
-from cumulant.observatory.text.texts import Text  # noqa: E402
+from cumulant.observatory.text.corpus import Text  # noqa: E402
 from tests.observatory.tiny_models import inputs, make  # noqa: E402
 
 WORDS = ("mean", "law", "norm", "key", "sink", "head")
@@ -248,7 +249,7 @@ def test_shuffled_keys_are_the_same_keys_elsewhere():
     with torch.no_grad(), observe_attention(model, calls.append):
         model(**given)
     call = calls[0]
-    other = shuffled(0)(call)
+    other = shuffled_keys(0)(call)
     rows = call.rows
     mine, theirs = (c.key.movedim(1, 2)[rows].flatten(1) for c in (call, other))
     assert not torch.equal(mine, theirs)
@@ -258,11 +259,11 @@ def test_shuffled_keys_are_the_same_keys_elsewhere():
 
 
 def test_names_of_nulls():
-    assert chosen_nulls(None) == ("random", "shuffled")
-    assert chosen_nulls(["none"]) == ()
-    assert chosen_nulls(["shuffled"]) == ("shuffled",)
+    assert null_names(()) == ("random", "shuffled")
+    assert null_names(("none",)) == ()
+    assert null_names(("shuffled",)) == ("shuffled",)
     with pytest.raises(ValueError, match="random, shuffled or none"):
-        chosen_nulls(["gaussian"])
+        null_names(("gaussian",))
 
 
 def head_row(**numbers: float) -> HeadRow:

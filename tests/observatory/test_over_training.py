@@ -37,8 +37,8 @@ from cumulant.observatory.runs.over_training import (  # noqa: E402
     find_steps,
     longest,
 )
+from cumulant.observatory.runs.settings import ObservationSettings, Settings  # noqa: E402
 from cumulant.observatory.runs.weight_statistics import with_weights  # noqa: E402
-from cumulant.observatory.series_command import default_place  # noqa: E402
 from cumulant.residual import gradientness  # noqa: E402
 
 ENDING = {"standard": ".attention", "energy": "", "convex": ".block", "equilibrium": ".block"}  # of the layer's path
@@ -519,7 +519,7 @@ def test_steps_are_sorted_by_number_and_their_axis_follows_their_spacing(tmp_pat
     assert log_spaced((0, 1, 2, 4, 8, 17, 35, 72, 147, 300))
     assert not log_spaced(range(0, 3000, 250))
     assert not log_spaced((7,))
-    assert default_place(tmp_path).parent.name == "observed"
+    assert Settings(ObservationSettings("minilm"), checkpoints=tmp_path).directory.parent.name == "observed"
 
 
 def test_step_zero_is_the_null_and_one_step_is_a_series_too(observed):

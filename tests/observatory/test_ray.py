@@ -26,9 +26,9 @@ from tokenizers.models import BPE  # noqa: E402
 
 from cumulant.observatory import Record  # noqa: E402
 from cumulant.observatory.runs import ray as on_ray  # noqa: E402
-from cumulant.observatory.runs import ray_cluster as cluster  # noqa: E402
 from cumulant.observatory.runs.ray import from_bytes, observe_on_ray, to_bytes  # noqa: E402
-from cumulant.observatory.runs.shards import Job, observe_corpus, observe_shard  # noqa: E402
+from cumulant.observatory.runs.settings import ObservationSettings  # noqa: E402
+from cumulant.observatory.runs.shards import observe_corpus, observe_shard  # noqa: E402
 from cumulant.observatory.runs.store import Store  # noqa: E402
 from cumulant.observatory.text.corpus import Corpus, plan  # noqa: E402
 
@@ -45,7 +45,7 @@ def one_thread():
 
 
 @pytest.fixture(scope="module")
-def job(tmp_path_factory) -> Job:
+def asked(tmp_path_factory) -> ObservationSettings:
     """Of a small BERT that reads bytes between two special tokens."""
     path = tmp_path_factory.mktemp("model")
     sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
@@ -59,12 +59,12 @@ def job(tmp_path_factory) -> Job:
     )
     tokenizer.save(str(path / "tokenizer.json"))
     (path / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
-    return Job(str(path), max_length=64, batch_size=8)
+    return ObservationSettings(str(path), max_length=64, batch_size=8)
 
 
 @pytest.fixture(scope="module")
-def loaded(job):
-    return job.load()
+def loaded(asked):
+    return asked.load()
 
 
 def write_texts(place: Path, files: int = 8) -> Path:
@@ -83,14 +83,16 @@ def corpus(tmp_path_factory) -> Corpus:
 
 
 @pytest.fixture(scope="module")
-def whole(job, corpus, loaded, tmp_path_factory) -> Record:
+def whole(asked, corpus, loaded, tmp_path_factory) -> Record:
     """What one process makes of all of it."""
-    with opened(tmp_path_factory.mktemp("local") / "out", corpus, job, loaded) as store:
-        return observe_corpus(job, corpus, store, max_tokens=None, loaded=loaded)
+    with opened(tmp_path_factory.mktemp("local") / "out", corpus, asked, loaded) as store:
+        return observe_corpus(asked, corpus, store, max_tokens=None, loaded=loaded)
 
 
-def opened(place: Path, corpus: Corpus, job: Job, loaded, max_tokens: int | None = None, **more) -> Store:
-    return Store.open(place, corpus, job, loaded.fingerprint, max_tokens, **more)
+def opened(
+    place: Path, corpus: Corpus, asked: ObservationSettings, loaded, max_tokens: int | None = None, **more
+) -> Store:
+    return Store.open(place, corpus, asked, loaded.fingerprint, max_tokens, **more)
 
 
 def require_equal(one: Record, other: Record, but: tuple[str, ...] = ("created",)) -> None:
@@ -134,7 +136,7 @@ def test_a_record_comes_back_from_bytes_as_it_was(whole):
 def test_missing_ray_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ModuleNotFoundError, match=r"^ray is not installed: install cumulant\[ray\]$"):
-        cluster._ray()
+        on_ray._ray()
 
 
 def test_an_address_that_nobody_listens_on_is_told_at_once():
@@ -142,7 +144,7 @@ def test_an_address_that_nobody_listens_on_is_told_at_once():
         taken.bind(("127.0.0.1", 0))  # bound and not listening
         port = taken.getsockname()[1]
         said = rf"^--ray: expected a cluster that answers, got 127\.0\.0\.1:{port} \("
-        with pytest.raises(ConnectionError, match=said), cluster.connected(f"127.0.0.1:{port}"):
+        with pytest.raises(ConnectionError, match=said), on_ray.connected(f"127.0.0.1:{port}"):
             pass
 
 
@@ -157,19 +159,19 @@ def test_what_listens_must_be_ray():
         thread = threading.Thread(target=answer)
         thread.start()
         address = f"127.0.0.1:{server.getsockname()[1]}"
-        with pytest.raises(ConnectionError, match="what listens there is no Ray"), cluster.connected(address):
+        with pytest.raises(ConnectionError, match="what listens there is no Ray"), on_ray.connected(address):
             pass
         thread.join()
 
 
 @pytest.mark.parametrize("address", ["", "somewhere", "host:", ":6379", "host:port"])
 def test_an_address_has_host_and_port(address):
-    with pytest.raises(ValueError, match=r"^--ray: expected local, auto or HOST:PORT"), cluster.connected(address):
+    with pytest.raises(ValueError, match=r"^--ray: expected local, auto or HOST:PORT"), on_ray.connected(address):
         pass
 
 
 def test_the_client_of_ray_is_refused():
-    with pytest.raises(ValueError, match=r"^--ray: .*Ray Data does not run through"), cluster.connected("ray://host:1"):
+    with pytest.raises(ValueError, match=r"^--ray: .*Ray Data does not run through"), on_ray.connected("ray://host:1"):
         pass
 
 
@@ -180,7 +182,7 @@ def test_auto_without_a_cluster_is_one_sentence(monkeypatch):
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", nothing)
     said = r"^--ray: expected a running cluster, got none that this process may use\. Start one"
-    with pytest.raises(ConnectionError, match=said), cluster.connected("auto"):
+    with pytest.raises(ConnectionError, match=said), on_ray.connected("auto"):
         pass
 
 
@@ -193,24 +195,24 @@ def test_a_cluster_that_asks_for_a_token_says_so(monkeypatch):
 
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", refused)
-    with pytest.raises(ConnectionError, match=r"^--ray: .*\. It asks for a token: "), cluster.connected("auto"):
+    with pytest.raises(ConnectionError, match=r"^--ray: .*\. It asks for a token: "), on_ray.connected("auto"):
         pass
 
 
 @pytest.mark.parametrize("workers", [0, -1, 1.5, True])
-def test_workers_are_counted(workers, job, corpus):
+def test_workers_are_counted(workers, asked, corpus):
     with pytest.raises(ValueError, match=r"^observe_on_ray\.workers: expected a whole number of at least 1"):
-        observe_on_ray(job, corpus, None, max_tokens=None, workers=workers)
+        observe_on_ray(asked, corpus, None, max_tokens=None, workers=workers)
 
 
-class Here(on_ray._Crew):
+class Here(on_ray._WorkerPool):
     """Actors in this process."""
 
-    def replies(self, actor, tasks, ordered=False, **given):
-        hired = actor(job=self.job, column=self.corpus.column, home=os.getcwd(), **given)
+    def replies(self, actor, tasks, ordered=False, **arguments):
+        hired = actor(settings=self.settings, column=self.corpus.column, home=os.getcwd(), **arguments)
         for task in tasks:
             table = hired(pyarrow.table({"task": [json.dumps(task)]}))
-            yield from [on_ray._Reply(json.loads(r["told"]), r["plain"], r["tensors"]) for r in table.to_pylist()]
+            yield from [on_ray._Reply(json.loads(r["answer"]), r["plain"], r["tensors"]) for r in table.to_pylist()]
 
 
 @pytest.fixture
@@ -221,106 +223,106 @@ def here(monkeypatch):
     def nothing(address, workers):
         yield None
 
-    monkeypatch.setattr(on_ray, "_Crew", Here)
+    monkeypatch.setattr(on_ray, "_WorkerPool", Here)
     monkeypatch.setattr(on_ray, "connected", nothing)
-    monkeypatch.setattr(on_ray, "_size", lambda *given: 1)
+    monkeypatch.setattr(on_ray, "_pool_size", lambda *given: 1)
     monkeypatch.setattr(on_ray, "_attempts", lambda ray: lambda ordinal: True)
 
 
-def test_a_failing_shard_is_named_and_the_rest_is_kept(here, job, loaded, tmp_path):
+def test_a_failing_shard_is_named_and_the_rest_is_kept(here, asked, loaded, tmp_path):
     place = write_texts(tmp_path / "texts", files=3)
     corpus = plan([place], shard_bytes=512)
     body = (place / "1.txt").read_bytes()
-    broken = next(s.ordinal for s in corpus.shards if any(p.path.endswith("1.txt") for p in s.pieces))
+    broken = next(s.ordinal for s in corpus.shards if any(p.path.endswith("1.txt") for p in s.ranges))
     (place / "1.txt").unlink()
-    with opened(tmp_path / "out", corpus, job, loaded) as store:
+    with opened(tmp_path / "out", corpus, asked, loaded) as store:
         named = rf"^observe_on_ray: shard {broken} \(.*FileNotFoundError.*; {len(corpus.shards) - 1} shards are kept"
         with pytest.raises(ValueError, match=named):
-            observe_on_ray(job, corpus, store, max_tokens=None, loaded=loaded)
+            observe_on_ray(asked, corpus, store, max_tokens=None, loaded=loaded)
         assert store.done.keys() == {s.ordinal for s in corpus.shards} - {broken}
     (place / "1.txt").write_bytes(body)
-    with opened(tmp_path / "again", corpus, job, loaded) as store:
-        expected = observe_corpus(job, corpus, store, max_tokens=None, loaded=loaded)
-    with opened(tmp_path / "out", corpus, job, loaded, resume=True) as store:
-        require_equal(observe_on_ray(job, corpus, store, max_tokens=None, loaded=loaded), expected)
+    with opened(tmp_path / "again", corpus, asked, loaded) as store:
+        expected = observe_corpus(asked, corpus, store, max_tokens=None, loaded=loaded)
+    with opened(tmp_path / "out", corpus, asked, loaded, resume=True) as store:
+        require_equal(observe_on_ray(asked, corpus, store, max_tokens=None, loaded=loaded), expected)
 
 
-def test_a_failing_shard_is_named_when_tokens_are_counted(here, job, loaded, tmp_path, monkeypatch):
+def test_a_failing_shard_is_named_when_tokens_are_counted(here, asked, loaded, tmp_path, monkeypatch):
     place = write_texts(tmp_path / "texts", files=3)
     corpus = plan([place], shard_bytes=512)
     (place / "0.txt").unlink()
     monkeypatch.setattr(on_ray, "COUNTED_HERE", 0)
     said = r"^observe_on_ray: shard 0 \(.*FileNotFoundError"
-    with opened(tmp_path / "out", corpus, job, loaded, 900) as store, pytest.raises(ValueError, match=said):
-        observe_on_ray(job, corpus, store, max_tokens=900, loaded=loaded)
+    with opened(tmp_path / "out", corpus, asked, loaded, 900) as store, pytest.raises(ValueError, match=said):
+        observe_on_ray(asked, corpus, store, max_tokens=900, loaded=loaded)
 
 
-def test_a_changed_text_is_refused_before_anything_is_observed(here, job, loaded, tmp_path):
+def test_a_changed_text_is_refused_before_anything_is_observed(here, asked, loaded, tmp_path):
     place = write_texts(tmp_path / "texts", files=3)
     corpus = plan([place], shard_bytes=512)
-    with opened(tmp_path / "out", corpus, job, loaded) as store:
-        store.keep(2, observe_shard(loaded, job, corpus.shards[2], None, None), None)
+    with opened(tmp_path / "out", corpus, asked, loaded) as store:
+        store.put(2, observe_shard(loaded, asked, corpus.shards[2], None, None), None)
         (place / "2.txt").write_bytes((place / "2.txt").read_bytes().upper())
         with pytest.raises(ValueError, match=r"^--resume: expected the text that shard 2 \(.*2\.txt"):
-            observe_on_ray(job, corpus, store, max_tokens=None, loaded=loaded)
+            observe_on_ray(asked, corpus, store, max_tokens=None, loaded=loaded)
         assert list(store.done) == [2]
 
 
-def test_another_model_under_the_same_name_is_refused(here, job, corpus, loaded, tmp_path):
-    with Store.open(tmp_path / "out", corpus, job, "0" * 64, None) as store:
-        with pytest.raises(ValueError, match=r"^observe_on_ray\.job: expected the model, got .*other weights"):
-            observe_on_ray(job, corpus, store, max_tokens=None, loaded=loaded)
+def test_another_model_under_the_same_name_is_refused(here, asked, corpus, loaded, tmp_path):
+    with Store.open(tmp_path / "out", corpus, asked, "0" * 64, None) as store:
+        with pytest.raises(ValueError, match=r"^observe_on_ray\.settings: expected the model, got .*other weights"):
+            observe_on_ray(asked, corpus, store, max_tokens=None, loaded=loaded)
         assert not store.done
 
 
-def test_an_interrupt_keeps_what_is_finished(here, job, corpus, loaded, whole, tmp_path):
+def test_an_interrupt_keeps_what_is_finished(here, asked, corpus, loaded, whole, tmp_path):
     def stop(tokens: int) -> None:
         raise KeyboardInterrupt
 
-    with opened(tmp_path / "out", corpus, job, loaded) as store:
-        record = observe_on_ray(job, corpus, store, max_tokens=None, loaded=loaded, progress=stop)
+    with opened(tmp_path / "out", corpus, asked, loaded) as store:
+        record = observe_on_ray(asked, corpus, store, max_tokens=None, loaded=loaded, progress=stop)
         assert list(store.done) == [0]
     assert record.meta.complete is False
     assert record.meta.tokens == store.done[0].tokens < whole.meta.tokens
 
 
-def test_a_shard_that_workers_die_of_is_given_up(here, job, corpus, loaded, tmp_path, monkeypatch):
+def test_a_shard_that_workers_die_of_is_given_up(here, asked, corpus, loaded, tmp_path, monkeypatch):
     monkeypatch.setattr(on_ray, "_attempts", lambda ray: lambda ordinal: ordinal != 1)
-    with opened(tmp_path / "out", corpus, job, loaded) as store:
+    with opened(tmp_path / "out", corpus, asked, loaded) as store:
         with pytest.raises(ValueError, match=r"^observe_on_ray: shard 1 \(.*got workers that died over it"):
-            observe_on_ray(job, corpus, store, max_tokens=None, loaded=loaded)
+            observe_on_ray(asked, corpus, store, max_tokens=None, loaded=loaded)
         assert store.done.keys() == {s.ordinal for s in corpus.shards} - {1}
 
 
-def check_budget(job: Job, corpus: Corpus, loaded, place: Path, **where) -> None:
+def check_budget(asked: ObservationSettings, corpus: Corpus, loaded, place: Path, **where) -> None:
     """Some shards are there, the rest is counted and observed; the last window is cut as it is locally."""
     most = 3000
-    with opened(place / "local", corpus, job, loaded, most) as store:
-        expected = observe_corpus(job, corpus, store, max_tokens=most, loaded=loaded)
+    with opened(place / "local", corpus, asked, loaded, most) as store:
+        expected = observe_corpus(asked, corpus, store, max_tokens=most, loaded=loaded)
     assert most - 2 <= expected.meta.tokens <= most
     assert len(store.done) < len(corpus.shards)
     seen = []
-    with opened(place / "out", corpus, job, loaded, most) as store:
-        store.keep(0, observe_shard(loaded, job, corpus.shards[0], None, most), most)
-        record = observe_on_ray(job, corpus, store, max_tokens=most, loaded=loaded, progress=seen.append, **where)
+    with opened(place / "out", corpus, asked, loaded, most) as store:
+        store.put(0, observe_shard(loaded, asked, corpus.shards[0], None, most), most)
+        record = observe_on_ray(asked, corpus, store, max_tokens=most, loaded=loaded, progress=seen.append, **where)
     assert sum(seen) == record.meta.tokens
     require_equal(record, expected)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("here_or_there", [0, 1_000_000])
-def test_a_run_goes_on_within_its_budget(here, here_or_there, job, corpus, loaded, tmp_path, monkeypatch):
+def test_a_run_goes_on_within_its_budget(here, here_or_there, asked, corpus, loaded, tmp_path, monkeypatch):
     monkeypatch.setattr(on_ray, "COUNTED_HERE", here_or_there)
-    check_budget(job, corpus, loaded, tmp_path)
+    check_budget(asked, corpus, loaded, tmp_path)
 
 
-def test_counts_do_not_depend_on_the_borders_of_shards(here, job, corpus, loaded, whole, tmp_path):
+def test_counts_do_not_depend_on_the_borders_of_shards(here, asked, corpus, loaded, whole, tmp_path):
     other = plan([Path(corpus.files[0][0]).parent], shard_bytes=2048)
     assert len(other.shards) < len(corpus.shards)
-    with opened(tmp_path / "out", other, job, loaded) as store:
-        record = observe_on_ray(job, other, store, max_tokens=None, loaded=loaded)
-    for name in ("tokens", "sequences", "skipped", "unreadable", "unreadable_documents"):
-        assert getattr(record.meta, name) == getattr(whole.meta, name)
+    with opened(tmp_path / "out", other, asked, loaded) as store:
+        record = observe_on_ray(asked, other, store, max_tokens=None, loaded=loaded)
+    for name in ("tokens", "sequences", "skipped", "spoiled", "spoiled_documents"):
+        assert record.meta[name] == whole.meta[name]
     mine, theirs = record.tensors(exact=True), whole.tensors(exact=True)
     assert mine.keys() == theirs.keys()
     for name, tensor in mine.items():
@@ -334,7 +336,7 @@ def test_counts_do_not_depend_on_the_borders_of_shards(here, job, corpus, loaded
 
 
 @pytest.mark.long
-def test_the_record_is_the_local_one_though_a_worker_is_killed(job, corpus, loaded, whole, tmp_path):
+def test_the_record_is_the_local_one_though_a_worker_is_killed(asked, corpus, loaded, whole, tmp_path):
     done, killed = [], []
 
     def progress(tokens: int) -> None:
@@ -343,8 +345,8 @@ def test_the_record_is_the_local_one_though_a_worker_is_killed(job, corpus, load
             killed.extend(workers_of(os.getpid())[:1])
             os.kill(killed[0], signal.SIGKILL)
 
-    with opened(tmp_path / "out", corpus, job, loaded) as store:
-        record = observe_on_ray(job, corpus, store, max_tokens=None, workers=2, loaded=loaded, progress=progress)
+    with opened(tmp_path / "out", corpus, asked, loaded) as store:
+        record = observe_on_ray(asked, corpus, store, max_tokens=None, workers=2, loaded=loaded, progress=progress)
     assert not ray.is_initialized()
     assert killed
     assert sum(done) == whole.meta.tokens
@@ -353,20 +355,20 @@ def test_the_record_is_the_local_one_though_a_worker_is_killed(job, corpus, load
 
 
 @pytest.mark.long
-def test_a_run_goes_on_within_its_budget_on_a_cluster(job, corpus, loaded, tmp_path, monkeypatch):
+def test_a_run_goes_on_within_its_budget_on_a_cluster(asked, corpus, loaded, tmp_path, monkeypatch):
     """What is counted and observed there, with a connection that stays."""
-    before = {name: os.environ.get(name) for name in cluster.ENVIRONMENT}
+    before = {name: os.environ.get(name) for name in on_ray.ENVIRONMENT}
     level = logging.getLogger("ray.data").level
     monkeypatch.setattr(on_ray, "COUNTED_HERE", 0)
-    with cluster.connected("local", 2) as connection:
-        check_budget(job, corpus, loaded, tmp_path, address="auto")
+    with on_ray.connected("local", 2) as connection:
+        check_budget(asked, corpus, loaded, tmp_path, address="auto")
         assert connection.is_initialized()
-    assert {name: os.environ.get(name) for name in cluster.ENVIRONMENT} == before
+    assert {name: os.environ.get(name) for name in on_ray.ENVIRONMENT} == before
     assert logging.getLogger("ray.data").level == level
 
 
 @pytest.mark.long
-def test_a_shard_that_kills_its_workers_ends(job, corpus, loaded, tmp_path, monkeypatch):
+def test_a_shard_that_kills_its_workers_ends(asked, corpus, loaded, tmp_path, monkeypatch):
     """A class that is made here travels whole to the actors."""
 
     class Deadly(on_ray.ShardReader):
@@ -377,14 +379,14 @@ def test_a_shard_that_kills_its_workers_ends(job, corpus, loaded, tmp_path, monk
 
     monkeypatch.setattr(on_ray, "ShardReader", Deadly)
     monkeypatch.setattr(on_ray, "ATTEMPTS", 2)
-    with opened(tmp_path / "out", corpus, job, loaded) as store:
+    with opened(tmp_path / "out", corpus, asked, loaded) as store:
         with pytest.raises(ValueError, match=r"^observe_on_ray: shard 1 \(.*got workers that died over it"):
-            observe_on_ray(job, corpus, store, max_tokens=None, workers=2, loaded=loaded)
+            observe_on_ray(asked, corpus, store, max_tokens=None, workers=2, loaded=loaded)
         assert store.done.keys() == {s.ordinal for s in corpus.shards} - {1}
 
 
 @pytest.mark.long
-def test_workers_die_at_ten_moments(job, corpus, loaded, whole, tmp_path):
+def test_workers_die_at_ten_moments(asked, corpus, loaded, whole, tmp_path):
     """One of each run, somewhere between its beginning and the last shard."""
     draw = random.Random(1)
 
@@ -400,10 +402,10 @@ def test_workers_die_at_ten_moments(job, corpus, loaded, whole, tmp_path):
     for run in range(20):
         ended = threading.Event()
         thread = threading.Thread(target=strike, args=(ended, killed))
-        with opened(tmp_path / f"{run}", corpus, job, loaded) as store:
+        with opened(tmp_path / f"{run}", corpus, asked, loaded) as store:
             thread.start()
             try:
-                record = observe_on_ray(job, corpus, store, max_tokens=None, workers=2, loaded=loaded)
+                record = observe_on_ray(asked, corpus, store, max_tokens=None, workers=2, loaded=loaded)
             finally:
                 ended.set()
                 thread.join()
@@ -421,18 +423,18 @@ def command(model: str, texts: Path, out: Path, *more: str) -> list[str]:
 
 
 @pytest.mark.long
-def test_the_driver_dies_at_ten_moments(job, corpus, tmp_path):
+def test_the_driver_dies_at_ten_moments(asked, corpus, tmp_path):
     """Killed with its cluster and begun again until it ends, the command leaves what an undisturbed local one does."""
     pytest.importorskip("typer")
     pytest.importorskip("polars")
     draw = random.Random(2)
     texts = Path(corpus.files[0][0]).parent
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    subprocess.run(command(job.model, texts, tmp_path / "local"), env=environment, check=True, capture_output=True)
+    subprocess.run(command(asked.model, texts, tmp_path / "local"), env=environment, check=True, capture_output=True)
     expected = Record.load(tmp_path / "local")
     kills, run, long, stopped = 0, 0, 0.0, False
     while kills < 10 or stopped:
-        given = command(job.model, texts, tmp_path / f"ray-{run}", "--ray", "local", "--workers", "2", "--resume")
+        given = command(asked.model, texts, tmp_path / f"ray-{run}", "--ray", "local", "--workers", "2", "--resume")
         begun = time.monotonic()
         process = subprocess.Popen(given, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         try:

@@ -16,10 +16,9 @@ transformers = pytest.importorskip("transformers")
 from tokenizers import Tokenizer, decoders, pre_tokenizers, processors  # noqa: E402
 from tokenizers.models import BPE, WordLevel  # noqa: E402
 
-from cumulant.observatory.text import texts as module  # noqa: E402
-from cumulant.observatory.text.texts import Text, read_texts, text_hash  # noqa: E402
-from cumulant.observatory.text.token_strings import CONTINUED, pieces  # noqa: E402
-from cumulant.observatory.text.windows import NoTokens, batches  # noqa: E402
+from cumulant.observatory.text import documents as module  # noqa: E402
+from cumulant.observatory.text.corpus import Text, read_texts  # noqa: E402
+from cumulant.observatory.text.windows import CONTINUED, NoTokens, batches, token_strings  # noqa: E402
 
 HOSTILE = '<script>alert("x")</script> & café 🙂👩‍👩‍👧 שלום\u202e عربي\r\n\ttab\x07 &lt;'
 
@@ -58,6 +57,12 @@ def sentence_of(*numbers: int) -> str:
     return " ".join(f"w{n % 1000}" for n in numbers)
 
 
+def hash_of_all(sources=()) -> str:
+    texts = read_texts(sources)
+    assert all(text.body for text in texts)
+    return texts.sha256
+
+
 def rows(found) -> list[tuple[int, int, list[int]]]:
     """Text, offset and tokens of each window, in the order of the texts."""
     out = []
@@ -78,7 +83,7 @@ def test_topics_are_the_texts_of_nothing():
     assert "".join(text.body for text in found) == "".join(topics[name] for name in sorted(topics))
     assert [text.index for text in found] == list(range(len(topics)))
     expected = hashlib.sha256("\0".join(topics[name] for name in sorted(topics)).encode()).hexdigest()
-    assert text_hash() == expected
+    assert hash_of_all() == expected
 
 
 def test_files_and_directories_in_order(tmp_path):
@@ -101,7 +106,7 @@ def test_files_and_directories_in_order(tmp_path):
         (3, "named", 0),
     ]
     assert found[2].name == str(tmp_path / "sub" / "c.py")
-    assert text_hash(tmp_path) == hashlib.sha256(b"a\0b\0c").hexdigest()
+    assert hash_of_all(tmp_path) == hashlib.sha256(b"a\0b\0c").hexdigest()
 
 
 def test_the_hash_is_of_the_texts_that_were_taken(tmp_path, words):
@@ -119,10 +124,6 @@ def test_standard_input(monkeypatch):
     (text,) = read_texts("-")
     assert (text.name, text.body) == ("<stdin>", HOSTILE.replace("\r\n", "\n"))
     assert not raw.closed
-    with pytest.raises(
-        ValueError, match=r"text_hash.sources: expected files, which can be read twice, got standard input"
-    ):
-        text_hash(["-"])
     with pytest.raises(ValueError, match=r"read_texts.sources: expected text, got nothing in <stdin>"):
         list(read_texts("-"))
 
@@ -149,13 +150,13 @@ def test_what_is_no_text_is_refused(tmp_path):
 def test_long_files_come_in_parts_that_join(tmp_path, monkeypatch, minilm):
     body = "".join(topics[name] for name in sorted(topics)[:6])
     (tmp_path / "long.txt").write_text(body)
-    monkeypatch.setattr(module, "PART", 1000)
+    monkeypatch.setattr(module, "PART_CHARACTERS", 1000)
     parts = list(read_texts(tmp_path / "long.txt"))
     assert len(parts) > 20
     assert "".join(part.body for part in parts) == body
     assert [part.start for part in parts] == [sum(len(p.body) for p in parts[:i]) for i in range(len(parts))]
     assert {part.index for part in parts} == {0}
-    assert text_hash(tmp_path) == hashlib.sha256(body.encode()).hexdigest()
+    assert hash_of_all(tmp_path) == hashlib.sha256(body.encode()).hexdigest()
     options = {"max_length": 128, "batch_size": 3}
     cut = rows(batches(parts, minilm, **options))
     assert cut == rows(batches([Text(0, "whole", body)], minilm, **options))
@@ -165,7 +166,7 @@ def test_long_files_come_in_parts_that_join(tmp_path, monkeypatch, minilm):
 
 @pytest.mark.long
 def test_memory_does_not_grow_with_the_text(tmp_path, words, monkeypatch):
-    monkeypatch.setattr(module, "PART", 1 << 12)
+    monkeypatch.setattr(module, "PART_CHARACTERS", 1 << 12)
     path, peaks = tmp_path / "long.txt", []
     for lines in (1000, 4000):  # the first also pays for what is imported on the way
         path.write_text((sentence_of(*range(100)) + "\n") * lines)
@@ -192,15 +193,6 @@ def test_windows_reproduce_the_text(words, max_length, batch_size):
         seen[index] += ids[1:-1]
     assert seen == {i: [n % 1000 for n in own] for i, own in enumerate(numbers) if own}
     assert found.skipped == 1
-
-
-def test_overlapping_windows(words):
-    found = rows(batches([sentence_of(*range(10))], words, max_length=6, batch_size=2, stride=3))
-    assert [(offset, ids[1:-1]) for _, offset, ids in found] == [
-        (0, [0, 1, 2, 3]),
-        (3, [3, 4, 5, 6]),
-        (6, [6, 7, 8, 9]),
-    ]
 
 
 @pytest.mark.parametrize("max_tokens", [3, 4, 7, 8, 9, 10, 11, 29, 30, 31, 53, 54, 55, 10_000])
@@ -290,30 +282,30 @@ class Picky:
 def test_texts_that_the_tokenizer_fails_on_are_listed(words):
     texts = ["w1", "poison", Text(2, "long", "w2 w3 w4", 0, True), Text(2, "long", "poison", 8, True)]
     texts += [Text(2, "long", "w5", 14), "w6"]
-    spoiled = []
-    found = batches(texts, Picky(words), max_length=4, batch_size=8, spoiled=spoiled)
+    unreadable = []
+    found = batches(texts, Picky(words), max_length=4, batch_size=8, unreadable=unreadable)
     # of a text in parts, windows before the part that fails are kept
     assert rows(found) == [(0, 0, [1001, 1, 1002]), (2, 0, [1001, 2, 3, 1002]), (5, 0, [1001, 6, 1002])]
     why = "the tokenizer fails: OverflowError: too much"
-    assert spoiled == [("text 1", why), ("long", why)]
+    assert unreadable == [("text 1", why), ("long", why)]
     assert found.skipped == 0
     with pytest.raises(OverflowError, match="too much"):
         list(batches(texts, Picky(words), max_length=4, batch_size=8))
 
 
 def test_a_panic_is_caught_and_an_interrupt_is_not(words):
-    spoiled = []
-    (batch,) = batches(["panic", "w1"], Picky(words), max_length=4, batch_size=8, spoiled=spoiled)
+    unreadable = []
+    (batch,) = batches(["panic", "w1"], Picky(words), max_length=4, batch_size=8, unreadable=unreadable)
     assert batch.names == ("text 1",)
-    assert spoiled == [("text 0", "the tokenizer fails: " + ("Panic: " + "x" * 1000)[:200])]
+    assert unreadable == [("text 0", "the tokenizer fails: " + ("Panic: " + "x" * 1000)[:200])]
     with pytest.raises(KeyboardInterrupt):
-        list(batches(["w1", "stop"], Picky(words), max_length=4, batch_size=8, spoiled=spoiled))
-    assert len(spoiled) == 1
+        list(batches(["w1", "stop"], Picky(words), max_length=4, batch_size=8, unreadable=unreadable))
+    assert len(unreadable) == 1
 
 
 def test_no_token_at_all_is_an_error_of_its_own(words):
     with pytest.raises(NoTokens, match=r"got 1 texts without one and 1 that the tokenizer fails on. Give") as told:
-        list(batches(["", "poison"], Picky(words), max_length=4, batch_size=8, spoiled=[]))
+        list(batches(["", "poison"], Picky(words), max_length=4, batch_size=8, unreadable=[]))
     assert told.value.skipped == 1
 
 
@@ -324,8 +316,6 @@ def test_no_token_at_all_is_an_error_of_its_own(words):
         ({"max_length": 8.0}, TypeError, r"batches.max_length: expected a whole number, got 8.0"),
         ({"batch_size": 0}, ValueError, r"batches.batch_size: expected at least 1, got 0"),
         ({"max_tokens": 2}, ValueError, r"batches.max_tokens: expected at least 3, got 2"),
-        ({"stride": 0}, ValueError, r"batches.stride: expected at least 1 and at most 6, got 0"),
-        ({"stride": 7}, ValueError, r"batches.stride: expected at least 1 and at most 6, got 7"),
     ],
 )
 def test_bad_numbers_are_refused(words, options, error, message):
@@ -358,18 +348,22 @@ def test_windows_of_a_real_tokenizer_are_its_own_tokens(minilm):
 
 def test_pieces_of_bytes_join_to_the_text(letters):
     ids = letters(HOSTILE)["input_ids"]
-    shown = pieces(letters, torch.tensor(ids))
+    shown = token_strings(letters, torch.tensor(ids))
     assert len(shown) == len(ids)
     assert "".join(shown).replace(CONTINUED, "") == HOSTILE
-    smile = pieces(letters, letters("🙂")["input_ids"])
+    smile = token_strings(letters, letters("🙂")["input_ids"])
     assert smile == ["🙂", CONTINUED, CONTINUED, CONTINUED]
-    assert pieces(letters, letters("🙂")["input_ids"][1:]) == ["<0x9F>", "<0x99>", "<0x82>"]
-    assert pieces(letters, letters("🙂")["input_ids"][:2] + [letters.eos_token_id]) == ["<0xF0>", "<0x9F>", "<|end|>"]
-    assert pieces(letters, []) == []
+    assert token_strings(letters, letters("🙂")["input_ids"][1:]) == ["<0x9F>", "<0x99>", "<0x82>"]
+    assert token_strings(letters, letters("🙂")["input_ids"][:2] + [letters.eos_token_id]) == [
+        "<0xF0>",
+        "<0x9F>",
+        "<|end|>",
+    ]
+    assert token_strings(letters, []) == []
 
 
 def test_pieces_of_wordpiece_keep_their_marks(minilm):
-    assert pieces(minilm, minilm("Tokenizers <script>")["input_ids"]) == [
+    assert token_strings(minilm, minilm("Tokenizers <script>")["input_ids"]) == [
         "[CLS]",
         "token",
         "##izer",
@@ -387,8 +381,8 @@ def test_pieces_of_sentencepiece_have_spaces_and_bytes():
     steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     tokenizer.decoder = decoders.Sequence(steps)
     fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", unk_token="<unk>")
-    assert pieces(fast, [5, 1, 2, 3, 4, 0]) == ["<s>", " hi", " ", "é", CONTINUED, "<unk>"]
+    assert token_strings(fast, [5, 1, 2, 3, 4, 0]) == ["<s>", " hi", " ", "é", CONTINUED, "<unk>"]
 
 
 def test_pieces_of_ids_without_a_token(letters):
-    assert pieces(letters, [999]) == ["<999>"]
+    assert token_strings(letters, [999]) == ["<999>"]

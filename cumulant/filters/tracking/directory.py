@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from cumulant.checks import sentence
+from cumulant.files import new_directory
 from cumulant.filters.tracking.estimates import table_of
 from cumulant.filters.tracking.filter import Estimate
 from cumulant.filters.tracking.model import TrackModel
@@ -49,13 +47,14 @@ def write_directory(
         import polars
     except ModuleNotFoundError:
         raise ModuleNotFoundError(sentence("track", "polars", "no such package", "install cumulant[lab]")) from None
-    with _in_one_step(directory, force) as staging:
+    with new_directory(directory, overwrite=True) as staging:
         table = polars.DataFrame(table_of(model, estimates)).fill_nan(None)
         table.write_parquet(staging / TABLES[0])
         table.write_csv(staging / TABLES[1])
         names = _draw(staging, model, estimates[:figures])
         text = json.dumps(summary | {"figures": names}, indent=1, ensure_ascii=False, allow_nan=False)
         (staging / SUMMARY).write_text(text + "\n", encoding="utf-8")
+        check_output_directory(directory, force)  # again: it may have been taken meanwhile
     return names
 
 
@@ -87,29 +86,3 @@ def file_names(tracks: Sequence[str]) -> list[str]:
         taken.add(name.lower())
         names.append(name)
     return names
-
-
-@contextmanager
-def _in_one_step(target: Path, force: bool) -> Iterator[Path]:
-    """A directory beside the target that takes its name in the end; a failure leaves what was there before."""
-    target = target.absolute()
-    target.parent.mkdir(parents=True, exist_ok=True)
-    staging = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
-    try:
-        staging.chmod(0o755)
-        yield staging
-        check_output_directory(target, force)  # again: it may have been taken meanwhile
-        if target.exists():
-            old = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}.old."))
-            target.replace(old)
-            try:
-                staging.replace(target)
-            except BaseException:
-                old.replace(target)
-                raise
-            shutil.rmtree(old)
-        else:
-            staging.replace(target)
-    except BaseException:
-        shutil.rmtree(staging, ignore_errors=True)
-        raise

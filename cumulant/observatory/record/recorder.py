@@ -120,8 +120,8 @@ class Recorder:
         for_covariance, perturbed = (uniform(self.seed, names, torch.tensor(which)) for which in (-1, -2))
         self.watch.expect(
             texts=names,
-            some=(for_covariance < covariance_share) | first,
-            moved=(perturbed < PERTURBED_SHARE) | first,
+            sampled=(for_covariance < covariance_share) | first,
+            perturbed=(perturbed < PERTURBED_SHARE) | first,
         )
 
     def add(self, call: AttentionCall) -> None:

@@ -18,7 +18,7 @@ from cumulant.observatory.hooks.attention import observe_attention, replace_atte
 from cumulant.observatory.hooks.blocks import block_of
 from cumulant.observatory.models.load import CAUSAL, Loaded
 from cumulant.observatory.runs.replacement import gaussian_output, mixture_output
-from cumulant.observatory.text.texts import Text
+from cumulant.observatory.text.corpus import Text
 from cumulant.observatory.text.windows import Batch, batches
 
 THRESHOLDS = {"cosine": 0.001, "perplexity": 0.01}

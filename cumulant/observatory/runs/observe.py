@@ -14,13 +14,11 @@ from cumulant.checks import sentence
 from cumulant.files import versions
 from cumulant.nn.calls import AttentionCall
 from cumulant.observatory.hooks.unwrap import unwrapped
-from cumulant.observatory.models.load import Loaded
-from cumulant.observatory.models.text_model import require_text_model
+from cumulant.observatory.models.load import Loaded, require_text_model
 from cumulant.observatory.record.record import EXCERPTS, Excerpt, Record
 from cumulant.observatory.record.recorder import NOT_RECORDED, Recorder, attach, covariance_share
-from cumulant.observatory.text.texts import Spoiled, Text
-from cumulant.observatory.text.token_strings import pieces
-from cumulant.observatory.text.windows import Batch, batches
+from cumulant.observatory.text.corpus import Text, UnreadableDocument
+from cumulant.observatory.text.windows import Batch, batches, token_strings
 
 EXCERPT_TOKENS = 192  # of an excerpt
 MIN_TOKENS_FOR_VERDICT = 1000  # below this a record has a note
@@ -40,18 +38,18 @@ def observe(
     hidden_states: bool = True,
     alter: Callable[[AttentionCall], AttentionCall] | None = None,
     progress: Progress | None = None,
-    spoiled: list[Spoiled] | None = None,
+    unreadable: list[UnreadableDocument] | None = None,
 ) -> Record:
     """Let a model read texts and keep the law of its heads and of its hidden states.
 
     model       what `models.load` gives, or a transformers model with its ``tokenizer``; one that reads images or sound
                 is for `attach`
-    texts       strings, or what `texts.read_texts` yields
+    texts       strings, or what `read_texts` yields
     quantities  names or groups; all if None
     max_tokens  where to stop; None reads everything
     max_length  tokens of a window; longer texts are cut
     progress    called with the number of tokens of every batch that is done
-    spoiled     takes the texts that the tokenizer cannot read, which are then left out; without it they are refused
+    unreadable  takes the texts that the tokenizer cannot read, which are then left out; without it they are refused
 
     Memory does not grow with the length of the texts. An interrupt (Ctrl-C) ends the reading and gives the record so
     far, with ``meta.complete`` false.
@@ -63,7 +61,7 @@ def observe(
         advice = "Pass tokenizer=..., or attach(model) and call the model yourself."
         raise ValueError(sentence("observe.tokenizer", "the tokenizer of the model", None, advice))
     limits = {"max_length": max_length, "batch_size": batch_size, "max_tokens": max_tokens}
-    stream = batches(texts, tokenizer, **limits, spoiled=spoiled)
+    stream = batches(texts, tokenizer, **limits, unreadable=unreadable)
     device = next(network.parameters()).device
     excerpts: dict[int, Excerpt] = {}  # by the number of the text, as batches are sorted by length
     tokens = sequences = 0
@@ -144,7 +142,7 @@ def _excerpts(recorder: Recorder, batch: Batch, tokenizer: Any) -> dict[int, Exc
     whole = batch.input_ids.shape[1]
     for sequence, values in sorted(recorder.token_values.items()):
         length = min(EXCERPT_TOKENS, int(batch.attention_mask[sequence].sum()))
-        tokens = tuple(pieces(tokenizer, batch.input_ids[sequence, :length].tolist()))
+        tokens = tuple(token_strings(tokenizer, batch.input_ids[sequence, :length].tolist()))
         cut = {
             quantity: {name: t[:, :length].contiguous() for name, t in by_layer.items() if t.shape[1] == whole}
             for quantity, by_layer in values.items()

@@ -19,24 +19,21 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torch import nn
-
 from cumulant.checks import sentence
 from cumulant.files import write
-from cumulant.observatory.models.load import Loaded, fingerprint_of, load, read_tokenizer
+from cumulant.observatory.models.load import Loaded, fingerprint_of, load, read_tokenizer, stream_dimension
 from cumulant.observatory.record.manifest import MOMENTS, PAGE, RECORD, remove, require_ours, writing
 from cumulant.observatory.record.record import UNREADABLE, Record, claim_directory
 from cumulant.observatory.runs.observe import Progress, observe
+from cumulant.observatory.runs.settings import DEFAULT_STEP_TOKENS
 from cumulant.observatory.runs.weight_statistics import with_weights
-from cumulant.observatory.text.corpus import Corpus
-from cumulant.observatory.text.texts import Text
+from cumulant.observatory.text.corpus import Corpus, Text
 
 STEP = re.compile(r"(?:step|checkpoint)-(\d+)")
 STEP_RECORD = re.compile(r"step-\d{6,}")
 SETTINGS = "settings.json"
 SETTINGS_PATH = f"series/{SETTINGS}"  # in the manifest
 OUTPUTS = ("series.parquet", PAGE)
-TOKENS = 4000  # that are read at every step, unless others are asked for
 # entries of a configuration that may differ between steps of one training
 VARYING = {"step", "transformers_version", "_name_or_path", "torch_dtype", "dtype", "use_cache"}
 
@@ -59,7 +56,7 @@ class SeriesSettings(NamedTuple):
     text: str
     model: str
     quantities: tuple[str, ...] | None = None
-    max_tokens: int = TOKENS
+    max_tokens: int = DEFAULT_STEP_TOKENS
     max_length: int = 256
     batch_size: int = 16
     seed: int = 0
@@ -262,10 +259,10 @@ def _observe_step(
         batch_size=settings.batch_size,
         seed=settings.seed,
         progress=progress,
-        spoiled=[],
+        unreadable=[],
     )
     record = with_weights(record, loaded.model)
-    own = {"step": step.number, "text_hash": read.hexdigest(), "dimension": dimension(loaded.model)}
+    own = {"step": step.number, "text_hash": read.hexdigest(), "dimension": stream_dimension(loaded.model)}
     return replace(record, meta=replace(record.meta, **own))
 
 
@@ -292,9 +289,3 @@ def longest(loaded: Loaded) -> int:
     limits = [getattr(loaded.model.config, name, None) for name in names]
     limits.append(getattr(loaded.tokenizer, "model_max_length", None))
     return min((n for n in limits if isinstance(n, int) and n > 0), default=1 << 30)
-
-
-def dimension(model: nn.Module) -> int | None:
-    """Channels of the residual stream, from the configuration of a model."""
-    sizes = (getattr(getattr(model, "config", None), name, None) for name in ("hidden_size", "dim"))
-    return next((int(n) for n in sizes if n), None)

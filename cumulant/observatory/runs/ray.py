@@ -1,18 +1,19 @@
-"""A corpus observed on Ray: shards go to actors that hold the model, their records come back and are kept as ever.
+"""A corpus observed on Ray: shards go to actors that hold the model, their records come back into the store.
 
-What travels is small: to an actor which parts of which files to read, back a record as safetensors and JSON. An actor
-does to a shard what `shards.observe_corpus` does to it, with one thread, and the record of the run is merged from the
-store in the order of shards; so it is the same whatever the order in which actors finish, and whichever of them die.
+A task says which parts of which files to read; the answer is a record as safetensors and JSON. An actor observes a
+shard as `shards.observe_corpus` does, with one thread, and the record of the run is merged from the store in the order
+of shards: it is the same whatever the order in which actors finish, and whichever of them die.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import socket
 from collections import Counter
-from collections.abc import Callable, Generator
-from contextlib import closing, suppress
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -21,19 +22,24 @@ from cumulant.checks import sentence
 from cumulant.observatory.models.load import Loaded
 from cumulant.observatory.record.record import Record
 from cumulant.observatory.runs.observe import Progress
-from cumulant.observatory.runs.ray_cluster import connected
-from cumulant.observatory.runs.shards import Job, Observed, added_tokens, count_tokens, observe_shard
-from cumulant.observatory.text.corpus import Corpus, Shard, Spoiled, hash_of
+from cumulant.observatory.runs.settings import ObservationSettings
+from cumulant.observatory.runs.shards import ShardObservation, added_tokens, count_tokens, observe_shard
+from cumulant.observatory.text.corpus import Corpus, Shard, UnreadableDocument, hash_of
 
 if TYPE_CHECKING:
     from cumulant.observatory.runs.store import Store
 
-ATTEMPTS = 10  # workers that may die over one shard before it is given up
+ATTEMPTS = 10  # workers that may die over one shard before it is abandoned
 COUNTED_HERE = 1_000_000  # up to so many tokens, counting them here is faster than starting actors for it
+TIMEOUT = 5  # seconds within which a cluster answers
+HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])  # its greeting, with no settings
+SETTINGS_FRAME = 4  # the kind of the frame that answers it
+# messages of no use here: `.` skips every line about workers, which are replaced when they die
+ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_BACKEND_LOG_LEVEL": "fatal", "RAY_DEDUP_LOGS_SKIP_REGEX": "."}
 
 
 def observe_on_ray(
-    job: Job,
+    settings: ObservationSettings,
     corpus: Corpus,
     store: Store,
     *,
@@ -43,14 +49,14 @@ def observe_on_ray(
     loaded: Loaded | None = None,
     progress: Progress | None = None,
 ) -> Record:
-    """Observe the shards on the actors of a Ray cluster, keep each in the store, and give the record of all of them.
+    """Observe the shards on the actors of a Ray cluster, put each into the store, and merge their records.
 
     max_tokens  where to stop, counted over the shards in their order; None reads everything. A number needs the tokens
                 of shards to be counted first, up to it
     address     "local": Ray is started on this machine and stopped afterwards; "auto": the cluster that runs here;
                 HOST:PORT. A process that is connected already stays so
     workers     actors, each with a processor (a GPU for a device cuda) and one thread; as many as there are if None
-    loaded      ``job.load()``, if it is in memory already
+    loaded      ``settings.load()``, if it is in memory already
     progress    called with numbers of tokens that are done, those of earlier runs among them
 
     Files and model must be found by the actors under the same names; relative ones are taken from the working directory
@@ -65,9 +71,9 @@ def observe_on_ray(
     complete = True
     try:
         with connected(address, workers) as ray:
-            crew = _Crew(ray, job, corpus, _size(ray, job, workers))
-            budgets = _budgets(crew, store, max_tokens, loaded)
-            failed = _observe(crew, store, budgets, progress)
+            pool = _WorkerPool(ray, settings, corpus, _pool_size(ray, settings, workers))
+            budgets = _budgets(pool, store, max_tokens, loaded)
+            failed = _observe(pool, store, budgets, progress)
     except KeyboardInterrupt:
         complete = False
         if not store.tokens:
@@ -86,24 +92,31 @@ def to_bytes(record: Record) -> tuple[bytes, str]:
 
 
 def from_bytes(tensors: bytes, plain: str) -> Record:
-    """What `to_bytes` was given."""
+    """The record that `to_bytes` was given."""
     from safetensors.torch import load
 
     return Record.assemble(json.loads(plain), load(tensors))
 
 
 class ShardReader:
-    """The actor: it holds the model from its first shard on, and answers every task with a row, failures included.
+    """The actor that observes: it holds the model from its first shard on, and answers every task with one row.
 
-    A task is a shard with what is to be done: hash its text (``known``), or observe it within its ``budget``. ``begin``
-    counts, outside the actor, how often a shard was begun, and says when that was often enough.
+    A task is a shard whose text is hashed (``known``), or that is observed within its ``budget``. ``begin`` counts,
+    outside the actor, how often a shard was begun, and is false when that was too often.
     """
 
-    def __init__(self, job: Job, column: str | None, fingerprint: str, home: str, begin: Callable[[int], bool]):
+    def __init__(
+        self,
+        settings: ObservationSettings,
+        column: str | None,
+        fingerprint: str,
+        home: str,
+        begin: Callable[[int], bool],
+    ):
         torch.set_num_threads(1)
-        with suppress(OSError):  # a machine without it can still read what has an absolute name or a URI
+        with suppress(OSError):  # a machine without it can still read absolute names and URIs
             os.chdir(home)
-        self.job, self.column, self.fingerprint = job, column, fingerprint
+        self.settings, self.column, self.fingerprint = settings, column, fingerprint
         self.begin, self.loaded = begin, None
 
     def __call__(self, batch: Any) -> Any:
@@ -113,91 +126,93 @@ class ShardReader:
             return _row(shard, {"error": "workers that died over it, again and again"})
         try:
             return self.answer(shard, task)
-        except Exception as error:  # whatever one shard raises is told of that shard; the others are read
-            return _row(shard, {"error": _told(error), "model": self.loaded is None and not task["known"]})
+        except Exception as error:  # an error of one shard is reported for that shard; the others are read
+            return _row(shard, {"error": _message(error), "model": self.loaded is None and not task["known"]})
 
     def answer(self, shard: Shard, task: dict) -> Any:
         if task["known"]:
             return _row(shard, {"text_hash": hash_of(shard, self.column)})
         self.loaded = self.loaded or self._load()
-        found = observe_shard(self.loaded, self.job, shard, self.column, task["budget"])
-        told = found._asdict() | {"record": None, "spoiled": [list(document) for document in found.spoiled]}
-        tensors, plain = to_bytes(found.record) if found.record is not None else (b"", "")
-        return _row(shard, {"observed": told}, tensors, plain)
+        observed = observe_shard(self.loaded, self.settings, shard, self.column, task["budget"])
+        counts = observed._asdict() | {"record": None, "unreadable": [list(item) for item in observed.unreadable]}
+        tensors, plain = to_bytes(observed.record) if observed.record is not None else (b"", "")
+        return _row(shard, {"observed": counts}, tensors, plain)
 
     def _load(self) -> Loaded:
-        loaded = self.job.load()
+        loaded = self.settings.load()
         if loaded.fingerprint != self.fingerprint:
             raise ValueError(f"other weights or another configuration under this name on {socket.gethostname()}")
         return loaded
 
 
 class TokenCounter:
-    """The actor of the first pass, which has a tokenizer and no model."""
+    """The actor that counts tokens: it has a tokenizer and no model."""
 
-    def __init__(self, job: Job, column: str | None, tokenizer: Any, home: str):
+    def __init__(self, settings: ObservationSettings, column: str | None, tokenizer: Any, home: str):
         with suppress(OSError):
             os.chdir(home)
-        self.job, self.column, self.tokenizer = job, column, tokenizer
+        self.settings, self.column, self.tokenizer = settings, column, tokenizer
 
     def __call__(self, batch: Any) -> Any:
         task = json.loads(batch["task"][0].as_py())
         shard = Shard.of(task["shard"])
         try:
-            return _row(shard, {"tokens": count_tokens(self.tokenizer, self.job, shard, self.column, task["budget"])})
+            tokens = count_tokens(self.tokenizer, self.settings, shard, self.column, task["budget"])
+            return _row(shard, {"tokens": tokens})
         except Exception as error:
-            return _row(shard, {"error": _told(error)})
+            return _row(shard, {"error": _message(error)})
 
 
-def _told(error: Exception) -> str:
+def _message(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _row(shard: Shard, told: dict, tensors: bytes = b"", plain: str = "") -> Any:
+def _row(shard: Shard, answer: dict, tensors: bytes = b"", plain: str = "") -> Any:
     """A table of one row; 64-bit offsets, for records of more than two gigabytes."""
     import pyarrow
 
-    columns = {"told": [json.dumps(told | {"ordinal": shard.ordinal})], "plain": [plain]}
+    columns = {"answer": [json.dumps(answer | {"ordinal": shard.ordinal})], "plain": [plain]}
     return pyarrow.table(columns | {"tensors": pyarrow.array([tensors], pyarrow.large_binary())})
 
 
 class _Reply(NamedTuple):
-    """What an actor told of a shard, and its record, if there is one, as bytes."""
+    """The answer of an actor about a shard, and its record as bytes, if there is one."""
 
-    told: dict
+    answer: dict
     plain: str
     tensors: bytes
 
-    def observed(self) -> Observed:
-        told = dict(self.told["observed"])
-        spoiled = tuple(Spoiled(*document) for document in told["spoiled"])
+    def observed(self) -> ShardObservation:
+        counts = dict(self.answer["observed"])
+        unreadable = tuple(UnreadableDocument(*item) for item in counts["unreadable"])
         record = from_bytes(self.tensors, self.plain) if self.tensors else None
-        return Observed(**told | {"spoiled": spoiled, "record": record})
+        return ShardObservation(**counts | {"unreadable": unreadable, "record": record})
 
 
 Replies = Generator[_Reply, None, None]
 
 
-class _Crew(NamedTuple):
-    """A connection to Ray, and as many actors as tasks are handed to at once."""
+class _WorkerPool(NamedTuple):
+    """A connection to Ray, and how many actors read at once."""
 
     ray: Any
-    job: Job
+    settings: ObservationSettings
     corpus: Corpus
     size: int
 
-    def replies(self, actor: type, tasks: list[dict], ordered: bool = False, **given: Any) -> Replies:
-        """The answers to the tasks, as they come or in order. Every task is a block, so that none waits for another."""
+    def replies(self, actor: type, tasks: list[dict], ordered: bool = False, **arguments: Any) -> Replies:
+        """The answers to tasks, as they come or in order. Every task is a block, so that none waits for another."""
         from ray.data import ActorPoolStrategy, from_items
         from ray.data.exceptions import SystemException
 
         if not tasks:
             return
-        gpu = actor is ShardReader and _on_gpu(self.job)
-        job = self.job._replace(device="cuda") if gpu else self.job  # Ray shows each actor the one that it may use
+        gpu = actor is ShardReader and _on_gpu(self.settings)
+        settings = self.settings._replace(device="cuda") if gpu else self.settings  # Ray shows an actor only its own
+        common = {"settings": settings, "column": self.corpus.column, "home": os.getcwd()}
         data = from_items([{"task": json.dumps(task)} for task in tasks], override_num_blocks=len(tasks)).map_batches(
             actor,
-            fn_constructor_kwargs=given | {"job": job, "column": self.corpus.column, "home": os.getcwd()},
+            fn_constructor_kwargs=arguments | common,
             batch_size=1,
             batch_format="pyarrow",
             compute=ActorPoolStrategy(size=min(self.size, len(tasks)), max_tasks_in_flight_per_actor=1),
@@ -211,23 +226,23 @@ class _Crew(NamedTuple):
         try:
             for table in tables:
                 for row in table.to_pylist():
-                    yield _Reply(json.loads(row["told"]), row["plain"], row["tensors"])
+                    yield _Reply(json.loads(row["answer"]), row["plain"], row["tensors"])
         except (self.ray.exceptions.RayError, SystemException) as error:
             got = f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
             advice = "Install the same cumulant[hf,ray] on every machine of the cluster, and go on with --resume."
             raise ConnectionError(sentence("observe_on_ray.address", "actors that run", got, advice)) from error
 
 
-def _budgets(crew: _Crew, store: Store, max_tokens: int | None, loaded: Loaded | None) -> dict[int, int | None]:
-    """How many tokens each shard may read; shards that nothing is left for are not in it."""
+def _budgets(pool: _WorkerPool, store: Store, max_tokens: int | None, loaded: Loaded | None) -> dict[int, int | None]:
+    """How many tokens each shard may read; shards for which none are left are not in it."""
     if max_tokens is None:
-        return {shard.ordinal: None for shard in crew.corpus.shards}
-    loaded = loaded if loaded is not None else crew.job.load()
+        return {shard.ordinal: None for shard in pool.corpus.shards}
+    loaded = loaded if loaded is not None else pool.settings.load()
     added = added_tokens(loaded)
     budgets: dict[int, int | None] = {}
-    with closing(_counts(crew, store, loaded.tokenizer, max_tokens)) as counts:
+    with closing(_counts(pool, store, loaded.tokenizer, max_tokens)) as counts:
         left = max_tokens
-        for shard in crew.corpus.shards:
+        for shard in pool.corpus.shards:
             if left <= added:
                 break
             budgets[shard.ordinal] = left
@@ -236,52 +251,54 @@ def _budgets(crew: _Crew, store: Store, max_tokens: int | None, loaded: Loaded |
     return budgets
 
 
-def _counts(crew: _Crew, store: Store, tokenizer: Any, max_tokens: int) -> Generator[int, None, None]:
+def _counts(pool: _WorkerPool, store: Store, tokenizer: Any, max_tokens: int) -> Generator[int, None, None]:
     """The tokens of the shards that are not done, one after the other."""
-    shards = [shard for shard in crew.corpus.shards if shard.ordinal not in store.done]
+    shards = [shard for shard in pool.corpus.shards if shard.ordinal not in store.done]
     if max_tokens <= COUNTED_HERE:
         for shard in shards:
-            yield count_tokens(tokenizer, crew.job, shard, crew.corpus.column, max_tokens)
+            yield count_tokens(tokenizer, pool.settings, shard, pool.corpus.column, max_tokens)
         return
     tasks = [{"shard": shard.plain(), "budget": max_tokens} for shard in shards]
-    for reply in crew.replies(TokenCounter, tasks, ordered=True, tokenizer=tokenizer):
-        if "error" in reply.told:
-            raise ValueError(_failure(store, {reply.told["ordinal"]: reply.told["error"]}))
-        yield reply.told["tokens"]
+    for reply in pool.replies(TokenCounter, tasks, ordered=True, tokenizer=tokenizer):
+        if "error" in reply.answer:
+            raise ValueError(_failure(store, {reply.answer["ordinal"]: reply.answer["error"]}))
+        yield reply.answer["tokens"]
 
 
-def _observe(crew: _Crew, store: Store, budgets: dict[int, int | None], progress: Progress | None) -> dict[int, str]:
-    """Hand out the shards, first those that need only a look; what failed, by ordinal."""
-    todo = [
+def _observe(
+    pool: _WorkerPool, store: Store, budgets: dict[int, int | None], progress: Progress | None
+) -> dict[int, str]:
+    """Hand out the shards, first those that are only hashed; errors by ordinal."""
+    tasks = [
         {"shard": shard.plain(), "known": shard.ordinal in store.done, "budget": budgets[shard.ordinal]}
-        for shard in crew.corpus.shards
+        for shard in pool.corpus.shards
         if shard.ordinal in budgets
     ]
-    todo.sort(key=lambda task: not task["known"])
-    given = {"fingerprint": store.fingerprint, "begin": _attempts(crew.ray)}
+    tasks.sort(key=lambda task: not task["known"])
+    arguments = {"fingerprint": store.fingerprint, "begin": _attempts(pool.ray)}
     failed: dict[int, str] = {}
-    with closing(crew.replies(ShardReader, todo, **given)) as replies:
+    with closing(pool.replies(ShardReader, tasks, **arguments)) as replies:
         for reply in replies:
-            ordinal = reply.told["ordinal"]
-            if "error" in reply.told:
-                if reply.told.get("model"):  # it would befall every shard
+            ordinal = reply.answer["ordinal"]
+            if "error" in reply.answer:
+                if reply.answer.get("model"):  # every shard would fail
                     advice = "It must be found by every worker."
                     raise ValueError(
-                        sentence("observe_on_ray.job", "the model", reply.told["error"].rstrip("."), advice)
+                        sentence("observe_on_ray.settings", "the model", reply.answer["error"].rstrip("."), advice)
                     )
-                failed[ordinal] = reply.told["error"]
+                failed[ordinal] = reply.answer["error"]
                 continue
-            if "text_hash" in reply.told:
-                store.check(ordinal, reply.told["text_hash"])
+            if "text_hash" in reply.answer:
+                store.check(ordinal, reply.answer["text_hash"])
             else:
-                store.keep(ordinal, reply.observed(), budgets[ordinal])
+                store.put(ordinal, reply.observed(), budgets[ordinal])
             if progress is not None and store.done[ordinal].tokens:
                 progress(store.done[ordinal].tokens)
     return failed
 
 
 def _attempts(ray: Any) -> Callable[[int], bool]:
-    """Says whether a shard may be begun once more: Ray lets one that kills its worker do so for ever."""
+    """Whether a shard may be begun once more: Ray would repeat one that kills its worker for ever."""
     most = ATTEMPTS
 
     class Attempts:
@@ -299,19 +316,136 @@ def _attempts(ray: Any) -> Callable[[int], bool]:
 def _failure(store: Store, failed: dict[int, str]) -> str:
     ordinal, why = min(failed.items())
     others = f", and {len(failed) - 1} more failed" if len(failed) > 1 else ""
-    where = f"observe_on_ray: shard {store.named(ordinal)}"
+    where = f"observe_on_ray: shard {store.shard_name(ordinal)}"
     advice = f"Mend that and go on with --resume; {len(store.done)} shards are kept."
     return sentence(where, "a record", f"{why.rstrip('.')}{others}", advice)
 
 
-def _size(ray: Any, job: Job, workers: int | None) -> int:
-    """As many actors as are asked for and there is room for."""
-    kind = "GPU" if _on_gpu(job) else "CPU"
+def _pool_size(ray: Any, settings: ObservationSettings, workers: int | None) -> int:
+    """As many actors as are asked for and the cluster has processors for."""
+    kind = "GPU" if _on_gpu(settings) else "CPU"
     room = int(ray.cluster_resources().get(kind, 0))
     if room < 1:
         raise ValueError(sentence("observe_on_ray.address", f"a cluster with a {kind}", "none", "Add one to it."))
     return room if workers is None else min(workers, room)
 
 
-def _on_gpu(job: Job) -> bool:
-    return job.device.startswith("cuda")
+def _on_gpu(settings: ObservationSettings) -> bool:
+    return settings.device.startswith("cuda")
+
+
+@contextmanager
+def connected(address: str = "local", workers: int | None = None) -> Iterator[Any]:
+    """The module ray, connected to an address as in `observe_on_ray`; what is started here is stopped at the end.
+
+    workers  processors that a "local" cluster offers, as many as there are if None
+    """
+    if address not in ("local", "auto"):
+        _require_reachable(address)
+    with _environment():
+        ray = _ray()  # imported here: it reads the environment
+        with _critical_only():
+            if ray.is_initialized():
+                yield ray
+                return
+            _connect(ray, address, workers)
+            try:
+                yield ray
+            finally:
+                ray.shutdown()
+
+
+def _connect(ray: Any, address: str, workers: int | None) -> None:
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.CRITICAL}
+    if address == "local":
+        options |= {"num_cpus": workers or os.cpu_count(), "include_dashboard": False}
+    try:
+        with _without_stderr():
+            ray.init(address=address, **options)
+    except (OSError, RuntimeError, ValueError, ImportError) as error:
+        raise ConnectionError(_unconnected(address, error)) from error
+
+
+def _unconnected(address: str, error: BaseException) -> str:
+    if address == "auto":
+        got = "none that this process may use"
+    else:
+        got = f"{address} ({type(error).__name__}: {str(error).rstrip('.')})"
+    advice = "Start one with `ray start --head`, or give no address for one that lasts as long as the run."
+    cause: BaseException | None = error
+    while cause is not None:
+        if type(cause).__name__ == "AuthenticationError":
+            advice = "It asks for a token: give yours to this process as Ray's token authentication documents."
+        cause = cause.__cause__ or cause.__context__
+    return sentence("--ray", "a running cluster", got, advice)
+
+
+def _ray() -> Any:
+    try:
+        import ray
+        import ray.data
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(f"{error.name} is not installed: install cumulant[ray]", name=error.name) from None
+    return ray
+
+
+def _require_reachable(address: str) -> None:
+    """Refuse a port of no cluster at once: Ray would try for minutes, whatever listens there."""
+    if address.startswith("ray://"):
+        advice = "Ray Data does not run through Ray's client: start the command on a machine of the cluster, with auto."
+        raise ValueError(sentence("--ray", "local, auto or HOST:PORT", address, advice))
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        raise ValueError(sentence("--ray", "local, auto or HOST:PORT", repr(address), "Give one of these."))
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=TIMEOUT) as line:
+            if os.environ.get("RAY_USE_TLS", "0") != "0":
+                return
+            line.sendall(HTTP2)
+            frame = line.recv(9)
+            if frame[3:4] != bytes([SETTINGS_FRAME]):
+                raise ConnectionError("what listens there is no Ray")
+    except (OSError, OverflowError) as error:
+        why = "no answer" if isinstance(error, TimeoutError) else str(error)
+        advice = "Check host and port, and that the cluster runs: `ray status` says so on its machine."
+        raise ConnectionError(sentence("--ray", "a cluster that answers", f"{address} ({why})", advice)) from None
+
+
+@contextmanager
+def _environment() -> Iterator[None]:
+    """Variables that Ray reads from the environment, where they are not set."""
+    added = [name for name in ENVIRONMENT if name not in os.environ]
+    os.environ.update({name: ENVIRONMENT[name] for name in added})
+    try:
+        yield
+    finally:
+        for name in added:
+            os.environ.pop(name, None)
+
+
+@contextmanager
+def _critical_only() -> Iterator[None]:
+    """Only critical lines are logged."""
+    loggers = [logging.getLogger(name) for name in ("ray", "ray.data")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+@contextmanager
+def _without_stderr() -> Iterator[None]:
+    """Standard error discarded: Ray's core announces its log level there."""
+    saved = os.dup(2)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
+        os.close(nowhere)

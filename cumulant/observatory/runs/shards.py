@@ -1,126 +1,122 @@
-"""A corpus observed shard by shard: what is done to one shard, wherever that happens, and to all of them in turn.
+"""A corpus observed shard by shard: one shard, in any process, and all of them in turn.
 
-A shard is a reference to parts of files; who observes it reads them. What it leaves depends on its text, the model and
-the settings alone, so that it may be kept (`store.Store`), repeated, or done on another machine.
+A shard is a reference to parts of files; whoever observes it reads them. Its record depends on its text, the model and
+the settings alone, so that it can be stored (`store.Store`), repeated, or made on another machine.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
+
 from cumulant.checks import sentence
-from cumulant.observatory.models.load import Loaded, load, random_twin
-from cumulant.observatory.models.text_model import require_text_model
+from cumulant.nn.calls import AttentionCall
+from cumulant.observatory.models.load import Loaded, require_text_model
 from cumulant.observatory.record.record import Record
-from cumulant.observatory.runs.nulls import shuffled
 from cumulant.observatory.runs.observe import Progress, bypass_notes, observe
-from cumulant.observatory.text.corpus import Corpus, Shard, hash_of, texts_of
-from cumulant.observatory.text.texts import Spoiled
+from cumulant.observatory.runs.settings import ObservationSettings
+from cumulant.observatory.text.corpus import Corpus, Shard, UnreadableDocument, hash_of, texts_of
 from cumulant.observatory.text.windows import NoTokens, batches, special_tokens
 
 if TYPE_CHECKING:
     from cumulant.observatory.runs.store import Store
 
 
-class Job(NamedTuple):
-    """Everything but the text that an observation depends on, as plain data.
+class ShardObservation(NamedTuple):
+    """The record of one shard and its counts.
 
-    model, device, dtype, allow_pickle        as in `models.load`; dtype by name
-    quantities, max_length, batch_size, seed  as in `observe`
-    null                                      None, "random" (weights) or "shuffled" (keys)
-
-    >>> Job("minilm").null is None
-    True
-    """
-
-    model: str
-    device: str = "cpu"
-    dtype: str | None = None
-    allow_pickle: bool = False
-    quantities: tuple[str, ...] | None = None
-    max_length: int = 256
-    batch_size: int = 16
-    seed: int = 0
-    null: str | None = None
-
-    def load(self) -> Loaded:
-        """The model that is to be observed: for the null "random" its twin with other weights."""
-        return self.prepared(load(self.model, device=self.device, dtype=self.dtype, allow_pickle=self.allow_pickle))
-
-    def prepared(self, loaded: Loaded) -> Loaded:
-        """The same from a model that is already in memory."""
-        return replace(loaded, model=random_twin(loaded, self.seed)) if self.null == "random" else loaded
-
-
-class Observed(NamedTuple):
-    """What one shard gave.
-
-    record     None if no token was in it
-    text_hash  `corpus.hash_of` the shard
-    spoiled    documents that could not be read
-    skipped    documents without a token
+    record      None if no token was in the shard
+    text_hash   `corpus.hash_of` the shard
+    unreadable  documents that could not be read
+    skipped     documents without a token
     """
 
     record: Record | None
     text_hash: str
     tokens: int
     sequences: int
-    spoiled: tuple[Spoiled, ...]
+    unreadable: tuple[UnreadableDocument, ...]
     skipped: int = 0
 
 
 def observe_shard(
     loaded: Loaded,
-    job: Job,
+    settings: ObservationSettings,
     shard: Shard,
     column: str | None,
     budget: int | None,
     progress: Progress | None = None,
-) -> Observed:
-    """Let the model of ``job.load()`` read one shard.
+) -> ShardObservation:
+    """Let the model of ``settings.load()`` read one shard.
 
     budget  tokens at most; the last window is cut to fit. None: all
 
     An interrupt (Ctrl-C) ends the reading as in `observe`: the record then has ``meta.complete`` false.
     """
-    spoiled: list[Spoiled] = []
-    texts = texts_of(shard, column, spoiled)
-    shuffles = job.null == "shuffled"
+    unreadable: list[UnreadableDocument] = []
+    texts = texts_of(shard, column, unreadable)
+    shuffles = settings.null == "shuffled"
     try:
         record = observe(
             loaded,
             texts,
-            quantities=job.quantities,
+            quantities=settings.quantities,
             max_tokens=budget,
-            max_length=job.max_length,
-            batch_size=job.batch_size,
-            seed=job.seed,
+            max_length=settings.max_length,
+            batch_size=settings.batch_size,
+            seed=settings.seed,
             hidden_states=not shuffles,
-            alter=shuffled(job.seed + shard.ordinal) if shuffles else None,
+            alter=shuffled_keys(settings.seed + shard.ordinal) if shuffles else None,
             progress=progress,
-            spoiled=spoiled,
+            unreadable=unreadable,
         )
-    except NoTokens as nothing:
-        return Observed(None, texts.sha256(), 0, 0, tuple(spoiled), nothing.skipped)
+    except NoTokens as error:
+        return ShardObservation(None, texts.sha256(), 0, 0, tuple(unreadable), error.skipped)
     meta = record.meta
     plain = replace(meta, created="", notes=(*loaded.notes, *bypass_notes(record)))
     counts = meta.tokens, meta.sequences
-    return Observed(replace(record, meta=plain), texts.sha256(), *counts, tuple(spoiled), meta.skipped)
+    return ShardObservation(replace(record, meta=plain), texts.sha256(), *counts, tuple(unreadable), meta.skipped)
 
 
-def count_tokens(model: Any, job: Job, shard: Shard, column: str | None, budget: int | None) -> int:
-    """How many tokens `observe_shard` would count, without running the model; ``model`` is a Loaded or a tokenizer."""
+def shuffled_keys(seed: int) -> Callable[[AttentionCall], AttentionCall]:
+    """The null "shuffled", for `attach(alter=...)`: keys permuted over all tokens of the batch, alike for all heads.
+
+    The law of single keys stays, their fit to queries is gone. Values stay where they are, and so do masks, biases and
+    sinks.
+    """
+    generator = torch.Generator().manual_seed(seed)
+
+    def alter(call: AttentionCall) -> AttentionCall:
+        key = call.key.movedim(1, 2)  # (batch, n, heads, d)
+        tokens = torch.ones(key.shape[:2], dtype=torch.bool)
+        if call.rows is not None and call.rows.shape == tokens.shape:
+            tokens = call.rows.cpu()
+        index = tokens.flatten().nonzero()[:, 0]
+        order = index[torch.randperm(len(index), generator=generator)]
+        flat = key.flatten(0, 1).clone()
+        flat[index] = key.flatten(0, 1)[order]
+        return replace(call, key=flat.reshape(key.shape).movedim(2, 1))
+
+    return alter
+
+
+def count_tokens(
+    model: Any, settings: ObservationSettings, shard: Shard, column: str | None, budget: int | None
+) -> int:
+    """The tokens that `observe_shard` would count, without running the model; ``model`` is a Loaded or a tokenizer."""
     tokenizer = model.tokenizer if isinstance(model, Loaded) else model
     stream = batches(
         texts_of(shard, column),
         tokenizer,
-        max_length=job.max_length,
-        batch_size=job.batch_size,
+        max_length=settings.max_length,
+        batch_size=settings.batch_size,
         max_tokens=budget,
-        spoiled=[],
+        unreadable=[],
     )
     try:
         return sum(batch.tokens for batch in stream)
@@ -134,18 +130,20 @@ def added_tokens(model: Any) -> int:
     return len(start) + len(end)
 
 
-def key_of(text_hash: str, fingerprint: str, job: Job, budget: int | None, column: str | None = None) -> str:
-    """sha256 of all that the record of a shard depends on.
+def shard_key(
+    text_hash: str, fingerprint: str, settings: ObservationSettings, budget: int | None, column: str | None = None
+) -> str:
+    """sha256 of everything that the record of a shard depends on.
 
-    >>> len(key_of("", "", Job("minilm"), None))
+    >>> len(shard_key("", "", ObservationSettings("minilm"), None))
     64
     """
-    plain = [text_hash, fingerprint, job._asdict(), budget, column]
+    plain = [text_hash, fingerprint, settings._asdict(), budget, column]
     return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
 
 def observe_corpus(
-    job: Job,
+    settings: ObservationSettings,
     corpus: Corpus,
     store: Store,
     *,
@@ -153,18 +151,18 @@ def observe_corpus(
     loaded: Loaded | None = None,
     progress: Progress | None = None,
 ) -> Record:
-    """Observe the shards one after the other, keep each in the store, and give the record of all of them.
+    """Observe the shards one after the other, put each into the store, and merge their records.
 
     max_tokens  where to stop, counted over the shards in their order; None reads everything
-    loaded      ``job.load()``, if it is in memory already
+    loaded      ``settings.load()``, if it is in memory already
     progress    called with numbers of tokens that are done, those of earlier runs among them
 
-    A shard that is kept already is only hashed: a text that has changed is refused. An interrupt (Ctrl-C) gives the
+    A shard that is in the store is only hashed: a text that has changed is refused. An interrupt (Ctrl-C) gives the
     record so far, with ``meta.complete`` false; the shards that were finished stay for the next run.
     """
     left = max_tokens
-    begun: Observed | None = None
-    loaded = loaded if loaded is not None else job.load()
+    partial: ShardObservation | None = None
+    loaded = loaded if loaded is not None else settings.load()
     require_text_model(loaded.model)
     if loaded.tokenizer is None:
         advice = "Put one beside the model, or attach(model) and call the model yourself."
@@ -182,15 +180,15 @@ def observe_corpus(
                 if progress is not None and tokens:
                     progress(tokens)
             else:
-                found = observe_shard(loaded, job, shard, corpus.column, left, progress)
-                tokens = found.tokens
-                if found.record is not None and not found.record.meta.complete:
-                    begun, complete = found, False
+                observed = observe_shard(loaded, settings, shard, corpus.column, left, progress)
+                tokens = observed.tokens
+                if observed.record is not None and not observed.record.meta.complete:
+                    partial, complete = observed, False
                     break
-                store.keep(shard.ordinal, found, left)
+                store.put(shard.ordinal, observed, left)
             left = None if left is None else left - tokens
     except KeyboardInterrupt:
         complete = False
         if not store.tokens:
             raise
-    return store.merged(complete=complete, begun=begun)
+    return store.merged(complete=complete, partial=partial)

@@ -1,17 +1,18 @@
-"""Shards that are finished, on disk: what a run that was stopped goes on from.
+"""Finished shards on disk, from which a run that was stopped is resumed.
 
-A directory holds them under shards/: plan.json says of what run they are; ORDINAL-KEY holds one shard, named by what
-its record depends on; until-N holds the first N merged, so that a long run needs no more room than a short one. Each of
-these appears in one step, when all of it is on the disk: a process may be killed at any moment. When the run has ended
+A directory holds them under shards/: plan.json describes the run; ORDINAL-KEY holds one shard, named by what its record
+depends on; until-N holds the first N merged, so that a long run needs no more room than a short one. Each of these
+appears in one step, when all of it is on the disk: a process may be killed at any moment. When the run has ended
 plan.json becomes ended.json, and what carries these names is deleted; other files are neither read nor deleted.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
-import tempfile
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cumulant.checks import sentence
-from cumulant.files import write
+from cumulant.files import new_directory, sync, write
 from cumulant.observatory.record.manifest import (
     ENDED,
     PLAN,
@@ -30,17 +31,23 @@ from cumulant.observatory.record.manifest import (
 )
 from cumulant.observatory.record.record import UNREADABLE, Record, claim_directory, require_replaceable
 from cumulant.observatory.runs.observe import few_tokens_notes
-from cumulant.observatory.runs.plan import AGAIN, FORMAT, finished_record, hash_of_all, identity, plan_of, require_same
-from cumulant.observatory.runs.shards import Job, Observed, key_of
-from cumulant.observatory.text.corpus import Corpus
-from cumulant.observatory.text.texts import Spoiled
+from cumulant.observatory.runs.settings import (
+    FORMAT,
+    ObservationSettings,
+    describe_run,
+    description_hash,
+    difference,
+)
+from cumulant.observatory.runs.shards import ShardObservation, shard_key
+from cumulant.observatory.text.corpus import Corpus, UnreadableDocument, hash_of
 
-LOOSE = 4  # shards in a row that are merged into one place; the record of a large model has hundreds of megabytes
-LISTED = 100  # spoiled documents that are listed; all are counted
+MERGED_SHARDS = 4  # in a row become one directory; the record of a large model has hundreds of megabytes
+LISTED_DOCUMENTS = 100  # unreadable documents that are listed; all are counted
+START_ANEW = "Undo the change, name a new --out, or pass --force to start anew."
 
 
-class Finished(NamedTuple):
-    """A shard that is done: its key, the hash of its text, its counts, and the first spoiled documents in it."""
+class FinishedShard(NamedTuple):
+    """A shard that is done: its key, the hash of its text, its counts, and the first unreadable documents in it."""
 
     ordinal: int
     key: str
@@ -48,20 +55,20 @@ class Finished(NamedTuple):
     tokens: int
     sequences: int
     skipped: int
-    spoiled: int
-    documents: tuple[Spoiled, ...]
+    unreadable: int
+    documents: tuple[UnreadableDocument, ...]
 
     @classmethod
-    def of(cls, plain: dict) -> Finished:
-        """What `_asdict` gave, from JSON; ValueError if it is something else."""
-        known = cls(**{name: plain[name] for name in cls._fields})
-        counts = (known.ordinal, known.tokens, known.sequences, known.skipped, known.spoiled)
-        if not all(type(n) is int and n >= 0 for n in counts) or not isinstance(known.key + known.text_hash, str):
+    def of(cls, plain: dict) -> FinishedShard:
+        """The shard that `_asdict` gave, from JSON; ValueError if it is something else."""
+        shard = cls(**{name: plain[name] for name in cls._fields})
+        counts = (shard.ordinal, shard.tokens, shard.sequences, shard.skipped, shard.unreadable)
+        if not all(type(n) is int and n >= 0 for n in counts) or not isinstance(shard.key + shard.text_hash, str):
             raise ValueError(plain)
-        return known._replace(documents=tuple(Spoiled(*d) for d in plain["documents"]))
+        return shard._replace(documents=tuple(UnreadableDocument(*d) for d in plain["documents"]))
 
     @property
-    def place(self) -> str:
+    def directory_name(self) -> str:
         return f"{self.ordinal:06d}-{self.key[:16]}"
 
 
@@ -69,22 +76,23 @@ class Finished(NamedTuple):
 class Store:
     """The finished shards of one run. Made by `Store.open`.
 
-    done    ordinal → `Finished`
-    notes   sentences to show: shards that could not be read and have to be observed again
+    done    ordinal → `FinishedShard`
+    notes   sentences to print: shards that could not be read and have to be observed again
     record  of a run that was finished before, else None
+    plan    sha256 of the description of the run
     """
 
     directory: Path
     corpus: Corpus
-    job: Job
+    settings: ObservationSettings
     fingerprint: str
     max_tokens: int | None
     plan: str
-    done: dict[int, Finished] = field(default_factory=dict)
+    done: dict[int, FinishedShard] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     record: Record | None = None
     merged_until: int = 0
-    lock: int | None = None
+    lock_handle: int | None = None
     new: bool = False  # begun here, and not by an earlier process
     created: list[Path] = field(default_factory=list)  # directories that were not there before
 
@@ -93,27 +101,27 @@ class Store:
         cls,
         directory: str | Path,
         corpus: Corpus,
-        job: Job,
+        settings: ObservationSettings,
         fingerprint: str,
         max_tokens: int | None,
         *,
         resume: bool = False,
         force: bool = False,
     ) -> Store:
-        """Begin a run in a directory, or go on with the one that is there.
+        """Begin a run in a directory, or resume the one that is there.
 
-        resume  go on: a run of other texts, of another model or with other settings is refused, by what differs. In a
-                new or empty directory this is a beginning
+        resume  a run of other texts, of another model or with other settings is refused, by what differs; in a new or
+                empty directory a run begins
         force   begin although there is something in the directory; shards in it are deleted
         """
         directory = Path(directory)
-        plan = plan_of(corpus, job, fingerprint, max_tokens)
-        store = cls(directory, corpus, job, fingerprint, max_tokens, identity(plan))
+        description = describe_run(corpus, settings, fingerprint, max_tokens)
+        store = cls(directory, corpus, settings, fingerprint, max_tokens, description_hash(description))
         begun = (store.shards / PLAN).is_file()
         if not resume:
             claim_directory(directory, force)
         elif not begun:
-            store.record = finished_record(directory, corpus, store.plan)
+            store.record = _finished_record(directory, corpus, store.plan)
             if store.record is not None:
                 sweep_shards(directory)
                 return store
@@ -121,9 +129,9 @@ class Store:
             require_replaceable(directory)
         store.created = [path for path in (*store.shards.parents, store.shards) if not path.exists()]
         store.shards.mkdir(parents=True, exist_ok=True)
-        store._take()
+        store._lock()
         try:
-            store._begin(plan, anew=not (resume and begun))
+            store._begin(description, anew=not (resume and begun))
         except BaseException:
             store.abandon()
             raise
@@ -136,56 +144,58 @@ class Store:
     @property
     def tokens(self) -> int:
         """Of all finished shards."""
-        return sum(finished.tokens for finished in self.done.values())
+        return sum(shard.tokens for shard in self.done.values())
 
-    def keep(self, ordinal: int, observed: Observed, budget: int | None) -> None:
-        """Put what a shard gave on the disk; it is there as a whole or not at all. A second time changes nothing."""
+    def put(self, ordinal: int, observed: ShardObservation, budget: int | None) -> None:
+        """Write a shard to the disk, as a whole or not at all. A second time changes nothing."""
         if ordinal in self.done:
             return
-        key = key_of(observed.text_hash, self.fingerprint, self.job, budget, self.corpus.column)
-        finished = _of(ordinal, key, observed)
-        self._put(finished.place, observed.record, finished._asdict())
-        self.done[ordinal] = finished
-        row = self._row()
-        if len(row) >= LOOSE:
-            self._fold(row)
+        key = shard_key(observed.text_hash, self.fingerprint, self.settings, budget, self.corpus.column)
+        shard = _finished(ordinal, key, observed)
+        self._write(shard.directory_name, observed.record, shard._asdict())
+        self.done[ordinal] = shard
+        following = self._following()
+        if len(following) >= MERGED_SHARDS:
+            self._merge_first(following)
 
     def check(self, ordinal: int, text_hash: str) -> None:
         """Refuse a finished shard whose text has another hash now."""
         before = self.done[ordinal].text_hash
         if text_hash != before:
             got = f"another (sha256 {before[:12]}… before, {text_hash[:12]}… now)"
-            raise ValueError(sentence("--resume", f"the text that shard {self.named(ordinal)} had", got, AGAIN))
+            raise ValueError(
+                sentence("--resume", f"the text that shard {self.shard_name(ordinal)} had", got, START_ANEW)
+            )
 
-    def named(self, ordinal: int) -> str:
-        """A shard and the files that it is from."""
-        paths = list(dict.fromkeys(piece.path for piece in self.corpus.shards[ordinal].pieces))
+    def shard_name(self, ordinal: int) -> str:
+        """The ordinal of a shard and its files."""
+        paths = list(dict.fromkeys(part.path for part in self.corpus.shards[ordinal].ranges))
         return f"{ordinal} ({paths[0]}{f' … {paths[-1]}' if len(paths) > 1 else ''})"
 
-    def merged(self, *, complete: bool = True, begun: Observed | None = None) -> Record:
-        """The record of all finished shards, merged in their order, so that it is the same however they were come by.
+    def merged(self, *, complete: bool = True, partial: ShardObservation | None = None) -> Record:
+        """The record of all finished shards, merged in their order: the same whatever the order they were observed in.
 
         complete  whether this is all that was to be read
-        begun     a shard that was interrupted, whose record goes in at the end
+        partial   a shard that was interrupted, whose record goes in at the end
         """
         done = [self.done[ordinal] for ordinal in sorted(self.done)]
-        record = _folded(self._places([finished.ordinal for finished in done]))
-        if begun is not None:
-            done.append(_of(len(done), "", begun))
-            record = begun.record if record is None or begun.record is None else record.merge(begun.record)
-        documents = [document for finished in done for document in finished.documents]
-        spoiled, skipped = sum(finished.spoiled for finished in done), sum(finished.skipped for finished in done)
+        record = _merged_record(self._directories([shard.ordinal for shard in done]))
+        if partial is not None:
+            done.append(_finished(len(done), "", partial))
+            record = partial.record if record is None or partial.record is None else record.merge(partial.record)
+        documents = [document for shard in done for document in shard.documents]
+        unreadable, skipped = sum(shard.unreadable for shard in done), sum(shard.skipped for shard in done)
         if record is None:
-            raise ValueError(_nothing(spoiled, documents, skipped))
+            raise ValueError(_no_tokens(unreadable, documents, skipped))
         meta = replace(
             record.meta,
-            model=self.job.model,
+            model=self.settings.model,
             notes=(*record.meta.notes, *few_tokens_notes(record.meta.tokens)),
             skipped=skipped,
-            unreadable=spoiled,
-            unreadable_documents=tuple({"name": d.name, "reason": d.why} for d in documents[:LISTED]),
+            unreadable=unreadable,
+            unreadable_documents=tuple(d._asdict() for d in documents[:LISTED_DOCUMENTS]),
             shards=len(done),
-            text_hash=hash_of_all(finished.text_hash for finished in done),
+            text_hash=_hash_of_all(shard.text_hash for shard in done),
             plan=self.plan,
             complete=complete,
             created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -193,14 +203,14 @@ class Store:
         return replace(record, meta=meta)
 
     def clear(self) -> None:
-        """Delete the shards, when the record of the run is on the disk: first say that it has ended, then delete."""
+        """Delete the shards when the record of the run is on the disk: first mark the run as ended, then delete."""
         if (self.shards / PLAN).is_file():
             os.replace(self.shards / PLAN, self.shards / ENDED)
             sweep_shards(self.directory)
         self.close()
 
     def abandon(self) -> None:
-        """Leave nothing of a run that failed before anything was finished: the corrected command may begin anew."""
+        """Delete a run that failed before a shard was finished, so that the corrected command can begin."""
         if self.new and not self.done and own_shards(self.directory):
             delete_shards(self.directory)
             with suppress(OSError):  # what was there before stays
@@ -217,108 +227,98 @@ class Store:
         self.close()
 
     def close(self) -> None:
-        """Let go of the directory; what is kept in it stays."""
-        if self.lock is not None:
-            os.close(self.lock)
-            self.lock = None
+        """Release the directory; the shards in it stay."""
+        if self.lock_handle is not None:
+            os.close(self.lock_handle)
+            self.lock_handle = None
 
-    # ------------------------------------------------------------------ files
-
-    def _begin(self, plan: dict, *, anew: bool) -> None:
+    def _begin(self, description: dict, *, anew: bool) -> None:
         if anew:
             delete_shards(self.directory)
             self.new = True
-            write(self.shards / PLAN, json.dumps(plan, indent=1) + "\n")
-            _sync(self.shards / PLAN)
+            write(self.shards / PLAN, json.dumps(description, indent=1) + "\n")
+            sync(self.shards / PLAN)
         else:
-            require_same(self.directory, plan)
-        self._find()
+            _require_same_run(self.directory, description)
+        self._read_all()
 
-    def _places(self, ordinals: list[int]) -> list[Path]:
-        """Where these and all shards that are merged already lie, in their order."""
+    def _directories(self, ordinals: list[int]) -> list[Path]:
+        """The directories of these shards, after that of the shards that are merged."""
         first = [self.shards / f"until-{self.merged_until:06d}"] if self.merged_until else []
-        loose = [self.done[ordinal] for ordinal in ordinals if ordinal >= self.merged_until]
-        return first + [self.shards / finished.place for finished in loose]
+        single = [self.done[ordinal] for ordinal in ordinals if ordinal >= self.merged_until]
+        return first + [self.shards / shard.directory_name for shard in single]
 
-    def _row(self) -> list[int]:
-        """The finished shards that follow those that are merged, without a gap."""
-        row = []
-        while self.merged_until + len(row) in self.done:
-            row.append(self.merged_until + len(row))
-        return row
+    def _following(self) -> list[int]:
+        """The finished shards that follow the merged ones without a gap."""
+        following = []
+        while self.merged_until + len(following) in self.done:
+            following.append(self.merged_until + len(following))
+        return following
 
-    def _fold(self, row: list[int]) -> None:
-        until, places = row[-1] + 1, self._places(row)
-        record = _folded(places)
-        self._put(f"until-{until:06d}", record, {"shards": [self.done[i]._asdict() for i in range(until)]})
+    def _merge_first(self, following: list[int]) -> None:
+        until, directories = following[-1] + 1, self._directories(following)
+        record = _merged_record(directories)
+        self._write(f"until-{until:06d}", record, {"shards": [self.done[i]._asdict() for i in range(until)]})
         self.merged_until = until
-        for place in places:
-            shutil.rmtree(place)
+        for directory in directories:
+            shutil.rmtree(directory)
 
-    def _put(self, name: str, record: Record | None, told: dict) -> None:
-        place = Path(tempfile.mkdtemp(dir=self.shards, prefix=".new-"))
-        try:
-            place.chmod(0o755)
+    def _write(self, name: str, record: Record | None, contents: dict) -> None:
+        with new_directory(self.shards / name, durable=True, prefix=".new-") as draft:
             if record is not None:
-                record.save(place, exact=True, listed=False)
-            write(place / "shard.json", json.dumps({"format": FORMAT, **told}) + "\n")
-            for path in (*place.iterdir(), place):
-                _sync(path)
-            os.replace(place, self.shards / name)
-            _sync(self.shards)
-        except BaseException:
-            shutil.rmtree(place, ignore_errors=True)
-            raise
+                record.save(draft, exact=True, listed=False)
+            write(draft / "shard.json", json.dumps({"format": FORMAT, **contents}) + "\n")
 
-    def _find(self) -> None:
-        """Read what is there; remove what was not finished or cannot be read."""
+    def _read_all(self) -> None:
+        """Read the shards on the disk; delete those that were not finished or cannot be read."""
         sweep_shards(self.directory)
-        places = [place for place in sorted(self.shards.iterdir()) if is_shard(place)]
-        for place in reversed([place for place in places if place.name.startswith("until-")]):
-            told = self._read(place)
-            if told is not None and not self.merged_until:
-                found = [Finished.of(plain) for plain in told["shards"]]
-                self.done, self.merged_until = {f.ordinal: f for f in found}, len(found)
+        directories = [path for path in sorted(self.shards.iterdir()) if is_shard(path)]
+        for directory in reversed([path for path in directories if path.name.startswith("until-")]):
+            contents = self._read(directory)
+            if contents is not None and not self.merged_until:
+                shards = [FinishedShard.of(plain) for plain in contents["shards"]]
+                self.done, self.merged_until = {shard.ordinal: shard for shard in shards}, len(shards)
             else:
-                shutil.rmtree(place)
-        for place in (place for place in places if not place.name.startswith("until-")):
-            told = self._read(place)
-            if told is None or told["ordinal"] < self.merged_until:
-                shutil.rmtree(place)
+                shutil.rmtree(directory)
+        for directory in (path for path in directories if not path.name.startswith("until-")):
+            contents = self._read(directory)
+            if contents is None or contents["ordinal"] < self.merged_until:
+                shutil.rmtree(directory)
             else:
-                self.done[told["ordinal"]] = Finished.of(told)
+                self.done[contents["ordinal"]] = FinishedShard.of(contents)
 
-    def _read(self, place: Path) -> dict | None:
-        """What a place says of itself; None, and a note, if it cannot be read."""
+    def _read(self, directory: Path) -> dict | None:
+        """The shard.json of a directory; None, and a note, if the shard cannot be read."""
         try:
-            told = json.loads((place / "shard.json").read_text(encoding="utf-8"))
-            if told.pop("format") != FORMAT:
+            contents = json.loads((directory / "shard.json").read_text(encoding="utf-8"))
+            if contents.pop("format") != FORMAT:
                 raise ValueError(FORMAT)
-            shards = [Finished.of(plain) for plain in told.get("shards", [told])]
-            ordinals = [finished.ordinal for finished in shards]
-            name = f"until-{len(shards):06d}" if "shards" in told else shards[0].place
-            if place.name != name or ("shards" in told and ordinals != [*range(len(shards))]):
+            shards = [FinishedShard.of(plain) for plain in contents.get("shards", [contents])]
+            ordinals = [shard.ordinal for shard in shards]
+            name = f"until-{len(shards):06d}" if "shards" in contents else shards[0].directory_name
+            if directory.name != name or ("shards" in contents and ordinals != [*range(len(shards))]):
                 raise ValueError(name)
             if max(ordinals) >= len(self.corpus.shards):
                 raise ValueError(ordinals)
-            if any(finished.tokens for finished in shards):
-                Record.load(place)
-            return told
+            if any(shard.tokens for shard in shards):
+                Record.load(directory)
+            return contents
         except UNREADABLE:
-            which = place.name.split("-")[1 if place.name.startswith("until") else 0].lstrip("0") or "0"
-            what = f"the shards before {which}" if place.name.startswith("until") else f"shard {which}"
-            self.notes.append(f"{what} could not be read from {place}: observed again")
+            several = directory.name.startswith("until")
+            ordinal = directory.name.split("-")[1 if several else 0].lstrip("0") or "0"
+            what = f"the shards before {ordinal}" if several else f"shard {ordinal}"
+            self.notes.append(f"{what} could not be read from {directory}: observed again")
             return None
 
-    def _take(self) -> None:
-        """Keep other processes out while this one runs; the system gives the lock back when it ends, however."""
+    def _lock(self) -> None:
+        """Keep other processes out; the system releases the lock when this one ends, in whatever way."""
         try:
             import fcntl
         except ModuleNotFoundError:  # not on Windows
             return
-        self.lock = os.open(self.shards, os.O_RDONLY)
+        self.lock_handle = os.open(self.shards, os.O_RDONLY)
         try:
-            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self.lock_handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             self.close()
             got = f"{self.directory}, in which another is at work"
@@ -327,31 +327,66 @@ class Store:
             ) from None
 
 
-def _folded(places: list[Path]) -> Record | None:
-    """The records of some places merged in their order, one in memory at a time; None of nothing."""
+def _require_same_run(directory: Path, description: dict) -> None:
+    """Refuse to resume the run in a directory if it is not the described one, and say what differs."""
+    try:
+        before = json.loads((directory / "shards" / PLAN).read_text(encoding="utf-8"))
+        what = difference(before, description)
+    except UNREADABLE:
+        what = f"one whose {PLAN} cannot be read"
+    if what is not None:
+        raise ValueError(sentence("--resume", f"the run that was begun in {directory}", what, START_ANEW))
+
+
+def _finished_record(directory: Path, corpus: Corpus, plan: str) -> Record | None:
+    """The record of a run of this plan that has ended in a directory; None if the directory is empty.
+
+    Anything else is refused: a record of another run, another text under the same names, other files.
+    """
+    if directory.exists() and not directory.is_dir():
+        raise ValueError(sentence("--out", "a directory", f"the file {directory}", "Name another place."))
+    contents = [path for path in directory.iterdir() if not _unfinished_shards(path)] if directory.is_dir() else []
+    if not contents:
+        return None
+    expected = "a directory with a run to go on with, or an empty one"
+    if not (directory / "record.json").is_file():
+        raise ValueError(sentence("--resume", expected, f"{directory}, one that holds other files", "Name another."))
+    record = Record.load(directory)
+    if record.meta.plan != plan or not record.meta.complete:
+        got = f"{directory}, which holds the record of another run"
+        raise ValueError(sentence("--resume", expected, got, START_ANEW))
+    hashes = (hash_of(shard, corpus.column) for shard in corpus.shards[: record.meta.shards])
+    if _hash_of_all(hashes) != record.meta.text_hash:
+        raise ValueError(sentence("--resume", f"the text that {directory} was made of", "another", START_ANEW))
+    return record
+
+
+def _unfinished_shards(path: Path) -> bool:
+    """Whether a path is the shards/ of a run that was killed while it made or deleted them."""
+    return path.name == "shards" and own_shards(path.parent) and not (path / PLAN).exists()
+
+
+def _hash_of_all(hashes: Iterable[str]) -> str:
+    """sha256 over the hashes of shards, in their order."""
+    return hashlib.sha256("\n".join(hashes).encode()).hexdigest()
+
+
+def _merged_record(directories: list[Path]) -> Record | None:
+    """The records of directories merged in their order, two in memory at a time; None if there is none."""
     record = None
-    for place in places:
-        if (place / "record.json").is_file():
-            part = Record.load(place)
+    for directory in directories:
+        if (directory / "record.json").is_file():
+            part = Record.load(directory)
             record = part if record is None else record.merge(part)
     return record
 
 
-def _of(ordinal: int, key: str, observed: Observed) -> Finished:
-    counts = observed.tokens, observed.sequences, observed.skipped, len(observed.spoiled)
-    return Finished(ordinal, key, observed.text_hash, *counts, observed.spoiled[:LISTED])
+def _finished(ordinal: int, key: str, observed: ShardObservation) -> FinishedShard:
+    counts = observed.tokens, observed.sequences, observed.skipped, len(observed.unreadable)
+    return FinishedShard(ordinal, key, observed.text_hash, *counts, observed.unreadable[:LISTED_DOCUMENTS])
 
 
-def _nothing(spoiled: int, listed: list[Spoiled], skipped: int) -> str:
-    parts = [f"{spoiled} spoiled ({listed[0].name}: {listed[0].why})"] if listed else []
-    parts += [f"{skipped} without one"] if skipped or not listed else []
+def _no_tokens(unreadable: int, documents: list[UnreadableDocument], skipped: int) -> str:
+    parts = [f"{unreadable} unreadable ({documents[0].name}: {documents[0].reason})"] if documents else []
+    parts += [f"{skipped} without one"] if skipped or not documents else []
     return sentence("observe.texts", "a text of at least one token", " and ".join(parts), "Give other texts.")
-
-
-def _sync(path: Path) -> None:
-    """Wait until a file, or the names in a directory, are on the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -1,6 +1,7 @@
-"""Texts as batches: cut into windows of tokens, sorted by length, padded on the right.
+"""Texts as batches of token ids, and token ids as strings.
 
-No more than sixteen batches of token ids are held at a time, however long the texts are.
+Texts are cut into windows, sorted by length and padded on the right. No more than sixteen batches of token ids are in
+memory at a time, however long the texts are.
 """
 
 from __future__ import annotations
@@ -13,18 +14,23 @@ from typing import Any, NamedTuple, final
 import torch
 from torch import Tensor
 
-from cumulant.checks import sentence
-from cumulant.observatory.text.texts import Spoiled, Text, require_number
+from cumulant.checks import require_integer, sentence
+from cumulant.observatory.text.corpus import Text, UnreadableDocument
 
-BUFFER = 16  # batches whose windows are sorted by length together
-WORDS = 200  # characters of a tokenizer's complaint that are kept
+SORTED_BATCHES = 16  # batches whose windows are sorted by length together
+MESSAGE_LENGTH = 200  # characters of a tokenizer's error that are kept
+CONTINUED = "⋯"  # the string of a token that only continues the character of the token before
+_FIRST, _PRINTED = 256, (*range(33, 127), *range(161, 173), *range(174, 256))
+# Byte-level tokenizers write bytes as letters: those that print as themselves, the others from U+0100 on, in order
+LETTERS = {chr(byte): byte for byte in _PRINTED}
+LETTERS |= {chr(_FIRST + i): byte for i, byte in enumerate(byte for byte in range(256) if byte not in _PRINTED)}
 
 
 class NoTokens(ValueError):
-    """Texts in which there is not one token to read; ``skipped`` of them were empty."""
+    """Texts without a single token; ``skipped`` of them were empty."""
 
-    def __init__(self, words: str, skipped: int = 0):
-        super().__init__(words)
+    def __init__(self, message: str, skipped: int = 0):
+        super().__init__(message)
         self.skipped = skipped
 
 
@@ -35,7 +41,7 @@ class Batch:
     input_ids       (b, n)
     attention_mask  (b, n)  1 where there is a token, 0 where there is padding
     text_index      (b,)    the text that each window is from, int64
-    text_number     (b,)    which text of this reading that is, counted from 0, empty and spoiled ones included
+    text_number     (b,)    which text of this run that is, counted from 0, empty and unreadable ones included
     offset          (b,)    how many tokens of the text come before the window, special ones not counted
     names           the name of each window's text
     tokens          how many tokens the batch has, special ones counted and padding not
@@ -70,31 +76,27 @@ def batches(
     max_length: int,
     batch_size: int,
     max_tokens: int | None = None,
-    stride: int | None = None,
-    spoiled: list[Spoiled] | None = None,
+    unreadable: list[UnreadableDocument] | None = None,
 ) -> Batches:
     """Batches of windows of at most ``max_length`` tokens, special ones included.
 
     max_tokens  stop when so many tokens are in batches, special ones counted and padding not; the last window is cut to
                 fit, and if only special tokens would fit there is none. None: all texts
-    stride      tokens of the text from the start of a window to the start of the next; None: windows do not overlap
-    spoiled     gets the texts that the tokenizer fails on, which are left out from there on; None: its error is raised
+    unreadable  a list to which texts that the tokenizer fails on are appended, which are left out from there on; None:
+                the error of the tokenizer is raised
 
     Each window gets the special tokens that the tokenizer puts around a text. Windows are sorted by length, longest
-    first, among those of `BUFFER` batches, so little is padding and the order is always the same.
+    first, among those of `SORTED_BATCHES` batches, so little is padding and the order is always the same.
     """
     if isinstance(texts, str | bytes):  # would be taken letter by letter
         raise TypeError(sentence("batches.texts", "several texts", "one string", "Wrap it in a list."))
     start, end = special_tokens(tokenizer)
     added = len(start) + len(end)
     limit = getattr(tokenizer, "model_max_length", sys.maxsize)
-    require_number("batches.max_length", max_length, added + 1, limit)
-    require_number("batches.batch_size", batch_size, 1)
-    require_number("batches.max_tokens", max_tokens if max_tokens is not None else added + 1, added + 1)
-    room = max_length - added
-    step = room if stride is None else stride
-    require_number("batches.stride", step, 1, room)
-    windows = _Windows(texts, tokenizer, room, step, added, max_tokens, spoiled)
+    require_integer("batches.max_length", max_length, added + 1, limit)
+    require_integer("batches.batch_size", batch_size, 1)
+    require_integer("batches.max_tokens", max_tokens if max_tokens is not None else added + 1, added + 1)
+    windows = _Windows(texts, tokenizer, max_length - added, added, max_tokens, unreadable)
     return Batches(windows, batch_size, (start, end), padding(tokenizer))
 
 
@@ -119,23 +121,24 @@ class Batches(Iterator[Batch]):
         return self._windows.skipped
 
     def _run(self) -> Iterator[Batch]:
-        held: list[Window] = []
-        found = False
+        buffer: list[Window] = []
+        empty = True
         for window in self._windows:
-            held.append(window)
-            found = True
-            if len(held) == BUFFER * self._size:
-                yield from self._sorted(held)
-                held = []
-        if not found:
-            told = "a text of at least one token", self._windows.fruitless(), "Give other texts."
-            raise NoTokens(sentence("batches.texts", *told), self._windows.skipped)
-        yield from self._sorted(held)
+            buffer.append(window)
+            empty = False
+            if len(buffer) == SORTED_BATCHES * self._size:
+                yield from self._sorted(buffer)
+                buffer = []
+        if empty:
+            got, advice = self._windows.without_tokens(), "Give other texts."
+            message = sentence("batches.texts", "a text of at least one token", got, advice)
+            raise NoTokens(message, self._windows.skipped)
+        yield from self._sorted(buffer)
 
-    def _sorted(self, held: list[Window]) -> Iterator[Batch]:
-        held = sorted(held, key=lambda window: -len(window.ids))
-        for first in range(0, len(held), self._size):
-            yield self._padded(held[first : first + self._size])
+    def _sorted(self, windows: list[Window]) -> Iterator[Batch]:
+        windows = sorted(windows, key=lambda window: -len(window.ids))
+        for first in range(0, len(windows), self._size):
+            yield self._padded(windows[first : first + self._size])
 
     def _padded(self, windows: list[Window]) -> Batch:
         start, end = self._special
@@ -157,10 +160,9 @@ class _Windows:
     texts: Iterable[Text | str]
     tokenizer: Any
     room: int
-    step: int
     added: int
     max_tokens: int | None
-    spoiled: list[Spoiled] | None = None
+    unreadable: list[UnreadableDocument] | None = None
     skipped: int = 0
     failed: int = 0
 
@@ -173,59 +175,59 @@ class _Windows:
             if left <= self.added:  # before the next text is read: what is not used is not hashed
                 return
 
-    def fruitless(self) -> str:
-        """What there was if there was no window."""
+    def without_tokens(self) -> str:
+        """How many texts had no token, and why."""
         empty = [f"{self.skipped} texts without one"] if self.skipped else []
         failed = [f"{self.failed} that the tokenizer fails on"] if self.failed else []
         return " and ".join(empty + failed) or "no texts"
 
     def _all(self) -> Iterator[Window]:
-        held, number, offset, whole = [], 0, 0, True
-        for place, given in enumerate(self.texts):
-            text = _as_text(place, given)
-            if whole:
-                found = self._tokens(text)
-                whole = found is not None
-                held = held + found if found is not None else []
-            while len(held) > self.room:
-                yield Window(held[: self.room], text, number, offset)
-                del held[: self.step]
-                offset += self.step
+        ids, number, offset, readable = [], 0, 0, True
+        for position, item in enumerate(self.texts):
+            text = _as_text(position, item)
+            if readable:
+                more = self._tokens(text)
+                readable = more is not None
+                ids = ids + more if more is not None else []
+            while len(ids) > self.room:
+                yield Window(ids[: self.room], text, number, offset)
+                del ids[: self.room]
+                offset += self.room
             if text.more:
                 continue
-            if held:
-                yield Window(held, text, number, offset)
-            elif whole:
+            if ids:
+                yield Window(ids, text, number, offset)
+            elif readable:
                 self.skipped += 1
-            held, number, offset, whole = [], number + 1, 0, True
+            ids, number, offset, readable = [], number + 1, 0, True
 
     def _tokens(self, text: Text) -> list[int] | None:
-        """Token ids of a text, or of its part; None, and a line in ``spoiled``, where the tokenizer fails."""
+        """Token ids of a text, or of its part; None, and a row of ``unreadable``, where the tokenizer fails."""
         try:
             return self.tokenizer(text.body, add_special_tokens=False, verbose=False)["input_ids"]
         except (KeyboardInterrupt, SystemExit, MemoryError):
             raise
         except BaseException as error:  # a panic of Rust is no Exception
-            if self.spoiled is None:
+            if self.unreadable is None:
                 raise
             self.failed += 1
-            told = f"{type(error).__name__}: {error}".splitlines()[0][:WORDS]
-            self.spoiled.append(Spoiled(text.name, f"the tokenizer fails: {told}"))
+            message = f"{type(error).__name__}: {error}".splitlines()[0][:MESSAGE_LENGTH]
+            self.unreadable.append(UnreadableDocument(text.name, f"the tokenizer fails: {message}"))
             return None
 
 
-def _as_text(number: int, given: Text | str) -> Text:
-    if isinstance(given, Text):
-        return given
-    if not isinstance(given, str):
-        got = type(given).__name__
+def _as_text(number: int, text: Text | str) -> Text:
+    if isinstance(text, Text):
+        return text
+    if not isinstance(text, str):
+        got = type(text).__name__
         raise TypeError(sentence("batches.texts", "texts or strings", got, "Decode bytes first."))
     try:
-        given.encode()
+        text.encode()
     except UnicodeEncodeError as error:
         got = "half of a surrogate pair"
         raise ValueError(sentence("batches.texts", "characters", got, "Decode with errors='replace'.")) from error
-    return Text(number, f"text {number}", given)
+    return Text(number, f"text {number}", text)
 
 
 def special_tokens(tokenizer: Any) -> tuple[list[int], list[int]]:
@@ -235,19 +237,86 @@ def special_tokens(tokenizer: Any) -> tuple[list[int], list[int]]:
     for start in range(len(whole) - len(plain) + 1):
         if whole[start : start + len(plain)] == plain:
             return whole[:start], whole[start + len(plain) :]
-    raise ValueError(
-        sentence(
-            "batches.tokenizer",
-            "special tokens before and after a text",
-            "others",
-            "Use a tokenizer that adds them around.",
-        )
-    )
+    expected, advice = "special tokens before and after a text", "Use a tokenizer that adds them around."
+    raise ValueError(sentence("batches.tokenizer", expected, "others", advice))
 
 
 def padding(tokenizer: Any) -> int:
-    """The id that fills up rows: the tokenizer's own, else its end of text, else 0; the mask hides it in any case."""
+    """The id of padding: the tokenizer's own, else its end of text, else 0; the mask hides it."""
     for name in ("pad_token_id", "eos_token_id"):
         if getattr(tokenizer, name, None) is not None:
             return getattr(tokenizer, name)
+    return 0
+
+
+def token_strings(tokenizer: Any, ids: Iterable[int]) -> list[str]:
+    """One string per token: its characters in the text, spaces included.
+
+    Bytes are decoded across tokens: a character belongs to the token that begins it, and tokens that only continue it
+    are `CONTINUED`. Bytes of no character are written <0xD7>. The ## of WordPiece stays, special tokens show their
+    name, an id without a token is <id>. Strings are text: escape them where they become HTML.
+    """
+    numbers = ids.tolist() if isinstance(ids, torch.Tensor) else list(ids)
+    added = set(getattr(tokenizer, "added_tokens_decoder", {})) | set(tokenizer.all_special_ids)
+    raw, byte_level, metaspace = [], *_encoding(tokenizer)
+    for number, token in zip(numbers, tokenizer.convert_ids_to_tokens(numbers), strict=True):
+        if token is None or number in added:
+            raw.append(str(token or f"<{number}>"))
+        elif byte_level and all(letter in LETTERS for letter in token):
+            raw.append(bytes(LETTERS[letter] for letter in token))
+        elif metaspace and len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+            raw.append(bytes([int(token[3:5], 16)]))
+        else:
+            raw.append((token.replace("▁", " ") if metaspace else token).encode())
+    return _joined(raw)
+
+
+def _encoding(tokenizer: Any) -> tuple[bool, bool]:
+    """Whether tokens are bytes written as letters, and whether ▁ stands for a space."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        return hasattr(tokenizer, "byte_decoder"), hasattr(tokenizer, "sp_model")
+    decoder = backend.decoder
+    state = "" if decoder is None else decoder.__getstate__().decode()
+    return '"ByteLevel"' in state, "Metaspace" in state or "▁" in state
+
+
+def _joined(raw: list[bytes | str]) -> list[str]:
+    """Bytes of tokens as characters, each with the token that begins it; strings stay and end a character.
+
+    >>> _joined([b"caf", b"\\xc3", b"\\xa9 ", "[SEP]", b"\\xa9"])
+    ['caf', 'é', '⋯ ', '[SEP]', '<0xA9>']
+    """
+    out: list[str] = []
+    first = 0
+    for i in range(len(raw) + 1):
+        if i == len(raw) or isinstance(raw[i], str):
+            out += _characters([part for part in raw[first:i] if isinstance(part, bytes)])
+            out += [str(part) for part in raw[i : i + 1]]
+            first = i + 1
+    return out
+
+
+def _characters(parts: list[bytes]) -> list[str]:
+    whole = b"".join(parts)
+    owner = [index for index, part in enumerate(parts) for _ in part]
+    out = [""] * len(parts)
+    position = 0
+    while position < len(whole):
+        size = _size(whole, position)
+        out[owner[position]] += whole[position : position + size].decode() if size else f"<0x{whole[position]:02X}>"
+        for index in range(owner[position] + 1, owner[position + max(size, 1) - 1] + 1):
+            out[index] += CONTINUED
+        position += max(size, 1)
+    return out
+
+
+def _size(whole: bytes, position: int) -> int:
+    """How many bytes the character at a position has; 0 if there is none."""
+    for size in (1, 2, 3, 4):
+        try:
+            whole[position : position + size].decode()
+        except UnicodeDecodeError:
+            continue
+        return size if position + size <= len(whole) else 0
     return 0

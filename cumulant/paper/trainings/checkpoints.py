@@ -7,8 +7,6 @@ state.safetensors                            weights and moments of AdamW, repla
 from __future__ import annotations
 
 import json
-import shutil
-import tempfile
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from cumulant.checks import sentence
-from cumulant.files import replacing
+from cumulant.files import new_directory, replacing
 from cumulant.nn.block_types import FORMAT
 from cumulant.nn.stack import StackConfig
 from cumulant.paper.trainings.task import Task
@@ -68,18 +66,12 @@ def save_checkpoint(run: Path, task: Task, model: nn.Module, config: StackConfig
     directory = step_directory(run, step)
     if directory.exists():
         return directory
-    temporary = Path(tempfile.mkdtemp(dir=run, prefix=f".{directory.name}."))
-    try:
-        temporary.chmod(0o755)
+    with new_directory(directory) as draft:
         metadata = {"format": FORMAT, "task": task.name, "step": step, "seed": seed, "model": asdict(config)}
         texts = {CONFIG: json.dumps(metadata, indent=1) + "\n", **task.files()}
         for name, text in texts.items():
-            (temporary / name).write_text(text, encoding="utf-8")
-        _save({name: p.detach().contiguous() for name, p in model.state_dict().items()}, temporary / WEIGHTS, {})
-        temporary.replace(directory)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
+            (draft / name).write_text(text, encoding="utf-8")
+        _save({name: p.detach().contiguous() for name, p in model.state_dict().items()}, draft / WEIGHTS, {})
     return directory
 
 

@@ -1,6 +1,6 @@
 """Checkpoints of `cumulant train`: a step-… directory with config.json, model.safetensors and a tokenizer.
 
-Only JSON and safetensors are read. Which class a model has is written in this package, not in the directory.
+Only JSON and safetensors are read. The class of a model is chosen by this package, not by the directory.
 """
 
 from __future__ import annotations
@@ -15,10 +15,8 @@ from cumulant.checks import sentence
 from cumulant.nn.block_types import FORMAT
 from cumulant.nn.language_model import LanguageConfig, LanguageModel
 
-TOLD = {"task", "step", "seed", "model"}  # what config.json of a training says
 
-
-class Trained(NamedTuple):
+class TrainedLanguageModel(NamedTuple):
     """A language model, the updates it has seen, and the seed of its training."""
 
     model: LanguageModel
@@ -26,25 +24,16 @@ class Trained(NamedTuple):
     seed: int
 
 
-def is_trained(directory: Path) -> bool:
-    """Whether a directory says of itself that `cumulant train` wrote it."""
-    try:
-        about = json.loads((directory / "config.json").read_bytes())
-    except (OSError, ValueError):
-        return False
-    return isinstance(about, dict) and about.keys() >= TOLD and "model_type" not in about
-
-
-def read_trained(directory: Path) -> Trained:
-    """The language model of a step, in eval mode; other trainings have no text to read and are refused."""
-    about = json.loads((directory / "config.json").read_bytes())
-    if about["task"] != "language":
-        got, advice = f"one of {about['task']!r} in {directory}", "What is observed reads texts; name another."
+def read_trained(directory: Path) -> TrainedLanguageModel:
+    """The language model of a checkpoint, in eval mode; trainings of other tasks are refused."""
+    config_json = json.loads((directory / "config.json").read_bytes())
+    if config_json["task"] != "language":
+        got, advice = f"one of {config_json['task']!r} in {directory}", "What is observed reads texts; name another."
         raise ValueError(sentence("load.name", "a checkpoint of `cumulant train language`", got, advice))
-    if about.get("format") != FORMAT:
-        raise ValueError(_broken(directory, f"format {about.get('format')} instead of {FORMAT}"))
+    if config_json.get("format") != FORMAT:
+        raise ValueError(_broken(directory, f"format {config_json.get('format')} instead of {FORMAT}"))
     try:
-        config, step, seed = LanguageConfig(**about["model"]), int(about["step"]), int(about["seed"])
+        config, step, seed = LanguageConfig(**config_json["model"]), int(config_json["step"]), int(config_json["seed"])
     except (TypeError, ValueError) as error:
         raise ValueError(_broken(directory, f"another config.json ({error})".removesuffix("."))) from error
     with torch.random.fork_rng(devices=[]):  # building a model draws numbers that are then replaced
@@ -53,7 +42,7 @@ def read_trained(directory: Path) -> Trained:
     if {name: w.shape for name, w in weights.items()} != {name: w.shape for name, w in model.state_dict().items()}:
         raise ValueError(_broken(directory, "weights that do not fit config.json"))
     model.load_state_dict(weights)
-    return Trained(model.eval(), step, seed)
+    return TrainedLanguageModel(model.eval(), step, seed)
 
 
 def _weights(directory: Path) -> dict[str, torch.Tensor]:

@@ -1,7 +1,7 @@
 """MiniLM reading a text: alone, with a recorder attached, and with its attention weights written out.
 
-Each side has a model of its own, so that what is attached to one does not slow another. The result that is compared is
-the model's output, and the mean entropy of every head where a side has it.
+Each method has a model of its own, so that hooks of one do not slow another. Compared are the model's output, and the
+mean entropy of every head where a method has it.
 """
 
 from __future__ import annotations
@@ -14,33 +14,33 @@ import torch
 from torch import Tensor
 
 from benchmarks.case import Prepare, Run, Unavailable, ours, peer
-from benchmarks.inputs import Reading
+from benchmarks.inputs import TextWindows
 
 MODEL = "minilm"
 
 
-def plain(x: Reading) -> Run:
+def plain(x: TextWindows) -> Run:
     """The model as it is."""
-    model, given = _model(x)
-    return lambda: {"output": _read(model, given).last_hidden_state}
+    model, inputs = _model(x)
+    return lambda: {"output": _read(model, inputs).last_hidden_state}
 
 
 def attached(quantities: str | Sequence[str] | None = None, *, hidden_states: bool = True) -> Prepare:
     """The model with `attach`; the recorder is there before and after, as in a long run.
 
     The first pass, and one in 32 after it, also calls every block a second time to see a perturbation grow. The harness
-    has run a side three times before it takes a time, so times are those of the other 31 passes; what the one adds,
+    has run a method three times before it takes a time, so times are those of the other 31 passes; what the one adds,
     spread over 32, is about 3 % of a plain pass. Memory is that of the first pass, so of the costliest.
     """
 
-    def prepare(x: Reading) -> Run:
-        attach = ours("cumulant.observatory.record.recorder", "attach")
-        model, given = _model(x)
-        held = ExitStack()  # as long as `run` lives
-        recorder = held.enter_context(attach(model, quantities, hidden_states=hidden_states))
+    def prepare(x: TextWindows) -> Run:
+        attach = ours("cumulant.observatory", "attach")
+        model, inputs = _model(x)
+        attached_hooks = ExitStack()  # as long as `run` lives
+        recorder = attached_hooks.enter_context(attach(model, quantities, hidden_states=hidden_states))
 
-        def run(held: ExitStack = held):
-            output = _read(model, given).last_hidden_state
+        def run(_: ExitStack = attached_hooks):
+            output = _read(model, inputs).last_hidden_state
             entropy = [part.tallies["entropy"].mean for part in recorder.parts.values()]  # every pass reads the same
             return {"output": output, "entropy": torch.stack(entropy)}
 
@@ -49,44 +49,44 @@ def attached(quantities: str | Sequence[str] | None = None, *, hidden_states: bo
     return prepare
 
 
-def weights(x: Reading) -> Run:
+def weights(x: TextWindows) -> Run:
     """Plain attention that returns its weights, and their entropy."""
-    model, given = _model(x)
+    model, inputs = _model(x)
     model.set_attn_implementation("eager")
 
     def run():
-        out = _read(model, given, output_attentions=True)
+        out = _read(model, inputs, output_attentions=True)
         return {"output": out.last_hidden_state, "entropy": _entropy(out.attentions)}
 
     return run
 
 
-def nnsight(x: Reading) -> Run:
+def nnsight(x: TextWindows) -> Run:
     """The same weights, saved by nnsight where each layer returns them."""
     package = peer("nnsight")
-    model, given = _model(x)
+    model, inputs = _model(x)
     model.set_attn_implementation("eager")
     traced = package.NNsight(model)
     layers = range(model.config.num_hidden_layers)
 
     def run():
-        with torch.inference_mode(), traced.trace(**given):
-            found = [traced.encoder.layer[i].attention.self.output[1].save() for i in layers]
+        with torch.inference_mode(), traced.trace(**inputs):
+            weights = [traced.encoder.layer[i].attention.self.output[1].save() for i in layers]
             output = traced.output.last_hidden_state.save()
-        return {"output": output, "entropy": _entropy(found)}
+        return {"output": output, "entropy": _entropy(weights)}
 
     return run
 
 
-def transformer_lens(x: Reading) -> Run:
+def transformer_lens(x: TextWindows) -> Run:
     """TransformerLens, once it reads encoders without a head."""
     peer("transformer_lens")
     raise Unavailable("reads BERT only with the head of a language model, which MiniLM does not have")
 
 
-def _model(x: Reading) -> tuple[Any, dict[str, Tensor]]:
-    """MiniLM and the text as it takes it: (sequences, length) tokens of Python's help, all places filled."""
-    load, read = ours("cumulant.observatory.models.load", "load"), ours("cumulant.observatory.text.texts", "read_texts")
+def _model(x: TextWindows) -> tuple[Any, dict[str, Tensor]]:
+    """MiniLM and the text as it takes it: (sequences, length) tokens of Python's help, no padding."""
+    load, read = ours("cumulant.observatory", "load"), ours("cumulant.observatory", "read_texts")
     try:
         loaded = load(MODEL)
     except (ModuleNotFoundError, ValueError) as missing:
@@ -101,9 +101,9 @@ def _model(x: Reading) -> tuple[Any, dict[str, Tensor]]:
     return loaded.model, {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
 
 
-def _read(model: Any, given: dict[str, Tensor], **options: bool) -> Any:
+def _read(model: Any, inputs: dict[str, Tensor], **options: bool) -> Any:
     with torch.inference_mode():
-        return model(**given, **options)
+        return model(**inputs, **options)
 
 
 def _entropy(attentions: Sequence[Tensor]) -> Tensor:

@@ -19,8 +19,8 @@ def filtered(method: str) -> Prepare:
 
         def run():
             with torch.no_grad():
-                found = run_filter(model, x.observed)
-            return {f"{method}, last mean": found.mean[0, -1]}
+                belief = run_filter(model, x.observed)
+            return {f"{method}, last mean": belief.mean[0, -1]}
 
         return run
 

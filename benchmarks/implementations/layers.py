@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from benchmarks.case import Prepare, Run, ours
-from benchmarks.inputs import Layered, Trained
+from benchmarks.inputs import Layered, TrainingBatch
 
 
 def attended(x: Layered) -> Run:
@@ -52,19 +52,19 @@ def _backward(layer: nn.Module, x: Layered, causal: bool) -> Run:
 
     def run():
         out = layer(tokens, tokens, tokens, need_weights=False, **mask)[0]
-        found = torch.autograd.grad(out, inputs, x.along)
-        return {"output": out.detach(), "gradient": found[0]}
+        gradients = torch.autograd.grad(out, inputs, x.along)
+        return {"output": out.detach(), "gradient": gradients[0]}
 
     return run
 
 
-def updated(heard: bool) -> Prepare:
-    """One update of a language model that a `Monitor` hears, or none; nothing is learned, so that all are alike."""
+def updated(monitored: bool) -> Prepare:
+    """One update of a language model that a `Monitor` records, or none; nothing is learned, so that all are alike."""
 
-    def prepare(x: Trained) -> Run:
+    def prepare(x: TrainingBatch) -> Run:
         model = deepcopy(x.model)
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, fused=True)
-        monitor = ours("cumulant.training", "Monitor")(model, every=1) if heard else None
+        monitor = ours("cumulant.training", "Monitor")(model, every=1) if monitored else None
 
         def run():
             optimizer.zero_grad(set_to_none=True)
