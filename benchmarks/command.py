@@ -50,7 +50,7 @@ def bench(
     if show:
         screen.print(_overview(catalogue().values()))
         return
-    _check_places(json_file, markdown, update_readme)
+    _check_files(json_file, markdown, update_readme)
     results = _new(names or [], quick, repeats) if saved is None else _old(saved)
     for table in report.tables(results):
         screen.print(_rich(table))
@@ -98,7 +98,7 @@ def _chosen(names: list[str], cases: dict[str, Case]) -> list[Case]:
     return [case for case in cases.values() if not names or case.name in names or case.table in names]
 
 
-def _check_places(json_file: Path | None, markdown: Path | None, readme: Path | None) -> None:
+def _check_files(json_file: Path | None, markdown: Path | None, readme: Path | None) -> None:
     """Better now than after half an hour."""
     for path in (json_file, markdown):
         if path is not None and not path.resolve().parent.is_dir():

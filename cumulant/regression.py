@@ -244,9 +244,9 @@ def approximate_attention(
     half = k.square().sum(-1) / 2
     w = -half if log_weights is None else accumulate(log_weights) - half
     with without_autocast(q):
-        told = moments(directions, k, v, log_weights=w, statistics=("mean",))
-        g = told.log_normalizer
-        asked = moments(q, directions.expand(*g.shape, -1), told.mean, log_weights=g, statistics=("mean",))
+        along = moments(directions, k, v, log_weights=w, statistics=("mean",))
+        g = along.log_normalizer
+        asked = moments(q, directions.expand(*g.shape, -1), along.mean, log_weights=g, statistics=("mean",))
     total = asked.log_normalizer
     absent = total == -torch.inf
     rest = q.square().sum(-1) / 2 + math.log(directions.shape[-2])

@@ -32,7 +32,6 @@ WORDS = {
     "pieces": "token strings, file ranges",
     "place": "directory, location, position",
     "places": "directories, locations, positions",
-    "sides": "baselines",
     "sight": "statistics",
     "sights": "statistics",
     "spoiled": "unreadable",
@@ -71,6 +70,7 @@ def words_of(name: str) -> set[str]:
 @pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_names_are_plain(path: Path):
     names = names_of(path)
+    names -= {"tell"} if path.stem == "documents" else set()  # a method of files
     private = {(name, word) for name in names for word in words_of(name) & WORDS.keys()}
     assert not private, {name: f"not {word}, but {WORDS[word]}" for name, word in private}
     assert not names & CONSTANTS
@@ -80,12 +80,12 @@ def test_names_are_plain(path: Path):
 @pytest.mark.parametrize("path", [*SOURCES, *PAGES, *GALLERY], ids=lambda p: str(p.relative_to(ROOT)))
 def test_sentences_are_plain(path: Path):
     text = " ".join(path.read_text().split())
-    assert not [phrase for phrase in PHRASES if phrase in text]
+    assert not [phrase for phrase in PHRASES if re.search(rf"\b{phrase}\b", text)]
 
 
 def test_no_class_name_twice():
     defined = defaultdict(set)
-    for path in SOURCES:
+    for path in (p for p in SOURCES if p.is_relative_to(ROOT / "cumulant")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ClassDef):
                 defined[node.name].add(str(path.relative_to(ROOT)))

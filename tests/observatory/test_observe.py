@@ -65,7 +65,7 @@ def test_a_tally_is_what_numpy_says_and_merges():
             for q in (0.05, 0.5, 0.95):
                 assert abs(tally.quantile(q)[cell] - row.quantile(q)) < 0.06 * row.quantile(q).abs() + 0.05
     assert torch.equal(whole.histogram, parts.histogram)
-    assert whole.by_place[1, 3] == pytest.approx(float(values[1, places == 3].mean()))
+    assert whole.by_position[1, 3] == pytest.approx(float(values[1, places == 3].mean()))
     assert Tally.empty(2).quantile(0.5).isnan().all()
 
 

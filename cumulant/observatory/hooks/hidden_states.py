@@ -166,8 +166,8 @@ class HiddenStateObserver:
         for block in self.blocks:
             if block.plan is None:
                 continue
-            places = [s.name for s in block.plan.stages] + [f"norm {path}" for path in block.centred]
-            for stage in places:
+            stages = [s.name for s in block.plan.stages] + [f"norm {path}" for path in block.centred]
+            for stage in stages:
                 cell = block.cell if stage == "in" else f"{block.name}/{stage}"
                 role = (
                     "state"

@@ -95,42 +95,48 @@ def _sum_names() -> tuple[str, ...]:
 
 def _hidden(state: dict[str, Tensor]) -> Iterator[str]:
     vectors: dict[str, list[MeanScatter | WithinScatter | StateSample]] = {}
-    for place, kept in unflatten(state).items():
-        if isinstance(kept, Tally):
-            yield from _tally(place, kept, (1,))
+    for key, statistic in unflatten(state).items():
+        if isinstance(statistic, Tally):
+            yield from _tally(key, statistic, (1,))
         else:
-            yield from _vectors(place, kept)
-            vectors.setdefault(place.rpartition("/")[0], []).append(kept)
+            yield from _vectors(key, statistic)
+            vectors.setdefault(key.rpartition("/")[0], []).append(statistic)
     for cell, parts in vectors.items():
         yield from _cell(cell, parts)
 
 
-def _vectors(place: str, kept: MeanScatter | WithinScatter | StateSample) -> Iterator[str]:
-    m, d = (kept.priority.numel() if isinstance(kept, StateSample) else 0), _channels(kept)
+def _vectors(key: str, statistic: MeanScatter | WithinScatter | StateSample) -> Iterator[str]:
+    m, d = (statistic.priority.numel() if isinstance(statistic, StateSample) else 0), _channels(statistic)
     scalar, triangle = (), (d * (d + 1) // 2,)
     shapes: dict[type, dict[str, tuple[int, ...]]] = {
         MeanScatter: {"count": scalar, "mean": (d,), "triangle": triangle},
         WithinScatter: {"tokens": scalar, "sequences": scalar, "triangle": triangle},
         StateSample: {"priority": (m,), "state": (m, d), "sequence": (m,), "length": (m,)},
     }
-    for part, shape in shapes[type(kept)].items():
-        values = getattr(kept, part)
-        yield from _shape(f"{part} of {place}", values, shape)
+    for part, shape in shapes[type(statistic)].items():
+        values = getattr(statistic, part)
+        yield from _shape(f"{part} of {key}", values, shape)
         if part in COUNTED:
-            yield from _whole_numbers(f"{part} of {place}", values)
+            yield from _whole_numbers(f"{part} of {key}", values)
         elif values.is_floating_point() == (part == "sequence"):
-            yield f"{part} of {place} of type {values.dtype}"
+            yield f"{part} of {key} of type {values.dtype}"
 
 
-def _channels(kept: MeanScatter | WithinScatter | StateSample) -> int:
+def _channels(statistic: MeanScatter | WithinScatter | StateSample) -> int:
     """D, by the tensor that says it most plainly; that of the largest triangle that fits in for `WithinScatter`."""
-    if isinstance(kept, WithinScatter):
-        return (math.isqrt(8 * kept.triangle.numel() + 1) - 1) // 2
-    return kept.mean.numel() if isinstance(kept, MeanScatter) else kept.state.shape[-1] if kept.state.ndim else 0
+    if isinstance(statistic, WithinScatter):
+        return (math.isqrt(8 * statistic.triangle.numel() + 1) - 1) // 2
+    return (
+        statistic.mean.numel()
+        if isinstance(statistic, MeanScatter)
+        else statistic.state.shape[-1]
+        if statistic.state.ndim
+        else 0
+    )
 
 
 def _cell(cell: str, parts: list[MeanScatter | WithinScatter | StateSample]) -> Iterator[str]:
-    """One place of the model, whose mean, scatter and sample are of the same vectors."""
+    """One stage of the model, whose mean, scatter and sample are of the same vectors."""
     if len({_channels(part) for part in parts}) > 1:
         yield f"vectors of {cell} with {' and '.join(str(_channels(part)) for part in parts)} channels"
     within = next((part for part in parts if isinstance(part, WithinScatter)), None)

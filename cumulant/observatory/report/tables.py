@@ -42,7 +42,7 @@ def head_rows(record: Record) -> list[HeadRow]:
 
 def by_position(tally: Tally, cell: int) -> list[list[float]]:
     """[position, mean] where something was seen."""
-    means = tally.by_place[cell]
+    means = tally.by_position[cell]
     return [[first, float(m)] for first, m in zip(first_positions(), means.tolist(), strict=True) if m == m]
 
 

@@ -113,7 +113,7 @@ class Tally:
         return torch.where(self.count > 0, value, torch.nan)
 
     @property
-    def by_place(self) -> Tensor:
+    def by_position(self) -> Tensor:
         """Means by position, (cells, POSITIONS); NaN where nothing was seen."""
         return torch.where(self.position_count > 0, self.position_sum / self.position_count.clamp_min(1), torch.nan)
 
