@@ -21,7 +21,8 @@ from cumulant.checks import holds, require_float, sentence
 from cumulant.hopfield import contraction_bound
 from cumulant.measures import Box, Empirical, Gaussian, Measure, Sphere
 from cumulant.measures.compose import Convolution, Product, Sum
-from cumulant.measures.transform import Image, Independent, Scaled, Shifted, Tilted
+from cumulant.measures.independent import Independent
+from cumulant.measures.transform import Image, Scaled, Shifted, Tilted
 from cumulant.residual import prox
 from cumulant.solve import Damped, Picard, Solution, fixed_point
 from cumulant.typing import PerQuery, Queries
