@@ -244,14 +244,14 @@ def approximate_attention(
     half = k.square().sum(-1) / 2
     w = -half if log_weights is None else accumulate(log_weights) - half
     with without_autocast(q):
-        along = moments(directions, k, v, log_weights=w, statistics=("mean",))
-        g = along.log_normalizer
-        asked = moments(q, directions.expand(*g.shape, -1), along.mean, log_weights=g, statistics=("mean",))
-    total = asked.log_normalizer
+        of_keys = moments(directions, k, v, log_weights=w, statistics=("mean",))
+        g = of_keys.log_normalizer
+        of_queries = moments(q, directions.expand(*g.shape, -1), of_keys.mean, log_weights=g, statistics=("mean",))
+    total = of_queries.log_normalizer
     absent = total == -torch.inf
     rest = q.square().sum(-1) / 2 + math.log(directions.shape[-2])
     total = torch.where(absent, -torch.inf, torch.where(absent, 0, total) - rest)
-    return ApproximateAttention(asked.mean.to(query.dtype), total)
+    return ApproximateAttention(of_queries.mean.to(query.dtype), total)
 
 
 # ---------------------------------------------------------------------- what is refused

@@ -8,7 +8,7 @@ import torch
 from scipy import optimize, special
 from torch import Tensor
 
-import cumulant.duality as module
+import cumulant.duality.evidence as module
 from cumulant import Empirical, Status, moments
 from cumulant.duality import boosting, elbo, elbo_gap, free_energy, generalized_kl
 from tests.compare import close

@@ -6,9 +6,9 @@ from cumulant.measures.classical import from_distribution
 from cumulant.measures.compose import convolve, product
 from cumulant.measures.empirical import Empirical
 from cumulant.measures.gaussian import Gaussian
+from cumulant.measures.independent import independent
 from cumulant.measures.sharded import Sharded, shard
 from cumulant.measures.sphere import Sphere
-from cumulant.measures.transform import independent
 
 __all__ = [
     "Box",

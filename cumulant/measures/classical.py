@@ -21,8 +21,8 @@ from cumulant.measures.base import Measure, per_query
 from cumulant.measures.box import Box
 from cumulant.measures.empirical import Empirical
 from cumulant.measures.gaussian import Gaussian
+from cumulant.measures.independent import independent
 from cumulant.measures.statistics import FULL_STATISTICS
-from cumulant.measures.transform import independent
 from cumulant.solve import Solution, Status
 from cumulant.special import log_left, standard_gamma, times_exp, times_expm1
 from cumulant.typing import Draws, Matrices, PerQuery, Queries

@@ -1,10 +1,9 @@
-"""One measure, changed: each class wraps a base and passes its closed forms through.
+"""Measures made of one other measure: each class wraps a base and passes its closed forms through.
 
 c * h           Scaled        G + log c        mass
 A @ h           Image         G(Aᵀη)           W_K, W_V
 h.shift(b)      Shifted       G + ⟨b,η⟩        translation
 h.tilt(η0)      Tilted        G(η + η0)        a prior on the query; not renormalised
-independent(h)  Independent   Σ_i G_i(η_i)     the last batch axis as further coordinates
 """
 
 from __future__ import annotations
@@ -23,20 +22,9 @@ from cumulant.solve import Solution, Status
 from cumulant.typing import Draws, Matrices, PerQuery, Queries
 
 
-def independent(measure: Measure) -> Measure:
-    """The last batch axis as further coordinates: batch (*b, k), dim d → batch (*b), dim k·d.
-
-    >>> import torch
-    >>> from cumulant import Sphere
-    >>> independent(Sphere(3, torch.ones(4))).dim
-    12
-    """
-    return Independent(measure)
-
-
 @dataclass(frozen=True, eq=False, repr=False)
-class _Changed(Measure):
-    """What the unary compositions share: a base whose batch and query rows they inherit."""
+class Transformed(Measure):
+    """Base of the measures made of one other: batch and query rows are those of ``base``."""
 
     base: Measure
 
@@ -64,7 +52,7 @@ class _Changed(Measure):
 
 @final
 @dataclass(frozen=True, eq=False, repr=False)
-class Scaled(_Changed):
+class Scaled(Transformed):
     """c · h: G + log c; the law p_η does not change."""
 
     log_scale: Tensor | float
@@ -157,7 +145,7 @@ class Scaled(_Changed):
 
 @final
 @dataclass(frozen=True, eq=False, repr=False)
-class Image(_Changed):
+class Image(Transformed):
     """The image of h under x ↦ A x: G(Aᵀη), mean A m, covariance A C Aᵀ (S2-E9 repaired).
 
     matrix  (*batch, d', d); d' may be smaller or larger than d
@@ -222,7 +210,7 @@ class Image(_Changed):
 
 @final
 @dataclass(frozen=True, eq=False, repr=False)
-class Shifted(_Changed):
+class Shifted(Transformed):
     """h translated by b: G + ⟨b,η⟩, mean + b, same covariance."""
 
     offset: Tensor
@@ -268,7 +256,7 @@ class Shifted(_Changed):
 
 @final
 @dataclass(frozen=True, eq=False, repr=False)
-class Tilted(_Changed):
+class Tilted(Transformed):
     """e^⟨x,η0⟩ h(dx): G(η + η0). Not renormalised; `.normalized()` subtracts G(η0)."""
 
     eta0: Tensor
@@ -312,80 +300,6 @@ class Tilted(_Changed):
     def conjugate(self, mean: Queries) -> PerQuery:
         """G*(μ) − ⟨η0, μ⟩."""
         return self.base.conjugate(mean) - (mean * self.eta0[..., None, :]).sum(-1)
-
-
-@final
-@dataclass(frozen=True, eq=False, repr=False)
-class Independent(_Changed):
-    """The members of the last batch axis as independent blocks of coordinates: G(η) = Σ_i G_i(η_i)."""
-
-    def __post_init__(self):
-        if not self.base.batch_shape:
-            got = "batch_shape ()"
-            raise ValueError(
-                sentence("independent(h)", "a measure with a batch axis", got, "Use product(h, g) for a few.")
-            )
-        if self.base.query_rows is not None:
-            got = f"one measure for each of {self.base.query_rows} query rows"
-            raise ValueError(
-                sentence("independent(h)", "one measure for all queries", got, "Give log_weights per atom.")
-            )
-
-    @property
-    def dim(self) -> int:
-        return self.base.batch_shape[-1] * self.base.dim
-
-    @property
-    def batch_shape(self) -> torch.Size:
-        return self.base.batch_shape[:-1]
-
-    def _blocks(self, x: Tensor) -> Tensor:
-        """(*batch, q, k·d) → (*batch, k, q, d)"""
-        return x.unflatten(-1, (self.base.batch_shape[-1], self.base.dim)).movedim(-2, -3)
-
-    def _joined(self, x: Tensor) -> Tensor:
-        return x.movedim(-3, -2).flatten(-2)
-
-    @per_query
-    def log_normalizer(self, eta: Queries) -> PerQuery:
-        return add_logs(*self.base.log_normalizer(self._blocks(eta)).unbind(-2))
-
-    @per_query
-    def mean(self, eta: Queries) -> Queries:
-        return vanish(self._joined(self.base.mean(self._blocks(eta))), self.log_normalizer(eta))
-
-    @per_query
-    def fisher_mv(self, eta: Queries, v: Queries) -> Queries:
-        product = self._joined(self.base.fisher_mv(self._blocks(eta), self._blocks(v)))
-        return vanish(product, self.log_normalizer(eta))
-
-    @per_query
-    def fisher(self, eta: Queries) -> Matrices:
-        blocks = self.base.fisher(self._blocks(eta)).movedim(-4, -3)  # (*batch, q, k, d, d)
-        k = blocks.shape[-3]
-        spread = torch.eye(k, dtype=eta.dtype, device=eta.device)[:, None, :, None] * blocks[..., :, :, None, :]
-        return vanish(spread.flatten(-4, -3).flatten(-2), self.log_normalizer(eta))
-
-    @per_query
-    def sample(self, eta: Queries, n: int, *, generator: torch.Generator | None = None) -> Draws:
-        draws = self.base.sample(self._blocks(eta), n, generator=generator)  # (*batch, k, q, n, d)
-        return draws.movedim(-4, -2).flatten(-2)
-
-    @per_query
-    def natural(self, mean: Queries, *, max_steps: int = 100) -> Solution:
-        found = self.base.natural(self._blocks(mean), max_steps=max_steps)
-        answer = Solution(
-            self._joined(found.value),
-            found.status.amax(-2),
-            found.steps.amax(-2),
-            torch.linalg.vector_norm(found.residual, dim=-2),
-            torch.linalg.vector_norm(found.trace, dim=-2),
-        )
-        return answer
-
-    @per_query
-    def conjugate(self, mean: Queries) -> PerQuery:
-        return self.base.conjugate(self._blocks(mean)).sum(-2)
 
 
 def add_logs(*terms: Tensor) -> Tensor:

@@ -1,80 +1,18 @@
-"""The convex duals of the log-normalizer: free energy, evidence bound, generalised divergence, boosting (§6).
-
-    G(η)   = max_q { E_q⟨η,x⟩ − KL(q ‖ h) }                     the evidence bound is tight at q = p_η       (S3-F3)
-    F      = −T log Σ e^{−E/T} = ⟨E⟩ − T S                       G with the sign and the unit of an energy   (S3-F1)
-    Σq₀ − min_λ Σ q₀ e^{−Mλ} = min{D(p ‖ q₀): p ≥ 0, Mᵀp = 0}    the same without Σp = 1: boosting           (S3-F4)
-
-The dual with a normalised law, maximum entropy, is `cumulant.geometry.maximum_entropy`. Under torch.autocast tables are
-taken in float32, queries and atoms rounded as for a matrix product.
-"""
+"""The evidence lower bound of a law over atoms, and what cheaper attention weights lose (S3-F3)."""
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from cumulant.checks import broadcast, holds, require_alike, require_finite, require_float, sentence, shape
-from cumulant.geometry import maximum_entropy
+from cumulant.checks import broadcast, holds, require_alike, require_float, sentence, shape
+from cumulant.duality.energy import log_weights_of
 from cumulant.kernels import moments
 from cumulant.kernels.autocast import autocast, autocast_float32, without_autocast
 from cumulant.kernels.dense import accumulate, normalize
-from cumulant.measures import Empirical
-from cumulant.residual import prox
-from cumulant.solve import Status
 from cumulant.typing import PerQuery
 
 LARGE = 1 << 20  # numbers of gathered atoms held at once
-
-
-class FreeEnergy(NamedTuple):
-    """value F, mean_energy ⟨E⟩ and entropy S, each (...), with F = ⟨E⟩ − T S."""
-
-    value: PerQuery
-    mean_energy: PerQuery
-    entropy: PerQuery
-
-
-def free_energy(
-    energies: Tensor, *, temperature: float | Tensor = 1.0, log_weights: Tensor | None = None
-) -> FreeEnergy:
-    """The free energy of states at a temperature, and its two parts (S3-F1).
-
-        F = −T log Σ_n e^{w_n − E_n/T} = ⟨E⟩ − T S,      S = −Σ p log(p/e^w),      p_n ∝ e^{w_n − E_n/T}
-
-    energies     (..., n); +inf forbids a state
-    temperature  T > 0, a number or a tensor that broadcasts to (...)
-    log_weights  (..., n) or (n,): degeneracies of the states; S is then the entropy relative to them, at most log Σe^w
-
-    With E_n = −⟨q,k_n⟩ and T = 1/β it is −G(βq)/β: attention that ascends G descends F. Differentiable;
-    ∂F/∂E = p and ∂F/∂T = −S. Without states F = +inf, ⟨E⟩ = S = 0 and the gradient is 0.
-
-    >>> import torch
-    >>> found = free_energy(torch.tensor([0.0, 1.0], dtype=torch.float64), temperature=2.0)
-    >>> [round(x.item(), 12) for x in found]
-    [-0.94815396836, 0.377540668798, 0.662847318579]
-    """
-    (energies,), (log_weights,) = autocast_float32(energies), autocast_float32(log_weights)
-    e = accumulate(require_float("free_energy.energies", energies))
-    if e.ndim == 0 or not holds(e > -torch.inf):  # also false for NaN
-        got = shape(e) if e.ndim == 0 else "NaN or -inf"
-        raise ValueError(sentence("free_energy.energies", "(..., n) values above -inf", got, "+inf forbids a state."))
-    t = _temperature(temperature, e)
-    w = _log_weights("free_energy.log_weights", log_weights, energies)
-    absent = (e == torch.inf) if w is None else (e == torch.inf) | (w == -torch.inf)
-    e = torch.where(absent, 0, e)
-    floor = (
-        torch.where(absent, torch.inf, e).amin(-1, keepdim=True).detach() if e.shape[-1] else e.sum(-1, keepdim=True)
-    )
-    floor = torch.where(floor.isfinite(), floor, 0)
-    score = (floor - e) / t[..., None]  # ≤ 0, so that small temperatures cost no digits
-    g, p = normalize(torch.where(absent, -torch.inf, score if w is None else score + torch.where(absent, 0, w)))
-    empty = g == -torch.inf
-    g = torch.where(empty, 0, g)
-    surprise = torch.where(p > 0, score, 0) - g[..., None]
-    value = torch.where(empty, torch.inf, floor[..., 0] - t * g)
-    return FreeEnergy(value, (p * e).sum(-1), -(p * surprise).sum(-1))
 
 
 def elbo(weights: Tensor, scores: Tensor, log_weights: Tensor | None = None) -> PerQuery:
@@ -100,7 +38,7 @@ def elbo(weights: Tensor, scores: Tensor, log_weights: Tensor | None = None) -> 
         expected = f"shape (..., n={q.shape[-1]}) with values below +inf"
         raise ValueError(sentence("elbo.scores", expected, shape(scores), "One score per weight."))
     broadcast("elbo", q.shape[:-1], scores.shape[:-1])
-    w = _log_weights("elbo.log_weights", log_weights, weights)
+    w = log_weights_of("elbo.log_weights", log_weights, weights)
     s = accumulate(scores)
     return _bound(q, s if w is None else s + w)
 
@@ -165,133 +103,6 @@ def elbo_gap(
         _large_enough(gap, log_normalizer)
     gap = gap.clamp_min(0)
     return gap[..., 0] if single else gap
-
-
-def generalized_kl(p: Tensor, q: Tensor) -> PerQuery:
-    """The Bregman divergence of Σ x log x between masses that need not sum to 1 (S3-F4).
-
-        D(p ‖ q) = Σ_n p_n log(p_n/q_n) − p_n + q_n ≥ 0,       0 iff p = q
-
-    p, q (..., n) non-negative and finite; leading axes broadcast. 0 log 0 = 0, and +inf where p has mass and q has
-    none. KL(p ‖ q) where both sum to 1. Differentiable; masses of 0 get the gradient 0.
-
-    >>> import torch
-    >>> generalized_kl(torch.tensor([2.0, 0.0]), torch.tensor([1.0, 3.0]))            # 2 log 2 − 1 + 3
-    tensor(3.3863)
-    """
-    p, q = autocast_float32(p, q)
-    for name, mass in (("p", p), ("q", q)):
-        where = f"generalized_kl.{name}"
-        require_alike(where, require_float(where, mass), "p", p)
-        if mass.ndim == 0 or not holds((mass >= 0) & (mass < torch.inf)):
-            got = shape(mass) if mass.ndim == 0 else "a value that is negative, infinite or NaN"
-            raise ValueError(
-                sentence(where, "non-negative finite masses (..., n)", got, "Pass masses, not logarithms.")
-            )
-    if p.shape[-1] != q.shape[-1]:
-        raise ValueError(sentence("generalized_kl.q", f"last axis n={p.shape[-1]} as p", shape(q), "Match the atoms."))
-    broadcast("generalized_kl", p.shape[:-1], q.shape[:-1])
-    p, q = torch.broadcast_tensors(accumulate(p), accumulate(q))
-    both = (p > 0) & (q > 0)
-    ratio = torch.where(both, p, 1).log() - torch.where(both, q, 1).log()
-    terms = torch.where(both, p * ratio - p + q, torch.where(p > 0, torch.inf, q))
-    return terms.sum(-1)
-
-
-class Boosting(NamedTuple):
-    """Both sides of boosting.
-
-    coefficients  (d,)  λ; where the data are separable a vector with Mλ > 0, as the minimiser is at infinity
-    weights       (n,)  p = q₀ e^{−Mλ}, the unnormalised weights of the examples; 0 if separable
-    loss          ()    inf_λ Σ q₀ e^{−Mλ} = Σ p
-    divergence    ()    D(p ‖ q₀) = Σq₀ − loss, the dual value
-    separable     ()    some λ makes every margin positive
-    status        ()    `Status`; BOUNDARY: the infimum is positive but not attained, because some examples can be got
-                        right at no cost: their weights tend to 0, and all but 1e-9 of the way is gone
-    """
-
-    coefficients: Tensor
-    weights: Tensor
-    loss: Tensor
-    divergence: Tensor
-    separable: Tensor
-    status: Tensor
-
-
-def boosting(margins: Tensor, weights: Tensor | None = None) -> Boosting:
-    """AdaBoost's problem solved to the end: exponential loss and its maximum-entropy dual (S3-F4).
-
-        inf_λ Σ_i q₀ᵢ e^{−(Mλ)ᵢ}     and     Σq₀ − that = min{D(p ‖ q₀): p ≥ 0, Mᵀp = 0}
-
-    margins (n, d) is M: y_i f_j(x_i) for label y = ±1 and feature f_j. weights (n,) is q₀ ≥ 0, ones if None. Solved
-    through `maximum_entropy` of the rows −M, which differs only in that its weights sum to 1. Without examples of
-    positive weight the loss is 0 and λ = 0.
-
-    >>> import torch
-    >>> found = boosting(torch.tensor([[1.0], [1.0], [-1.0]], dtype=torch.float64))
-    >>> found.coefficients, found.loss                                    # λ = ½ log 2, loss 2 √2
-    (tensor([0.3466], dtype=torch.float64), tensor(2.8284, dtype=torch.float64))
-    """
-    m = accumulate(require_float("boosting.margins", margins))
-    if m.ndim != 2:
-        raise ValueError(sentence("boosting.margins", "shape (n, d)", shape(m), "Rows are examples."))
-    require_finite("boosting.margins", m)
-    q = torch.ones_like(m[:, 0]) if weights is None else accumulate(require_float("boosting.weights", weights))
-    require_alike("boosting.weights", q, "margins", m)
-    if q.shape != m.shape[:1] or not holds((q >= 0) & (q < torch.inf)):
-        expected = f"{len(m)} non-negative finite weights"
-        raise ValueError(sentence("boosting.weights", expected, shape(q), "One per example."))
-    used = q > 0
-    if not used.any():
-        zero, code = q.sum(), torch.tensor(int(Status.CONVERGED), dtype=torch.int8, device=m.device)
-        return Boosting(m.new_zeros(m.shape[1]), q, zero, zero, torch.ones_like(zero, dtype=torch.bool), code)
-    with without_autocast(m):
-        found = maximum_entropy(-m, q.log())
-    separable = found.status == Status.OUTSIDE
-    if separable:
-        p, coefficients = torch.zeros_like(q), _separating(m[used], found.x)
-    else:
-        p, coefficients = found.primal.exp() * found.weights, found.x
-    return Boosting(coefficients, p, p.sum(), generalized_kl(p, q), separable, found.status)
-
-
-def _separating(m: Tensor, guess: Tensor) -> Tensor:
-    """λ with Mλ > 0, known to exist: equal margins, the solver's last iterate, or the loss with a vanishing penalty."""
-    size = torch.linalg.vector_norm(m, dim=-1).amax()
-    unit = (m / size).double()
-    candidates = [torch.linalg.pinv(unit).sum(-1), guess.double() * size]
-    rows, origin = Empirical(-unit), torch.zeros_like(unit[0])
-    for step in 10.0 ** torch.arange(0, 20, 2):
-        for x in candidates:
-            if (unit @ x).min() > 0:
-                return (x / size).to(m.dtype)
-        candidates = [prox(rows, origin, step=float(step)).value]
-    return guess
-
-
-# ---------------------------------------------------------------------- arguments and parts
-
-
-def _temperature(temperature: float | Tensor, energies: Tensor) -> Tensor:
-    t = torch.as_tensor(temperature, dtype=energies.dtype, device=energies.device)
-    if not holds((t > 0) & t.isfinite()):
-        got = temperature if t.ndim == 0 else f"values from {t.min()} to {t.max()}"
-        advice = "The limit T → 0 is energies.min(-1)."
-        raise ValueError(sentence("free_energy.temperature", "positive finite numbers", got, advice))
-    broadcast("free_energy.temperature", t.shape, energies.shape[:-1])
-    return t
-
-
-def _log_weights(where: str, log_weights: Tensor | None, table: Tensor) -> Tensor | None:
-    """Log weights that broadcast with a table (..., n)."""
-    if log_weights is None:
-        return None
-    require_alike(where, require_float(where, log_weights), "the table they weigh", table)
-    if log_weights.ndim == 0 or log_weights.shape[-1] != table.shape[-1] or not holds(log_weights < torch.inf):
-        expected = f"shape (..., n={table.shape[-1]}) with values below +inf"
-        raise ValueError(sentence(where, expected, shape(log_weights), "log 0 = -inf removes an atom."))
-    broadcast(where, log_weights.shape[:-1], table.shape[:-1])
-    return accumulate(log_weights)
 
 
 def _law(where: str, weights: Tensor) -> Tensor:
