@@ -1,4 +1,4 @@
-"""The convex duals of the log-normalizer: free energy, evidence bound, generalised divergence, boosting (THEORY §6).
+"""The convex duals of the log-normalizer: free energy, evidence bound, generalised divergence, boosting (§6).
 
     G(η)   = max_q { E_q⟨η,x⟩ − KL(q ‖ h) }                     the evidence bound is tight at q = p_η       (S3-F3)
     F      = −T log Σ e^{−E/T} = ⟨E⟩ − T S                       G with the sign and the unit of an energy   (S3-F1)

@@ -121,7 +121,7 @@ def step(
     resampled = x.gather(-2, ancestors[..., None].expand_as(x))
     x = torch.where(done[..., None, None], x, resampled)
     w = torch.where(done[..., None], heavier, 0)
-    x, acceptance = _move(x, direction * after[..., None], proposal, moves, generator)
+    x, acceptance = metropolis_moves(x, direction * after[..., None], proposal, moves, generator)
     return SmcState(x, w, after, ratio), SmcInfo(effective, acceptance)
 
 
@@ -226,7 +226,9 @@ def _next_temperature(w: Tensor, score: Tensor, t: Tensor, target: float) -> Ten
     return torch.where(whole, 1.0, onward).to(t.dtype)
 
 
-def _move(x: Tensor, tilt: Tensor, proposal: Proposal, moves: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def metropolis_moves(
+    x: Tensor, tilt: Tensor, proposal: Proposal, moves: int, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
     """Metropolis moves for p_η(t), and the part of them accepted."""
     accepted = x.new_zeros(x.shape[:-2])
     for _ in range(moves):

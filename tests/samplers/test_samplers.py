@@ -371,7 +371,7 @@ def test_moves_leave_the_tilted_law_alone():
         (Sphere(2), redraw(Sphere(2), start)),
     ):
         x = h.sample(start + tilt, 20_000, generator=generator(1))
-        moved, rate = smc._move(x, tilt, proposal, 4, generator(2))
+        moved, rate = smc.metropolis_moves(x, tilt, proposal, 4, generator(2))
         within_errors(moved, h.mean(start + tilt))
         apart = moved - h.mean(start + tilt)
         within_errors(apart[:, :, None] * apart[:, None], h.fisher(start + tilt))
