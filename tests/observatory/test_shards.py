@@ -203,8 +203,8 @@ def test_the_record_does_not_depend_on_shards(tmp_path, runs, asked, loaded, max
             found = run(tmp_path / f"out-{size}", plan([SOURCE], shard_bytes=size), asked, loaded, max_tokens)
         assert found.meta.tokens == whole.meta.tokens
         assert found.meta.sequences == whole.meta.sequences
-        assert [p.name for p in found.passages] == [p.name for p in whole.passages]
-        assert len(found.passages) == 4
+        assert [p.name for p in found.excerpts] == [p.name for p in whole.excerpts]
+        assert len(found.excerpts) == 4
         for name, tally in whole.tallies.items():
             assert torch.equal(tally.count, found.tallies[name].count), name
             torch.testing.assert_close(tally.mean, found.tallies[name].mean, rtol=1e-4, atol=1e-4)
@@ -396,7 +396,7 @@ def test_directories_that_are_not_runs(tmp_path, begun, corpus, asked, loaded):
     (tmp_path / "mine" / "shards" / "000001-of-2.bin").write_text("mine")
     with pytest.raises(ValueError, match=r"one that holds other files.*nothing there is deleted"):
         opened(tmp_path / "mine", corpus, asked, loaded, force=True)
-    Record((), {}, {}, {}, {}, (), {}).save(tmp_path / "mine")
+    Record((), {}, {}, {}, {}, (), Meta()).save(tmp_path / "mine")
     with pytest.raises(ValueError, match="whose shards/ is free"):
         opened(tmp_path / "mine", corpus, asked, loaded, force=True)
     assert (tmp_path / "mine" / "shards" / "000001-of-2.bin").read_text() == "mine"
