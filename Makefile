@@ -44,9 +44,12 @@ suite: $(READY)
 suite-all: $(READY)
 	$(BIN)/pytest -q -n $(JOBS) --dist loadgroup
 
-test: lint types suite
+## the type checker has one thread and runs beside the tests
+test: lint
+	$(MAKE) --no-print-directory --jobs 2 types suite
 
-test-all: lint types suite-all
+test-all: lint
+	$(MAKE) --no-print-directory --jobs 2 types suite-all
 
 fuzz: $(READY)
 	$(BIN)/python -m tests.generated.fuzz --minutes $(MINUTES) --jobs $(JOBS) $(ARGS)
