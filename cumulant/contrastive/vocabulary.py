@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple, overload
 
 import torch
 from torch import Tensor
@@ -29,6 +29,40 @@ class VocabularyLoss(NamedTuple):
 
     loss: Tensor
     log_normalizer: Tensor
+
+
+@overload
+def linear_cross_entropy(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    *,
+    bias: Tensor | None = ...,
+    ignore_index: int = ...,
+    z_loss: float = ...,
+    label_smoothing: float = ...,
+    softcap: float | None = ...,
+    reduction: str = ...,
+    return_log_normalizer: Literal[False] = ...,
+    group: Group | Ranks = ...,
+) -> Tensor: ...
+
+
+@overload
+def linear_cross_entropy(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    *,
+    bias: Tensor | None = ...,
+    ignore_index: int = ...,
+    z_loss: float = ...,
+    label_smoothing: float = ...,
+    softcap: float | None = ...,
+    reduction: str = ...,
+    return_log_normalizer: Literal[True],
+    group: Group | Ranks = ...,
+) -> VocabularyLoss: ...
 
 
 def linear_cross_entropy(

@@ -3,6 +3,7 @@
 import math
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -660,7 +661,7 @@ def test_sgns_optimum_minimises_the_expected_loss_of_every_pair(k):
     p = joint.numpy()
     apart = np.outer(p.sum(1), p.sum(0))
     for i, j in np.ndindex(4, 5):
-        best = optimize.minimize_scalar(
+        best: Any = optimize.minimize_scalar(
             lambda s, i=i, j=j: p[i, j] * np.logaddexp(0, -s) + k * apart[i, j] * np.logaddexp(0, s),
             bounds=(-20, 20),
             method="bounded",

@@ -2,6 +2,7 @@
 
 import math
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -91,7 +92,7 @@ def test_sphere_against_scipy_on_the_circle():
 
     for z in found.solution.value:
         angle = math.atan2(z[1], z[0])
-        best = optimize.minimize_scalar(
+        best: Any = optimize.minimize_scalar(
             height, bounds=(angle - 0.1, angle + 0.1), method="bounded", options={"xatol": 1e-10}
         )
         assert best.x == pytest.approx(angle, abs=1e-6)

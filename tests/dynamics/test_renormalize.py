@@ -141,7 +141,8 @@ def test_whitening_meets_its_target(kind):
 
 def test_the_three_maps_have_their_shapes():
     y = normal(50, 4) @ normal(4, 4, seed=1)
-    axes = {kind: Whiten(kind)._affine(y, None)[1] for kind in ("zca", "cholesky", "pca")}
+    kinds = ("zca", "cholesky", "pca")
+    axes = {kind: Whiten(kind)._affine(y, None)[1] for kind in kinds}  # pyright: ignore[reportPrivateUsage]
     close(axes["zca"], axes["zca"].T)
     close(axes["cholesky"], axes["cholesky"].tril())
     values, vectors = np.linalg.eigh(np.cov(y.numpy().T, bias=True))

@@ -145,7 +145,7 @@ def test_eigenvalues_of_the_map():
     assert_close(cumulant_multiplier(3, torch.diag(v), s * torch.eye(2, dtype=torch.float64)).real, expected)
     # every symmetric tensor of a general map stays symmetric, and growth is what the spectrum says
     general = cumulant_map(3, 0.4 * normal(3, 3), 0.5 * normal(3, 3, seed=1))
-    kappa = sum(normal(3, 3, 3).permute(p) for p in itertools.permutations(range(3)))
+    kappa = sum((normal(3, 3, 3).permute(p) for p in itertools.permutations(range(3))), start=torch.zeros(3, 3, 3))
     for _ in range(300):
         kappa = general(kappa)
         assert_close(kappa, kappa.permute(1, 0, 2), rtol=1e-10, atol=0)

@@ -155,7 +155,10 @@ def enumerated(p, y, start):
                 x, v = f[s] @ x + b[s], f[s] @ v @ f[s].T + q[s]
             x, v, gained = condition(x, v, observation, h[s], c[s], r[s])
             log_weight += gained
-        weights.append(log_weight), means.append(x), covariances.append(v), last.append(path[-1])
+        weights.append(log_weight)
+        means.append(x)
+        covariances.append(v)
+        last.append(path[-1])
     weights = np.array(weights)
     total = special.logsumexp(weights)
     share = np.exp(weights - total)

@@ -235,7 +235,7 @@ def path_oracle(model: SwitchingConjugate, y: np.ndarray):
     """Mode probabilities, mean, covariance and log-likelihood at every step, path by path with one belief each."""
     family, modes = model.family, model.modes
     transition, first = model.transition.numpy(), model.initial_modes.numpy()
-    memory = np.ones(modes) if model.memory is None else model.memory.numpy()
+    memory = np.ones(modes) if model.memory is None else torch.as_tensor(model.memory).numpy()
     paths = [((s,), first[s], model.prior[s][:, None]) for s in range(modes)]
     answers, evidence = [], 1.0
     for t, value in enumerate(y):

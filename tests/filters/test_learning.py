@@ -193,6 +193,8 @@ def test_a_step_that_would_lose_likelihood_is_not_taken():
         found = em(begin, y, steps=25, tol=1e-7)
         if found.status is Status.STALLED:
             break
+    else:
+        pytest.fail("no step lost likelihood")
     assert found.status is Status.STALLED
     assert found.log_likelihoods[-1] < found.log_likelihoods[-2]
     close(likelihood(found.model, y), found.log_likelihoods[-2], 1e-12)

@@ -24,7 +24,7 @@ from cumulant.filters.tracking.command import track_command
 from cumulant.filters.tracking.directory import file_names
 from cumulant.filters.tracking.estimates import table_of
 from cumulant.filters.tracking.example import FLIGHTS, MODEL, STEPS, along, fly, modes, write_example
-from cumulant.filters.tracking.figure import _axes_of, draw_track
+from cumulant.filters.tracking.figure import _axes_of, draw_track  # pyright: ignore[reportPrivateUsage]
 from cumulant.filters.tracking.headings import headings
 from cumulant.filters.tracking.model import Switching
 from cumulant.filters.tracking.motion import Chain, Drift, Fixed
@@ -907,5 +907,7 @@ def test_names_of_figures_and_columns():
     estimates = filter_tracks(model, [Track("a", (0.0,), (), t([[0.0, float("nan")]]))])
     table = table_of(model, estimates)
     assert tuple(table) == headings(STATE, ["cruise", "manoeuvre"], ["x", "y"], smoothed=False)
-    assert table["x"].shape == (1,)
+    x = table["x"]
+    assert isinstance(x, np.ndarray)
+    assert x.shape == (1,)
     assert np.isnan(table["y_measured"][0])

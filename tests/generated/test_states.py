@@ -22,6 +22,7 @@ from cumulant.observatory.report.layer_table import layer_rows
 from cumulant.observatory.report.rows import LayerRow, NullComparison
 from cumulant.observatory.report.verdicts import Answer, verdicts
 from cumulant.observatory.statistics.stable_hash import priorities, uniform
+from cumulant.observatory.statistics.states import WithinScatter
 from tests.generated.properties import holds_for
 from tests.generated.tensors import normal, seeds
 from tests.observatory.tiny_models import hf
@@ -253,6 +254,7 @@ def _around(channels: int, length: int, part: float, looked: float, seed: int) -
 def test_a_verdict_is_given_from_the_stated_number_of_tokens_on(case: Budget) -> None:
     layers = read(case.states())
     within = layers.statistics["layers.1/out/within"]
+    assert isinstance(within, WithinScatter)
     answer = asked(layers, case.looked)
     enough = int(within.tokens - within.sequences) >= max(512, 2 * case.channels)
     assert (answer.answer != "open") == enough, answer
@@ -266,6 +268,7 @@ def test_a_verdict_is_given_from_the_stated_number_of_tokens_on(case: Budget) ->
     assert told > case.tokens
     assert told < 4 * (max(512, 2 * case.channels) + 16 * case.length) / case.looked  # and not without need
     again = read(replace(case, tokens=told).states()).statistics["layers.1/out/within"]
+    assert isinstance(again, WithinScatter)
     assert int(again.tokens - again.sequences) >= max(512, 2 * case.channels)
 
 

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,6 +32,7 @@ from tests.observatory.tiny_models import (
     TWO_SIDED,
     WITHOUT_ATTENTION,
     hf,
+    hooks_of,
     transformer,
 )
 
@@ -63,7 +65,7 @@ class Reading:
     positional: bool = False
     seed: int = 0
 
-    def model(self) -> torch.nn.Module:
+    def model(self) -> Any:
         key_heads = self.heads // self.group
         head_dim = 8 if self.kind in EXPERTS else self.head_dim
         sizes = {"heads": self.heads, "key_heads": key_heads, "head_dim": head_dim, "layers": self.layers}
@@ -190,10 +192,6 @@ def by_definition(query, key, mask, weights, options) -> dict[str, np.ndarray]:
         w = np.concatenate([w, sink[..., None]], -1)
     entropy = -np.sum(w * np.log(np.where(w > 0, w, 1)), -1)
     return {"log_normalizer": g, "entropy": entropy, "effective_atoms": 1 / np.square(w).sum(-1)}
-
-
-def hooks_of(model: torch.nn.Module) -> int:
-    return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
 
 
 def unrecorded(record: Record) -> set[str]:

@@ -186,7 +186,7 @@ def test_a_layer_of_torch_is_taken_over_in_one_line():
     x, padding = normal(BATCH, QUERIES, WIDTH), blocked(BATCH, QUERIES)
     expected = layer(x, src_key_padding_mask=padding)
     theirs = layer.self_attn
-    layer.self_attn = MultiheadAttention.of(theirs)
+    layer.self_attn = MultiheadAttention.of(theirs)  # pyright: ignore[reportAttributeAccessIssue]
     assert layer.self_attn.in_proj_weight is theirs.in_proj_weight
     assert layer.self_attn.out_proj.weight is theirs.out_proj.weight
     assert (layer(x, src_key_padding_mask=padding) - expected).abs().max() < 1e-12

@@ -17,7 +17,7 @@ from cumulant.observatory.models.load import Loaded  # noqa: E402
 from cumulant.observatory.report.page import condense  # noqa: E402
 from cumulant.observatory.runs.ablate import ablate, heads_of  # noqa: E402
 from cumulant.observatory.runs.replacement import gaussian_output, mixture_output  # noqa: E402
-from tests.observatory.tiny_models import GROUPED, inputs, make  # noqa: E402
+from tests.observatory.tiny_models import GROUPED, hooks_of, inputs, make  # noqa: E402
 
 TEXTS = [f"{i} head of {i * i} is an average of values, and of {i + 3} more" for i in range(9)]
 
@@ -240,7 +240,7 @@ def test_damage_to_an_embedding_is_that_of_whole_passes(kind, how, letters):
     assert some <= gone
     assert whole_passes(model, letters, some, replaced) < 0.02
     assert all("forward" not in vars(m) for m in model.modules())
-    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+    assert not hooks_of(model)
 
 
 def whole_passes(model, tokenizer, heads: set, approximate) -> float:

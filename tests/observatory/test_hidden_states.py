@@ -2,6 +2,7 @@
 
 import json
 import math
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ pytest.importorskip("transformers")
 
 from cumulant.observatory.hooks.attention import observe_attention
 from cumulant.observatory.hooks.blocks import attention_modules, block_of, twin
-from cumulant.observatory.hooks.hidden_states import StageKey, merge_layers, observe_hidden_states
+from cumulant.observatory.hooks.hidden_states import HiddenStateObserver, StageKey, merge_layers, observe_hidden_states
 from cumulant.observatory.hooks.perturbation import PERTURBATION_SIZE, perturbation
 from cumulant.observatory.report.layer_table import layer_rows, layer_spectra, read_covariance
 from cumulant.observatory.statistics.gaussianity import (
@@ -32,11 +33,13 @@ from cumulant.observatory.statistics.states import (
     flatten,
     unflatten,
 )
+from cumulant.observatory.statistics.tally import Tally
 from cumulant.special import effective_rank
-from tests.observatory.tiny_models import inputs, make
+from tests.observatory.tiny_models import hooks_of, inputs, make
 
 PRE, POST = ["in", "attention", "out"], ["in", "attention", "attention normed", "mlp", "out"]
 CROSS = ["in", "attention", "cross attention", "out"]
+S = TypeVar("S")
 
 
 def run(model, *batches, **options):
@@ -44,6 +47,12 @@ def run(model, *batches, **options):
         for batch in batches:
             model(**batch)
     return layers
+
+
+def statistic(layers: HiddenStateObserver, key: str, of: type[S]) -> S:
+    value = layers.statistics[key]
+    assert isinstance(value, of)
+    return value
 
 
 def stages(layers, block):
@@ -84,22 +93,22 @@ def test_ends_are_the_hidden_states_of_the_model(kind):
     first, second = [b.name for b in layers.blocks if "decoder" not in b.name]
     for place, states in ((f"{first}/in", hidden[0]), (f"{first}/out", hidden[1])):
         x = states.reshape(-1, 24).double()
-        spread = layers.statistics[f"{place}/spread"]
+        spread = statistic(layers, f"{place}/spread", MeanScatter)
         assert int(spread.count) == len(x)
         torch.testing.assert_close(spread.mean, x.mean(0), rtol=0, atol=1e-6)
         torch.testing.assert_close(spread.covariance, x.T.cov(correction=0), rtol=1e-4, atol=1e-5)
-        assert float(layers.statistics[f"{place}/size"].mean) == pytest.approx(
+        assert float(statistic(layers, f"{place}/size", Tally).mean) == pytest.approx(
             float(x.norm(dim=1).mean()) / 24**0.5, rel=1e-5
         )
         unit = states.double() / states.double().norm(dim=-1, keepdim=True)
         pairs = (unit @ unit.mT)[:, ~torch.eye(states.shape[1], dtype=torch.bool)]
-        assert float(layers.statistics[f"{place}/pairwise"].mean) == pytest.approx(float(pairs.mean()), abs=1e-5)
+        assert float(statistic(layers, f"{place}/pairwise", Tally).mean) == pytest.approx(float(pairs.mean()), abs=1e-5)
         mean = nn.functional.normalize(unit.sum(1, keepdim=True), dim=-1)
-        assert float(layers.statistics[f"{place}/cosine"].mean) == pytest.approx(
+        assert float(statistic(layers, f"{place}/cosine", Tally).mean) == pytest.approx(
             float((unit * mean).sum(-1).mean()), abs=1e-5
         )
-        sample = layers.statistics[f"{place}/sample"]
-        within = layers.statistics[f"{place}/within"]
+        sample = statistic(layers, f"{place}/sample", StateSample)
+        within = statistic(layers, f"{place}/within", WithinScatter)
         centred = (states.double() - states.double().mean(1, keepdim=True)).reshape(-1, 24)
         order = priorities(0, torch.arange(3)[:, None], torch.arange(states.shape[1])).flatten().argsort()
         assert sample.sequence.tolist() == (order // states.shape[1]).tolist()  # fewer than 512: all of them
@@ -121,15 +130,18 @@ def test_middle_stages_are_what_the_block_computes():
     mlp = normed + block.output.dense(block.intermediate(normed))
     for stage, states in (("attention", summed), ("attention normed", normed), ("mlp", mlp)):
         torch.testing.assert_close(
-            layers.statistics[f"encoder.layer.0/{stage}/spread"].mean, states.double().mean((0, 1)), rtol=0, atol=1e-5
+            statistic(layers, f"encoder.layer.0/{stage}/spread", MeanScatter).mean,
+            states.double().mean((0, 1)),
+            rtol=0,
+            atol=1e-5,
         )
     sigma = summed.double().std(-1, correction=0)
-    inverse = layers.statistics["encoder.layer.0/norm attention.output.LayerNorm/inverse"]
+    inverse = statistic(layers, "encoder.layer.0/norm attention.output.LayerNorm/inverse", Tally)
     assert float(inverse.mean) == pytest.approx(float((1 / sigma).mean()), rel=1e-5)
     layers = run(llama, inputs("llama"))
     x = llama.embed_tokens(inputs("llama")["input_ids"]).double()
     rms = x.square().mean(-1, keepdim=True).sqrt()
-    inverse = layers.statistics["layers.0/norm input_layernorm/inverse"]
+    inverse = statistic(layers, "layers.0/norm input_layernorm/inverse", Tally)
     assert float(inverse.mean) == pytest.approx(float((1 / rms).mean()), rel=1e-5)
     torch.testing.assert_close(
         read_covariance(layers.state(), layers.names(), "layers.0"),
@@ -143,16 +155,13 @@ def test_middle_stages_are_what_the_block_computes():
 def test_outputs_do_not_change_and_nothing_stays_behind(kind):
     model = make(kind)
 
-    def hooks():
-        return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
-
     with torch.no_grad():
         plain = model(**inputs(kind), output_hidden_states=True)
-        before, seed = hooks(), torch.get_rng_state()
+        before, seed = hooks_of(model), torch.get_rng_state()
         calls = []
         with observe_hidden_states(model), observe_attention(model, calls.append) as ear:
             watched = model(**inputs(kind), output_hidden_states=True)
-    assert hooks() == before
+    assert hooks_of(model) == before
     assert torch.equal(seed, torch.get_rng_state())
     assert torch.equal(plain.last_hidden_state, watched.last_hidden_state)
     assert ear.calls == len(attention_modules(model))  # the second call of a block is not heard
@@ -167,7 +176,7 @@ def test_hooks_go_after_an_error():
     model.encoder.layer[1].intermediate.forward = lambda x: 1 / 0
     with torch.no_grad(), pytest.raises(ZeroDivisionError), observe_hidden_states(model):
         model(**inputs("bert"))
-    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.encoder.modules())
+    assert not hooks_of(model.encoder)
 
 
 @pytest.mark.parametrize("kind", ["bert", "llama"])
@@ -208,7 +217,7 @@ def test_growth_is_the_derivative_of_the_block(kind):
     v = perturbation(x, rows, 0)
     torch.testing.assert_close(v.norm(dim=-1), PERTURBATION_SIZE * x.norm(dim=-1), rtol=1e-12, atol=0)
     mask = torch.full((1, 1, 7, 7), -1e9, dtype=torch.float64).triu(1) if kind == "gpt2" else None
-    copy = twin(block.module)
+    copy: Any = twin(block.module)
 
     def attention(x):
         if kind == "gpt2":
@@ -221,20 +230,21 @@ def test_growth_is_the_derivative_of_the_block(kind):
 
     for stage, function in (("attention", attention), ("out", whole)):
         _, moved = torch.autograd.functional.jvp(function, x, v)
+        assert isinstance(moved, torch.Tensor)
         exact = (moved.norm(dim=-1) / v.norm(dim=-1)).log()
-        growth = layers.statistics[f"{name}/{stage}/growth"]
+        growth = statistic(layers, f"{name}/{stage}/growth", Tally)
         assert int(growth.count) == rows.numel()
         assert float(growth.mean) == pytest.approx(float(exact.mean()), abs=0.02)
         assert float(growth.high) == pytest.approx(float(exact.max()), abs=0.05)
-    steps = sum(float(layers.statistics[f"{name}/{s}/step"].mean) for s in stages(layers, name)[1:])
-    assert steps == pytest.approx(float(layers.statistics[f"{name}/out/growth"].mean), abs=1e-10)
+    steps = sum(float(statistic(layers, f"{name}/{s}/step", Tally).mean) for s in stages(layers, name)[1:])
+    assert steps == pytest.approx(float(statistic(layers, f"{name}/out/growth", Tally).mean), abs=1e-10)
 
 
 def test_half_precision_measures_no_growth_and_says_so():
     layers = run(make("vit").half(), {k: v.half() for k, v in inputs("vit").items()})
     assert not any("growth" in place for place in layers.statistics)
     assert "half precision" in layers.notes["layers.0"]
-    assert layers.statistics["layers.0/out/spread"].mean.isfinite().all()
+    assert statistic(layers, "layers.0/out/spread", MeanScatter).mean.isfinite().all()
 
 
 def test_a_filled_cache_is_not_touched():
@@ -262,7 +272,8 @@ def test_padding_is_left_out():
     with torch.no_grad(), observe_hidden_states(model) as layers:
         layers.expect(rows=torch.zeros(3, 7, dtype=torch.bool))
         model(**batch)
-    assert not any(int(r.count) for place, r in layers.statistics.items() if "sample" not in place)
+    statistics: dict[str, Any] = layers.statistics
+    assert not any(int(r.count) for place, r in statistics.items() if "sample" not in place)
     assert all(row.tokens == 0 for row in layer_rows(layers.state(), layers.names()))
     positional = run(model, perturb=False)
     assert positional.state() == {}
@@ -288,12 +299,11 @@ def test_sample_does_not_depend_on_batches():
         for rows in (slice(60, 120), slice(0, 60)):
             parts.expect(texts=torch.arange(120)[rows])
             model(input_ids=batch["input_ids"][rows])
-    one, two = whole.statistics["encoder.layer.1/out/sample"], parts.statistics["encoder.layer.1/out/sample"]
+    other = run(model, batch, seed=1, perturb=False)
+    one, two, third = (statistic(s, "encoder.layer.1/out/sample", StateSample) for s in (whole, parts, other))
     assert torch.equal(one.priority, two.priority)
     torch.testing.assert_close(one.state, two.state, rtol=1e-4, atol=1e-5)
-    assert not torch.equal(
-        one.priority, run(model, batch, seed=1, perturb=False).statistics["encoder.layer.1/out/sample"].priority
-    )
+    assert not torch.equal(one.priority, third.priority)
 
 
 def test_sequences_that_are_chosen_by_name_do_not_depend_on_batches():
@@ -426,6 +436,7 @@ def test_spread_and_sample_merge():
     halves = StateSample.of(x[30:], rank[30:]).merge(StateSample.of(x[:30], rank[:30]))
     assert torch.equal(halves.state, x[rank.argsort()])
     spread = unflatten(dict(reversed(flatten({"a/b": parts}).items())))["a/b"]
+    assert isinstance(spread, MeanScatter)
     assert torch.equal(spread.scatter, parts.scatter)
 
 

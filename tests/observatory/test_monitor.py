@@ -252,7 +252,7 @@ def test_the_model_computes_what_it_did_and_draws_no_random_numbers():
     model, x = model_and_input()
     plain = model(x)
     plain.sum().backward()
-    gradient = model.blocks[0].attention.read.weight.grad.clone()
+    gradient = model.get_parameter("blocks.0.attention.read.weight").grad.clone()
     model.zero_grad()
     state = torch.get_rng_state()
     monitor = Monitor(model, every=1)
@@ -260,7 +260,7 @@ def test_the_model_computes_what_it_did_and_draws_no_random_numbers():
     out.sum().backward()
     monitor.step()
     assert torch.equal(out, plain)
-    assert torch.equal(model.blocks[0].attention.read.weight.grad, gradient)
+    assert torch.equal(model.get_parameter("blocks.0.attention.read.weight").grad, gradient)
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -336,7 +336,8 @@ def test_closed_monitors_and_copies_of_the_model_are_silent():
     model(x)
     monitor.step()
     assert len(monitor.history) == 1
-    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+    modules = model.modules()
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in modules)  # pyright: ignore[reportPrivateUsage]
 
 
 def test_a_forgotten_monitor_is_let_go():
@@ -429,7 +430,7 @@ def test_a_warning_a_callback_and_a_writer_get_the_alarm():
     monitor.step()
     with torch.no_grad():
         for block in model.blocks:
-            block.attention.read.weight *= 30
+            block.get_parameter("attention.read.weight").mul_(30)
     model(x)
     with pytest.warns(MonitorWarning, match=r"step 1: layer 0.*\(and \d+ more: see Monitor.alarms\)") as shown:
         check = monitor.step()
@@ -443,7 +444,7 @@ def test_a_warning_a_callback_and_a_writer_get_the_alarm():
 def test_weights_that_are_not_finite_do_not_stop_the_model():
     model, x = model_and_input()
     with torch.no_grad():
-        model.blocks[0].attention.read.weight.fill_(math.nan)
+        model.get_parameter("blocks.0.attention.read.weight").fill_(math.nan)
     monitor = Monitor(model, every=1)
     assert bool(model(x).isnan().all())
     with pytest.warns(MonitorWarning, match=r"layer 0: attention is no longer finite"):
@@ -658,7 +659,7 @@ def test_tensorboard_gets_curves_and_alarms(tmp_path):
         model(x)
         monitor.step()
         with torch.no_grad():
-            model.blocks[0].attention.read.weight.mul_(scale)
+            model.get_parameter("blocks.0.attention.read.weight").mul_(scale)
     alarm = Alarm("entropy", 2, 0, "a", 0, 2.1, 0.2, 0, "layer 0 head 0: entropy fell from 2.1 to 0.2 in 400 steps")
     writer(Check(2, (), (alarm,)))
     writer.close()

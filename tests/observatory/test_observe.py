@@ -30,7 +30,7 @@ from cumulant.observatory.runs.shards import shuffled_keys  # noqa: E402
 from cumulant.observatory.statistics.stable_hash import uniform  # noqa: E402
 from cumulant.observatory.statistics.tally import Tally  # noqa: E402
 from cumulant.observatory.text.corpus import Text  # noqa: E402
-from tests.observatory.tiny_models import inputs, make  # noqa: E402
+from tests.observatory.tiny_models import hooks_of, inputs, make  # noqa: E402
 
 WORDS = ("mean", "law", "norm", "key", "sink", "head")
 TOPICS = [f"The {w} of a measure is a function of its atoms, and {w} is all you need. " * 6 for w in WORDS]
@@ -106,12 +106,12 @@ def test_a_model_that_bypasses_the_interface_is_named():
 
 def test_the_model_is_restored_after_an_error():
     model, given = make("gpt2"), inputs("gpt2")
-    hooks = sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
+    hooks = hooks_of(model)
     with torch.no_grad():
         before = model(**given)[0]
     with pytest.raises(KeyError), attach(model):
         raise KeyError
-    assert sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules()) == hooks
+    assert hooks_of(model) == hooks
     with torch.no_grad():
         assert torch.equal(before, model(**given)[0])
 

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -123,7 +124,7 @@ def by_hand(kind: str, model: LanguageModel, ids, mask) -> dict[str, np.ndarray]
     trunk = model.trunk
     x = trunk.start(model.embedding(ids) + model.position[: ids.shape[1]])
     layer_norm = nn.functional.layer_norm
-    first = trunk.blocks[0]
+    first: Any = trunk.blocks[0]
     if kind == "standard":
         x = first.before_attention(x)
         w, b = first.attention.in_proj_weight, first.attention.in_proj_bias
@@ -245,7 +246,7 @@ def test_weights_of_our_layers(kind):
     if kind in ("convex", "energy"):
         torch.testing.assert_close(tied, torch.ones(2, dtype=torch.float64), rtol=1e-12, atol=1e-12)
     assert found.hidden == (kind in ("energy", "equilibrium"))
-    block = model.trunk.blocks[0]
+    block: Any = model.trunk.blocks[0]
     if kind == "standard":
         gain = block.before_attention.weight.double()
         w = block.attention.in_proj_weight.double()[:16].reshape(2, 8, 16)
@@ -262,7 +263,7 @@ def test_ascent_index_of_a_convex_block_is_that_of_the_states_it_reads():
     with attach(model, ["entropy"]) as recorder:
         model(ids)
     found = with_weights(recorder.record(), model).weights["trunk.blocks.0.block/ascent_index"]
-    block = model.trunk.blocks[0]
+    block: Any = model.trunk.blocks[0]
     x = model.trunk.start(model.embedding(ids) + model.position[:20])
     u = block.norm(x).flatten(0, 1).double().numpy()
     value, basis = np.linalg.eigh(np.cov(u.T, bias=True))

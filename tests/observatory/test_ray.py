@@ -136,7 +136,7 @@ def test_a_record_comes_back_from_bytes_as_it_was(whole):
 def test_missing_ray_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ModuleNotFoundError, match=r"^ray is not installed: install cumulant\[ray\]$"):
-        on_ray._ray()
+        on_ray._ray()  # pyright: ignore[reportPrivateUsage]
 
 
 def test_an_address_that_nobody_listens_on_is_told_at_once():
@@ -205,14 +205,16 @@ def test_workers_are_counted(workers, asked, corpus):
         observe_on_ray(asked, corpus, None, max_tokens=None, workers=workers)
 
 
-class Here(on_ray._WorkerPool):
+class Here(on_ray._WorkerPool):  # pyright: ignore[reportPrivateUsage]
     """Actors in this process."""
 
     def replies(self, actor, tasks, ordered=False, **arguments):
         hired = actor(settings=self.settings, column=self.corpus.column, home=os.getcwd(), **arguments)
         for task in tasks:
             table = hired(pyarrow.table({"task": [json.dumps(task)]}))
-            yield from [on_ray._Reply(json.loads(r["answer"]), r["plain"], r["tensors"]) for r in table.to_pylist()]
+            for row in table.to_pylist():
+                answer = json.loads(row["answer"])
+                yield on_ray._Reply(answer, row["plain"], row["tensors"])  # pyright: ignore[reportPrivateUsage]
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -44,7 +45,7 @@ QUANTITIES = ("entropy", "log_normalizer", "kl_to_base", "k90", "received_top")
 SOURCE = Path("documents.jsonl")  # of every test in its own directory, so that runs can be copied from one to another
 
 
-def byte_tokenizer() -> hf.PreTrainedTokenizerFast:
+def byte_tokenizer() -> Any:
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     plain = Tokenizer(BPE({token: i for i, token in enumerate(["[PAD]", "[CLS]", "[SEP]", *letters])}, []))
     plain.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -593,7 +594,7 @@ def test_a_lone_ray_means_this_machine(monkeypatch):
         ("observe", "--ray=auto"): ["observe", "--ray=auto"],
     }
     for given, meant in cases.items():
-        assert cli._spelled(list(given)) == meant
+        assert cli._spelled(list(given)) == meant  # pyright: ignore[reportPrivateUsage]
 
 
 # ---------------------------------------------------------------------- killed at any moment

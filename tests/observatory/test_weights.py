@@ -7,8 +7,13 @@ from torch import nn
 pytest.importorskip("transformers")
 
 from cumulant.observatory.hooks.attention import observe_attention
-from cumulant.observatory.hooks.blocks import NotFound, attention_modules, norm_of
-from cumulant.observatory.hooks.weights import HeadWeights, _projections, ascent_index, head_weights
+from cumulant.observatory.hooks.blocks import Norm, NotFound, attention_modules, norm_of
+from cumulant.observatory.hooks.weights import (
+    HeadWeights,
+    _projections,  # pyright: ignore[reportPrivateUsage]
+    ascent_index,
+    head_weights,
+)
 from cumulant.residual import gradientness
 from tests.observatory.tiny_models import inputs, make
 
@@ -16,11 +21,18 @@ KINDS = ["bert", "gpt2", "llama", "t5", "gemma2", "gptoss", "vit", "whisper", "o
 READ = ("query", "key", "value")
 
 
+def reason(found: object) -> str:
+    assert isinstance(found, NotFound)
+    return found.reason
+
+
 def seen(model, kind, name):
     """One pass: the attention call of ``name``, what its projections read, and what its output projection wrote."""
     module, read, wrote, calls = model.get_submodule(name), {}, [], []
     handles = []
-    for part, (child, _) in _projections(module).items():
+    projections = _projections(module)
+    assert not isinstance(projections, NotFound)
+    for part, (child, _) in projections.items():
 
         def keep(m, args, part=part):
             read[part] = args[0]
@@ -94,25 +106,26 @@ def test_gain_of_gemma_is_one_more_than_it_stores():
 )
 def test_norms_are_known_by_what_they_do(module, gain, centred):
     norm = norm_of(module, 5)
+    assert isinstance(norm, Norm)
     assert norm.centred == centred
     assert norm.gain.tolist() == [gain] * 5
 
 
 def test_what_is_no_norm_is_unknown():
     assert isinstance(norm_of(nn.Tanh(), 5), NotFound)
-    assert "does not take" in norm_of(nn.LayerNorm(4), 5).reason
+    assert "does not take" in reason(norm_of(nn.LayerNorm(4), 5))
 
 
 def test_unknown_says_why():
-    assert "query_key_value" in head_weights(make("neox"), "layers.0.attention").reason
+    assert "query_key_value" in reason(head_weights(make("neox"), "layers.0.attention"))
     model = make("llama")
     attention = model.layers[0].self_attn
     attention.q_proj = nn.Sequential(attention.q_proj)
-    assert "query projection" in head_weights(model, "layers.0.self_attn").reason
+    assert "query projection" in reason(head_weights(model, "layers.0.self_attn"))
     attention.q_proj = nn.Linear(24, 48, bias=False)
-    assert "4 heads but query rows for 8" in head_weights(model, "layers.0.self_attn").reason
+    assert "4 heads but query rows for 8" in reason(head_weights(model, "layers.0.self_attn"))
     lonely = make("bert").encoder.layer[0].attention
-    assert "no list of blocks" in head_weights(lonely, "self").reason
+    assert "no list of blocks" in reason(head_weights(lonely, "self"))
     with pytest.raises(
         ValueError, match=r"head_weights.name: expected the path of a module of LlamaModel, got 'nowhere'"
     ):
@@ -123,7 +136,7 @@ def test_an_operation_between_norm_and_projection_is_not_guessed():
     model = make("vit")
     block = model.layers[0]
     block.layernorm_before = nn.Sequential(block.layernorm_before, nn.Tanh())
-    assert "neither the state" in head_weights(model, "layers.0.attention").reason
+    assert "neither the state" in reason(head_weights(model, "layers.0.attention"))
 
 
 def test_finding_weights_leaves_no_trace():

@@ -1,5 +1,7 @@
 """Transformers of a few thousand random weights, one of each kind, for the tests of the observatory."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -48,7 +50,7 @@ MAKERS = {
 }
 
 
-def make(kind: str, *, biases: bool = True, std: float = 0.3) -> torch.nn.Module:
+def make(kind: str, *, biases: bool = True, std: float = 0.3) -> Any:
     """A model in evaluation mode with weights that differ everywhere, norm gains included."""
     torch.manual_seed(sum(map(ord, kind)))
     model = MAKERS[kind]().eval()
@@ -59,6 +61,12 @@ def make(kind: str, *, biases: bool = True, std: float = 0.3) -> torch.nn.Module
         if "norm" in name.lower() and name.endswith("weight"):
             parameter.data.abs_().add_(0.5)
     return model.requires_grad_(False)
+
+
+def hooks_of(model: torch.nn.Module) -> int:
+    """How many forward hooks the modules of a model have."""
+    modules = model.modules()
+    return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in modules)  # pyright: ignore[reportPrivateUsage]
 
 
 def inputs(kind: str, *, batch: int = 3, length: int = 7, seed: int = 0) -> dict[str, torch.Tensor]:
@@ -119,7 +127,7 @@ EXTRA = {
 POSITIONS = 64
 
 
-def transformer(kind: str, *, heads: int, key_heads: int, head_dim: int, layers: int, seed: int) -> torch.nn.Module:
+def transformer(kind: str, *, heads: int, key_heads: int, head_dim: int, layers: int, seed: int) -> Any:
     """A model of a type of transformers in evaluation mode, with weights that differ everywhere."""
     model = hf.AutoModel.from_config(_config(kind, heads, key_heads, head_dim, layers)).eval()
     generator = torch.Generator().manual_seed(seed)

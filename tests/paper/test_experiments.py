@@ -148,7 +148,7 @@ def test_causal_ratio_beside_numpy():
     after = x + softmax(np.where(seen, x @ x.transpose(0, 2, 1), -np.inf), -1) @ x
     pairs = np.triu_indices(5, 1)
     before, then = (np.linalg.norm(y[:, pairs[0]] - y[:, pairs[1]], axis=-1) for y in (x, after))
-    row, ratio = expansion._causal_row(torch.from_numpy(x), True)
+    row, ratio = expansion._causal_row(torch.from_numpy(x), True)  # pyright: ignore[reportPrivateUsage]
     assert row["least_ratio"] == pytest.approx((then / before).min(), abs=1e-12)
     assert row["pairs_that_shrink"] == pytest.approx((then < before).mean(), abs=1e-12)
     assert ratio.shape == (40, 10)
@@ -156,8 +156,9 @@ def test_causal_ratio_beside_numpy():
 
 def test_distances_in_a_metric():
     x, root = torch.tensor([[0.0, 0.0], [2.0, 4.0]]), torch.diag(torch.tensor([1.0, 2.0]))
-    torch.testing.assert_close(expansion._distances(x), torch.tensor([20.0]).sqrt())
-    torch.testing.assert_close(expansion._distances(x, root), torch.tensor([8.0]).sqrt())  # 2² + (4/2)²
+    distances = expansion._distances  # pyright: ignore[reportPrivateUsage]
+    torch.testing.assert_close(distances(x), torch.tensor([20.0]).sqrt())
+    torch.testing.assert_close(distances(x, root), torch.tensor([8.0]).sqrt())  # 2² + (4/2)²
 
 
 @pytest.mark.parametrize(("n", "v", "s"), [(3, 1.0, 1.0), (4, -0.4, 0.8), (5, 1.0, -0.5), (4, 0.5, 0.25)])
@@ -187,7 +188,7 @@ def test_setup_is_theorem_one():
 )
 @pytest.mark.long
 def test_normalisers_reach_what_the_note_printed(d, normaliser, v, w2, kurtosis, rank, clusters):
-    last = normalisers._readings(d, normaliser, v, 0)[-1]
+    last = normalisers._readings(d, normaliser, v, 0)[-1]  # pyright: ignore[reportPrivateUsage]
     assert last["t"] == 100
     assert last["w2"] == pytest.approx(w2, abs=6e-4)
     assert last["kurtosis"] == pytest.approx(kurtosis, abs=6e-3)
@@ -196,13 +197,13 @@ def test_normalisers_reach_what_the_note_printed(d, normaliser, v, w2, kurtosis,
 
 
 def test_one_point_has_no_shape():
-    last = normalisers._readings(4, "rms", 0.5, 0)[-1]
+    last = normalisers._readings(4, "rms", 0.5, 0)[-1]  # pyright: ignore[reportPrivateUsage]
     assert last["clusters"] == 1
     assert (last["w2"], last["kurtosis"], last["rank"]) == (None, None, None)
 
 
 def test_pre_norm_and_post_norm_reach_what_the_note_printed():
-    rows = normalisers._orders(0)
+    rows = normalisers._orders(0)  # pyright: ignore[reportPrivateUsage]
     found = {(r["order"], r["t"]): (r["norm"], r["cosine"]) for r in rows}
     assert found["pre", 10] == pytest.approx((19.336, 0.4755), abs=6e-4)
     assert found["pre", 100] == pytest.approx((258.168, 0.9874), abs=6e-4)
@@ -213,7 +214,7 @@ def test_break_of_a_curve_that_is_known():
     """m = η (1 + η⁴)^{−¼} has d log m / d log η = 1/(1 + η⁴): ½ at 1."""
     length = np.geomspace(0.2, 4, 60)
     rows = [{"keys": 7, "length": float(r), "ratio": float((1 + r**4) ** -0.25)} for r in length]
-    assert condensation._break(rows, 7) == pytest.approx(1, abs=2e-3)
+    assert condensation._break(rows, 7) == pytest.approx(1, abs=2e-3)  # pyright: ignore[reportPrivateUsage]
 
 
 def test_sweep_beside_numpy(monkeypatch):
@@ -222,7 +223,7 @@ def test_sweep_beside_numpy(monkeypatch):
     rng = np.random.default_rng([4, 50])
     keys, along = rng.standard_normal((50, 4)), rng.standard_normal(4)
     along /= np.linalg.norm(along)
-    for row in condensation._sweep(50, 4)[::5]:
+    for row in condensation._sweep(50, 4)[::5]:  # pyright: ignore[reportPrivateUsage]
         p = softmax(row["length"] * keys @ along)
         assert row["ratio"] == pytest.approx(p @ keys @ along / row["length"], abs=1e-12)
         assert row["effective_keys"] == pytest.approx(1 / np.square(p).sum(), rel=1e-10)
@@ -241,7 +242,8 @@ def test_compression_beside_numpy():
     w = np.exp(logits - logsumexp(logits, 1, keepdims=True))
     summary = w @ mean + np.einsum("qn,nij,qj->qi", w, cov, eta)
     error = np.square(summary - exact).sum() / np.square(exact - keys.mean(0)).sum()
-    assert closure._compression(np.random.default_rng(1))[0]["mixture"] == pytest.approx(error, rel=1e-8)
+    first = closure._compression(np.random.default_rng(1))[0]  # pyright: ignore[reportPrivateUsage]
+    assert first["mixture"] == pytest.approx(error, rel=1e-8)
 
 
 def row(**changes):

@@ -7,6 +7,7 @@ import math
 import statistics
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import polars
 import pytest
@@ -291,7 +292,8 @@ def test_digits_are_split_without_loss():
     parts = [load_digits(name) for name in ("train", *PARTS)]
     assert [len(part.labels) for part in parts] == [1077, 360, 360]
     assert float(parts[0].images.max()) == 1.0
-    whole = sklearn.datasets.load_digits().images.sum()
+    digits: Any = sklearn.datasets.load_digits()
+    whole = digits.images.sum()
     assert float(sum(part.images.double().sum() for part in parts)) * 16 == whole
 
 
