@@ -22,7 +22,7 @@ from cumulant.nn import ConvexBlock, EnergyBlock, MultiheadAttention  # noqa: E4
 from cumulant.nn.block_types import FORMAT  # noqa: E402
 from cumulant.nn.language_model import LanguageConfig, LanguageModel  # noqa: E402
 from cumulant.observatory.hooks.attention import observe_attention, replace_attention  # noqa: E402
-from cumulant.observatory.hooks.blocks import attention_modules  # noqa: E402
+from cumulant.observatory.hooks.structure import attention_modules  # noqa: E402
 from cumulant.observatory.hooks.weights import HeadWeights, head_weights  # noqa: E402
 from cumulant.observatory.models.load import fingerprint_of, load, random_twin  # noqa: E402
 from cumulant.observatory.record.record import Record  # noqa: E402

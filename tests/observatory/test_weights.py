@@ -7,7 +7,7 @@ from torch import nn
 pytest.importorskip("transformers")
 
 from cumulant.observatory.hooks.attention import observe_attention
-from cumulant.observatory.hooks.blocks import NotFound, attention_modules, norm_of
+from cumulant.observatory.hooks.structure import NotFound, attention_modules, norm_of
 from cumulant.observatory.hooks.weights import HeadWeights, _projections, ascent_index, head_weights
 from cumulant.residual import gradientness
 from tests.observatory.tiny_models import inputs, make

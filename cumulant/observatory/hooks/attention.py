@@ -20,10 +20,9 @@ from torch import Tensor, nn
 from cumulant.checks import sentence
 from cumulant.kernels.arguments import Support, intersect
 from cumulant.nn.calls import AttentionCall, Observer, on_attention
-from cumulant.observatory.hooks.blocks import attention_modules, list_elements
 from cumulant.observatory.hooks.nn_adapter import reporting_layers, written_out
+from cumulant.observatory.hooks.structure import attention_modules, is_transformers, list_elements, unwrapped
 from cumulant.observatory.hooks.token_masks import TokenMasks
-from cumulant.observatory.hooks.unwrap import is_transformers, unwrapped
 
 # arguments that models pass along and that do not change what attention computes from q, k, v and the mask
 IGNORED_ARGUMENTS = {

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from cumulant.observatory.hooks.blocks import attention_modules, norms_of, state_of
+from cumulant.observatory.hooks.structure import attention_modules, norms_of, state_of
 
 COMPARED_TOKENS = 64  # two states whose first tokens are equal are the same
 

@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 
 from torch import Tensor, nn
 
-from cumulant.observatory.hooks.unwrap import is_transformers
+from cumulant.observatory.hooks.structure import is_transformers
 
 MASK_ARGUMENTS = ("attention_mask", "decoder_attention_mask")
 

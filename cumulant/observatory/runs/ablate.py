@@ -15,7 +15,7 @@ from torch.nn import functional
 from cumulant.checks import sentence
 from cumulant.nn.calls import AttentionCall
 from cumulant.observatory.hooks.attention import observe_attention, replace_attention, unrecordable
-from cumulant.observatory.hooks.blocks import block_of
+from cumulant.observatory.hooks.structure import block_of
 from cumulant.observatory.models.load import CAUSAL, Loaded
 from cumulant.observatory.runs.replacement import gaussian_output, mixture_output
 from cumulant.observatory.text.corpus import Text

@@ -13,7 +13,7 @@ from torch import nn
 from cumulant.checks import sentence
 from cumulant.files import versions
 from cumulant.nn.calls import AttentionCall
-from cumulant.observatory.hooks.unwrap import unwrapped
+from cumulant.observatory.hooks.structure import unwrapped
 from cumulant.observatory.models.load import Loaded, require_text_model
 from cumulant.observatory.record.record import EXCERPTS, Excerpt, Record
 from cumulant.observatory.record.recorder import NOT_RECORDED, Recorder, attach, covariance_share
