@@ -20,8 +20,13 @@ from torch import Tensor, nn
 from cumulant.checks import sentence
 from cumulant.kernels.arguments import Support, intersect
 from cumulant.nn.calls import AttentionCall, Observer, on_attention
-from cumulant.observatory.hooks.nn_adapter import reporting_layers, written_out
-from cumulant.observatory.hooks.structure import attention_modules, is_transformers, list_elements, unwrapped
+from cumulant.observatory.hooks.structure import (
+    attention_modules,
+    is_transformers,
+    list_elements,
+    reporting_layers,
+    unwrapped,
+)
 from cumulant.observatory.hooks.token_masks import TokenMasks
 
 # arguments that models pass along and that do not change what attention computes from q, k, v and the mask
@@ -133,7 +138,7 @@ def _layer_observer(hooks: ModelHooks) -> Observer:
         if name is None:
             return
         hooks.calls += 1
-        support, seeing = written_out(call)
+        support, seeing = _written_out(call)
         wide = torch.promote_types(call.eta.dtype, torch.float32)
         eta, key, value = call.eta.to(wide), call.key.to(wide), call.value.to(wide)
         tokens = call.rows if call.rows is not None else hooks.masks.rows(name, len(eta), eta.shape[2], None)
@@ -144,6 +149,34 @@ def _layer_observer(hooks: ModelHooks) -> Observer:
             raise ValueError(sentence(where, "None", "another output", advice))
 
     return observe
+
+
+def _written_out(call: AttentionCall) -> tuple[Support, Tensor | None]:
+    """The support of a call with four axes for mask and weights, and the queries (batch, q) that see a key.
+
+    Calls of `cumulant.nn` may combine a causal order with a mask. An order that is not the plain one, as of tokens that
+    do not see themselves, is written out in the mask, and so are windows and an order beside a mask. A query that some
+    head leaves without a key is left out of all of them; None: no query is.
+    """
+    heads, q, n = call.eta.shape[1], call.eta.shape[2], call.key.shape[2]
+    support, device = call.support, call.eta.device
+    support = replace(support, offset=n - q) if support.offset is None else support
+    mask, causal = support.pair_mask(), support.causal
+    if support.window is not None or (causal and (support.offset or n != q or mask is not None)):
+        mask, causal = intersect(mask, support.band(torch.arange(q, device=device), n)), False
+    rows = None
+    if mask is not None:
+        mask = mask.reshape((1,) * (4 - mask.ndim) + mask.shape).expand(-1, -1, q, n)
+        if support.sink is None:
+            seen = mask.any(-1).all(1)  # (batch or 1, q)
+            rows = None if bool(seen.all()) else seen.expand(len(call.eta), q)
+    weights, sink = support.pair_weights(heads), support.sink
+    if weights is not None:
+        weights = weights.float().expand(-1, heads, q, n)
+    if sink is not None:
+        sink = torch.as_tensor(sink, dtype=torch.float32, device=device).reshape(1, -1).expand(1, heads)
+    offset = 0 if causal else None
+    return Support(mask, causal, offset, log_weights=weights, sink=sink), rows
 
 
 def unrecordable(model: nn.Module) -> str:

@@ -15,7 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from cumulant.checks import sentence
-from cumulant.observatory.hooks.nn_adapter import reporting_layers
+from cumulant.nn.blocks import SequenceBlock
+from cumulant.nn.hopfield import Hopfield
+from cumulant.nn.projected import ProjectedAttention
 
 # wrappers of torch that hand their arguments on unchanged, and where they keep the model
 WRAPPERS = {
@@ -24,6 +26,7 @@ WRAPPERS = {
     "DistributedDataParallel": "module",
     "FullyShardedDataParallel": "module",
 }
+REPORTING_LAYERS = (ProjectedAttention, SequenceBlock, Hopfield)  # the modules that call `report_attention` themselves
 EXPECTED = "a transformers model, or one with layers of cumulant.nn"
 
 
@@ -107,6 +110,16 @@ class Norm(NamedTuple):
 
     gain: Tensor
     centred: bool
+
+
+def reporting_layers(model: nn.Module) -> list[str]:
+    """Paths of the layers inside ``model`` that report their attention calls themselves.
+
+    >>> from cumulant.nn import EnergyBlock
+    >>> reporting_layers(nn.ModuleDict({"blocks": nn.ModuleList([EnergyBlock(4, 2)])}))
+    ['blocks.0']
+    """
+    return [name for name, module in model.named_modules() if isinstance(module, REPORTING_LAYERS)]
 
 
 def attention_modules(model: nn.Module) -> list[str]:
