@@ -16,11 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from cumulant.checks import sentence, shape
-from cumulant.observatory.hooks.perturbation import growth_tallies, perturbation
 from cumulant.observatory.hooks.residual_stages import (
     BlockStages,
     BlockTrace,
     find_stages,
+    growth_tallies,
+    perturbation,
     stage_values,
     trace_modules,
     trace_norms,
