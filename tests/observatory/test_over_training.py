@@ -27,7 +27,7 @@ from cumulant.observatory.hooks.weights import HeadWeights, head_weights  # noqa
 from cumulant.observatory.models.load import fingerprint_of, load, random_twin  # noqa: E402
 from cumulant.observatory.record.record import Record  # noqa: E402
 from cumulant.observatory.record.recorder import attach  # noqa: E402
-from cumulant.observatory.report.page.condense import DETAIL_LEVELS, condensed  # noqa: E402
+from cumulant.observatory.report.page.render import DETAIL_LEVELS, condensed  # noqa: E402
 from cumulant.observatory.report.series import log_spaced, read_steps, render_series, series_data, series_rows  # noqa: E402
 from cumulant.observatory.runs.over_training import (  # noqa: E402
     CheckpointDirectory,
