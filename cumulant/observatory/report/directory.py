@@ -13,10 +13,9 @@ from cumulant.files import write_parquet
 from cumulant.observatory.record.manifest import RECORD
 from cumulant.observatory.record.record import UNREADABLE, Record, null_directories
 from cumulant.observatory.record.recorder import SAMPLE, covariance_share
-from cumulant.observatory.report.layer_table import DISTANCES, layer_spectra, layer_table
 from cumulant.observatory.report.page import render_page
 from cumulant.observatory.report.rows import HeadRow, LayerRow, TokenStatistics, columns, known
-from cumulant.observatory.report.tables import by_position, head_rows, histogram
+from cumulant.observatory.report.tables import DISTANCES, by_position, head_rows, histogram, layer_spectra, layer_table
 from cumulant.observatory.report.verdicts import verdicts
 from cumulant.observatory.statistics.quantities import BY_NAME
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from cumulant.observatory.hooks.structure import block_of
 from cumulant.observatory.hooks.weights import HeadWeights, ascent_index, head_weights
 from cumulant.observatory.record.record import Record
-from cumulant.observatory.report.layer_table import read_covariance
+from cumulant.observatory.report.tables import read_covariance
 from cumulant.residual import gradientness
 
 
