@@ -10,7 +10,8 @@ from rich.console import Console
 
 from cumulant.observatory.models.load import PACKAGED_MODELS
 from cumulant.observatory.record.record import Record
-from cumulant.observatory.report.directory import page_data, read_nulls
+from cumulant.observatory.report.directory import answers, read_nulls
+from cumulant.observatory.report.tables import Tables
 from cumulant.observatory.runs.over_training import SETTINGS
 from cumulant.observatory.runs.run import run, run_ablation, write_report
 from cumulant.observatory.runs.settings import (
@@ -120,7 +121,7 @@ def observe_command(
             return observe_checkpoints(settings)
         observed = run(settings, errors)
     resumable = observed.corpus is not None and not observed.complete
-    print_summary(screen, observed.record, observed.nulls, settings.directory, resumable=resumable)
+    print_summary(screen, observed.tables, observed.nulls, settings.directory, resumable=resumable)
     if not observed.complete:
         raise typer.Exit(INTERRUPTED)
     if settings.ablation is not None:
@@ -136,9 +137,8 @@ def report_command(
         if (directory / "series" / SETTINGS).is_file():
             return rewrite_series(directory)
         record = Record.load(directory)
-        nulls = read_nulls(directory, record)
-        write_report(record, directory, nulls)
-    print_summary(Console(), record, nulls, directory)
+        tables, nulls = write_report(record, directory, read_nulls(directory, record))
+    print_summary(Console(), tables, nulls, directory)
 
 
 def compare_command(
@@ -149,5 +149,8 @@ def compare_command(
         if len(directories) < 2:
             raise ValueError("compare: expected at least two directories, got one. Name another.")
         records = {str(d): Record.load(d) for d in directories}
-        answers = {name: page_data(r, read_nulls(Path(name), r))["verdicts"] for name, r in records.items()}
-    print_comparison(Console(), answers)
+        verdicts = {}
+        for name, record in records.items():
+            nulls = {null: Tables.of(other) for null, other in read_nulls(Path(name), record).items()}
+            verdicts[name] = answers(Tables.of(record), nulls)
+    print_comparison(Console(), verdicts)

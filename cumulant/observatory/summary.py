@@ -9,22 +9,21 @@ from rich.markup import escape
 from rich.table import Table
 
 from cumulant.observatory.record.manifest import PAGE
-from cumulant.observatory.record.record import Record
-from cumulant.observatory.report.directory import page_data
+from cumulant.observatory.report.directory import answers
+from cumulant.observatory.report.tables import Tables
+from cumulant.observatory.report.verdicts import Answer, Number
 from cumulant.observatory.runs.ablate import AblatedHead, Ablation
 
 
 def print_summary(
-    screen: Console, record: Record, nulls: dict[str, Record], directory: Path, *, resumable: bool = False
+    screen: Console, tables: Tables, nulls: dict[str, Tables], directory: Path, *, resumable: bool = False
 ) -> None:
     """What was observed, what could not be read, and the verdicts."""
-    data = page_data(record, nulls)
-    meta = record.meta
-    heads = sum(layer.heads for layer in record.layers)
+    meta, layers = tables.record.meta, tables.record.layers
     name, kind = escape(meta.model or "A model"), escape(meta.model_class or "of unknown class")
     tokens, windows, text = meta.tokens, meta.sequences, escape(meta.text or "text")
     screen.print(
-        f"[bold]{name}[/] ({kind}): {len(record.layers)} attention modules, {heads} heads, "
+        f"[bold]{name}[/] ({kind}): {len(layers)} attention modules, {len(tables.heads)} heads, "
         f"{tokens:,} tokens of {text} in {windows:,} windows.",
         highlight=False,
     )
@@ -41,38 +40,38 @@ def print_summary(
         hint = " The same command with --resume goes on." if resumable else ""
         screen.print(f"[yellow]Interrupted: the record holds what was read until then.{hint}[/]")
     table = Table("question", "", "what was seen", show_lines=True)
-    for answer in data["verdicts"]:
-        table.add_row(answer["question"], f"[bold]{answer['answer']}[/]", answer["words"])
+    for verdict in answers(tables, nulls):
+        table.add_row(verdict.question, f"[bold]{verdict.answer}[/]", verdict.words)
     screen.print(table)
     path = escape(str(directory))
     screen.print(f"Page: [bold]{path}/{PAGE}[/]   Tables: {path}/*.parquet", highlight=False)
 
 
-def print_comparison(screen: Console, answers: dict[str, list[dict]]) -> None:
+def print_comparison(screen: Console, directories: dict[str, list[Answer]]) -> None:
     """The verdicts of several directories side by side.
 
-    answers  directory → its verdicts
+    directories  name → its verdicts
     """
-    table = Table("", *[escape(Path(name).name) for name in answers], title="The questions", title_justify="left")
-    questions = dict.fromkeys(verdict["question"] for verdicts in answers.values() for verdict in verdicts)
+    table = Table("", *[escape(Path(name).name) for name in directories], title="The questions", title_justify="left")
+    questions = dict.fromkeys(verdict.question for verdicts in directories.values() for verdict in verdicts)
     for question in questions:
-        row = [next((v for v in verdicts if v["question"] == question), None) for verdicts in answers.values()]
-        table.add_row(f"[bold]{question}[/]", *[verdict["answer"] if verdict else "–" for verdict in row])
-        labels = dict.fromkeys(number["label"] for verdict in row if verdict for number in verdict["numbers"])
+        row = [next((v for v in verdicts if v.question == question), None) for verdicts in directories.values()]
+        table.add_row(f"[bold]{question}[/]", *[verdict.answer if verdict else "–" for verdict in row])
+        labels = dict.fromkeys(number.label for verdict in row if verdict for number in verdict.numbers)
         for label in labels:
             numbers = [
-                next((number for number in verdict["numbers"] if number["label"] == label), None) if verdict else None
+                next((number for number in verdict.numbers if number.label == label), None) if verdict else None
                 for verdict in row
             ]
             table.add_row(f"  {label}", *map(_with_null, numbers))
     screen.print(table)
 
 
-def _with_null(number: dict | None) -> str:
-    if number is None or number["value"] is None:
+def _with_null(number: Number | None) -> str:
+    if number is None or number.value is None:
         return "–"
-    null = "" if number["null"] is None else f" (null {number['null']:.3g})"
-    return f"{number['value']:.3g}{null}"
+    null = "" if number.null is None else f" (null {number.null:.3g})"
+    return f"{number.value:.3g}{null}"
 
 
 def print_ablation(screen: Console, ablation: Ablation) -> None:

@@ -15,8 +15,7 @@ pytest.importorskip("safetensors", reason="install cumulant[hf] to read records"
 from cumulant.observatory.record import Record
 from cumulant.observatory.record.convert import FORMAT, NO_SAMPLE
 from cumulant.observatory.record.meta import Meta
-from cumulant.observatory.report.directory import Tables
-from cumulant.observatory.report.tables import DISTANCES
+from cumulant.observatory.report.tables import DISTANCES, Tables
 
 SAMPLES = Path(__file__).parent.parent / "data" / "records"
 

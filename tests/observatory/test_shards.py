@@ -515,7 +515,7 @@ def told_to(asked, out, *more) -> list[str]:
 
 def test_the_command_goes_on_and_ends_alike(tmp_path, asked, monkeypatch):
     monkeypatch.setattr(run_module, "write_tables", lambda *_: None)
-    monkeypatch.setattr(run_module, "render", lambda *_: None)
+    monkeypatch.setattr(run_module, "render_tables", lambda *_: None)
     SOURCE.write_text("no json\n" + SOURCE.read_text())
     found, words = invoke(*told_to(asked, tmp_path / "whole"))
     assert found.exit_code == 0, found.output
@@ -607,7 +607,7 @@ from cumulant.observatory.runs import store
 
 torch.set_num_threads(1)
 store.MERGED_SHARDS = 2
-run_module.write_tables = run_module.render = lambda *_: None
+run_module.write_tables = run_module.render_tables = lambda *_: None
 arguments, kills, seed = json.loads(sys.argv[1])
 run = application()
 run_module.load(arguments[1])  # so that what it imports is there before the first fork
@@ -649,7 +649,7 @@ while True:
 def test_a_run_that_is_killed_between_two_operations_on_files_ends_alike(tmp_path, asked, monkeypatch):
     """One process that forks, so that only it has to import; at moments of the clock and with a real model below."""
     monkeypatch.setattr(run_module, "write_tables", lambda *_: None)
-    monkeypatch.setattr(run_module, "render", lambda *_: None)
+    monkeypatch.setattr(run_module, "render_tables", lambda *_: None)
     assert invoke(*told_to(asked, tmp_path / "whole", "--null", "shuffled"))[0].exit_code == 0
     arguments = told_to(asked, tmp_path / "parts", "--null", "shuffled", "--resume")
     found = subprocess.run(

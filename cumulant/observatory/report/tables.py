@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,6 +31,18 @@ LINK_SUMS = (
 STATES = {"size": "rms", "cosine": "cosine_to_mean", "pairwise": "pairwise_cosine"}  # under the cell of a stage
 PERTURBATIONS = ("growth", "step", "inverse", "contraction")  # under the block and stage themselves
 DISTANCES = ("sliced_w2", "skewness", "kurtosis", "lle_error")
+
+
+class Tables(NamedTuple):
+    """A record with its rows; those of the layers take a moment to compute."""
+
+    record: Record
+    heads: list[HeadRow]
+    layers: list[LayerRow]
+
+    @classmethod
+    def of(cls, record: Record) -> Tables:
+        return cls(record, head_rows(record), layer_table(record))
 
 
 def head_rows(record: Record) -> list[HeadRow]:
