@@ -29,6 +29,7 @@ from cumulant.observatory.record.record import Record  # noqa: E402
 from cumulant.observatory.record.recorder import attach  # noqa: E402
 from cumulant.observatory.report.page.render import DETAIL_LEVELS, condensed  # noqa: E402
 from cumulant.observatory.report.series import log_spaced, read_steps, render_series, series_data, series_rows  # noqa: E402
+from cumulant.observatory.runs.observe import with_weights  # noqa: E402
 from cumulant.observatory.runs.over_training import (  # noqa: E402
     CheckpointDirectory,
     SeriesSettings,
@@ -38,7 +39,6 @@ from cumulant.observatory.runs.over_training import (  # noqa: E402
     longest,
 )
 from cumulant.observatory.runs.settings import ObservationSettings, Settings  # noqa: E402
-from cumulant.observatory.runs.weight_statistics import with_weights  # noqa: E402
 from cumulant.residual import gradientness  # noqa: E402
 
 ENDING = {"standard": ".attention", "energy": "", "convex": ".block", "equilibrium": ".block"}  # of the layer's path

@@ -8,17 +8,20 @@ from datetime import UTC, datetime
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from cumulant.checks import sentence
 from cumulant.files import versions
 from cumulant.nn.calls import AttentionCall
-from cumulant.observatory.hooks.structure import unwrapped
+from cumulant.observatory.hooks.structure import block_of, unwrapped
+from cumulant.observatory.hooks.weights import HeadWeights, ascent_index, head_weights
 from cumulant.observatory.models.load import Loaded, require_text_model
 from cumulant.observatory.record.record import EXCERPTS, Excerpt, Record
 from cumulant.observatory.record.recorder import NOT_RECORDED, Recorder, attach, covariance_share
+from cumulant.observatory.report.tables import read_covariance
 from cumulant.observatory.text.corpus import Text, UnreadableDocument
 from cumulant.observatory.text.windows import Batch, batches, token_strings
+from cumulant.residual import gradientness
 
 EXCERPT_TOKENS = 192  # of an excerpt
 MIN_TOKENS_FOR_VERDICT = 1000  # below this a record has a note
@@ -149,3 +152,25 @@ def _excerpts(recorder: Recorder, batch: Batch, tokenizer: Any) -> dict[int, Exc
         }
         out[int(batch.text_number[sequence])] = Excerpt(batch.names[sequence], tokens, cut)
     return out
+
+
+def with_weights(record: Record, model: nn.Module) -> Record:
+    """The record with gradient-ness and ascent index of every head whose weights are known."""
+    numbers: dict[str, Tensor] = {}
+    reasons: dict[str, str] = {}
+    for layer in record.layers:
+        weights = head_weights(model, layer.name)
+        if not isinstance(weights, HeadWeights):
+            reasons[layer.name] = weights.reason
+            continue
+        if weights.crossed:
+            continue  # queries and keys live in different streams: no gradient of one function of one state
+        cosine = gradientness(weights.query, weights.key, weights.value, weights.output)
+        numbers[f"{layer.name}/gradientness"] = cosine
+        block = block_of(model, layer.name)
+        covariance = None if block is None else read_covariance(record.hidden, record.meta.stages, block)
+        if covariance is not None and covariance.shape[0] == weights.query.shape[-1] and not weights.hidden:
+            if weights.passed is not None:  # covariances behind a norm are kept without its gain
+                covariance = weights.passed[:, None] * covariance * weights.passed
+            numbers[f"{layer.name}/ascent_index"] = ascent_index(weights, covariance, layer.scale)
+    return replace(record, weights=numbers, meta=replace(record.meta, unknown_weights=reasons))
