@@ -294,7 +294,7 @@ def raise_interrupt(*_: object, **__: object) -> None:
             ("observe", "{tiny}", "--text", "{words}", "--out", "{out}", *observed.QUICK),
         ),
         (
-            "cumulant.observatory.runs.shards",
+            "cumulant.observatory.runs.observe",
             "observe_shard",
             ("observe", "{tiny}", "--text", "{words}", "--out", "{out}"),
         ),

@@ -26,15 +26,15 @@ from cumulant.observatory import Record, observe  # noqa: E402
 from cumulant.observatory.record.meta import Meta  # noqa: E402
 from cumulant.observatory.runs import run as run_module  # noqa: E402
 from cumulant.observatory.runs import store  # noqa: E402
-from cumulant.observatory.runs.run import MIN_NULL_TOKENS, null_tokens  # noqa: E402
-from cumulant.observatory.runs.settings import ObservationSettings  # noqa: E402
-from cumulant.observatory.runs.shards import (  # noqa: E402
+from cumulant.observatory.runs.observe import (  # noqa: E402
     added_tokens,
     count_tokens,
     observe_corpus,
     observe_shard,
     shard_key,
 )
+from cumulant.observatory.runs.run import MIN_NULL_TOKENS, null_tokens  # noqa: E402
+from cumulant.observatory.runs.settings import ObservationSettings  # noqa: E402
 from cumulant.observatory.runs.store import Store  # noqa: E402
 from cumulant.observatory.text.corpus import hash_of, plan  # noqa: E402
 
@@ -250,7 +250,7 @@ def test_a_stopped_run_goes_on_to_the_same_record(tmp_path, runs, corpus, asked,
 
 def test_finished_shards_are_not_observed_again(tmp_path, runs, corpus, asked, loaded, monkeypatch):
     shutil.copytree(runs / "some", tmp_path / "out")
-    monkeypatch.setattr("cumulant.observatory.runs.shards.observe_shard", None)
+    monkeypatch.setattr("cumulant.observatory.runs.observe.observe_shard", None)
     assert same(RECORDS["some"], run(tmp_path / "out", corpus, asked, loaded, 333, resume=True))
 
 
@@ -267,7 +267,7 @@ def test_an_interrupt_before_anything_is_one(tmp_path, corpus, asked, loaded, mo
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("cumulant.observatory.runs.shards.observe_shard", interrupted)
+    monkeypatch.setattr("cumulant.observatory.runs.observe.observe_shard", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path / "out", corpus, asked, loaded)
 

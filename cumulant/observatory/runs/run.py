@@ -33,9 +33,8 @@ from cumulant.observatory.record.record import UNREADABLE, Record, claim_directo
 from cumulant.observatory.report.directory import read_ablation, render_tables, write_tables
 from cumulant.observatory.report.tables import Tables
 from cumulant.observatory.runs.ablate import Ablation, ablate
-from cumulant.observatory.runs.observe import Progress, observe, with_weights
+from cumulant.observatory.runs.observe import Progress, observe, observe_corpus, with_weights
 from cumulant.observatory.runs.settings import ObservationSettings, Settings, null_names
-from cumulant.observatory.runs.shards import observe_corpus
 from cumulant.observatory.runs.store import Store
 from cumulant.observatory.text.corpus import Corpus, plan, read_texts
 
