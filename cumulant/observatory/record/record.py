@@ -70,7 +70,7 @@ class Record:
 
     layers    the attention modules, in the order of the model
     tallies   "<layer>/<quantity>" → `Tally` with a cell for every head
-    sums      "<layer>/<name>" → sums over sampled queries, from `sampled_heads.sampled_statistics`
+    sums      "<layer>/<name>" → sums over sampled queries, from `statistics.heads.sampled_statistics`
     hidden    the state of `hidden_states.HiddenStateObserver`
     weights   "<layer>/<name>" → (heads,) numbers that follow from the weights, such as gradient-ness; not merged
     excerpts  the beginnings of a few texts with the numbers of every token

@@ -19,9 +19,8 @@ from cumulant.observatory.hooks.structure import attention_modules, is_transform
 from cumulant.observatory.hooks.weights import HeadWeights, head_weights
 from cumulant.observatory.record.meta import Meta
 from cumulant.observatory.record.record import AttentionLayer, Record
-from cumulant.observatory.statistics.heads import head_quantities
+from cumulant.observatory.statistics.heads import MAX_ROWS, head_quantities, received_attention, sampled_statistics
 from cumulant.observatory.statistics.quantities import BY_NAME, select_quantities
-from cumulant.observatory.statistics.sampled_heads import MAX_ROWS, received_attention, sampled_statistics
 from cumulant.observatory.statistics.stable_hash import uniform
 from cumulant.observatory.statistics.tally import Tally
 
