@@ -21,7 +21,7 @@ from cumulant.observatory.hooks.hidden_states import HiddenStateObserver, observ
 from cumulant.observatory.report.rows import LayerRow, NullComparison
 from cumulant.observatory.report.tables import layer_rows
 from cumulant.observatory.report.verdicts import Answer, verdicts
-from cumulant.observatory.statistics.stable_hash import priorities, uniform
+from cumulant.observatory.statistics.sampling import priorities, uniform
 from tests.generated.properties import holds_for
 from tests.generated.tensors import normal, seeds
 from tests.observatory.tiny_models import hf

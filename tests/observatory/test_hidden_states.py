@@ -22,7 +22,7 @@ from cumulant.observatory.statistics.gaussianity import (
     participation_ratio,
     principal_axes,
 )
-from cumulant.observatory.statistics.stable_hash import priorities
+from cumulant.observatory.statistics.sampling import priorities
 from cumulant.observatory.statistics.states import (
     SAMPLE_SIZE,
     CentredStates,

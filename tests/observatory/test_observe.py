@@ -27,7 +27,7 @@ from cumulant.observatory.report.tables import head_rows, link_from_sums  # noqa
 from cumulant.observatory.report.verdicts import verdicts  # noqa: E402
 from cumulant.observatory.runs.observe import shuffled_keys  # noqa: E402
 from cumulant.observatory.runs.settings import null_names  # noqa: E402
-from cumulant.observatory.statistics.stable_hash import uniform  # noqa: E402
+from cumulant.observatory.statistics.sampling import uniform  # noqa: E402
 from cumulant.observatory.statistics.tally import Tally  # noqa: E402
 from cumulant.observatory.text.corpus import Text  # noqa: E402
 from tests.observatory.tiny_models import inputs, make  # noqa: E402

@@ -37,7 +37,7 @@ from cumulant.observatory.hooks.structure import (
     twin,
     without_cache,
 )
-from cumulant.observatory.statistics.stable_hash import priorities
+from cumulant.observatory.statistics.sampling import priorities
 from cumulant.observatory.statistics.states import (
     MAX_COVARIANCE_WIDTH,
     MeanScatter,

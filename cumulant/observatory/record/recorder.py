@@ -21,7 +21,7 @@ from cumulant.observatory.record.meta import Meta
 from cumulant.observatory.record.record import AttentionLayer, Record
 from cumulant.observatory.statistics.heads import MAX_ROWS, head_quantities, received_attention, sampled_statistics
 from cumulant.observatory.statistics.quantities import BY_NAME, select_quantities
-from cumulant.observatory.statistics.stable_hash import uniform
+from cumulant.observatory.statistics.sampling import uniform
 from cumulant.observatory.statistics.tally import Tally
 
 SAMPLE = 32  # one query in so many is sampled for the costly quantities

@@ -19,7 +19,7 @@ from cumulant.attention import attend
 from cumulant.hopfield import mass_count
 from cumulant.kernels import moments
 from cumulant.nn.calls import AttentionCall
-from cumulant.observatory.statistics.query_sample import sample_queries
+from cumulant.observatory.statistics.sampling import sample_queries
 
 MAX_ROWS = 16  # sampled queries of one sequence at most
 MAX_NUMBERS = 1 << 22  # numbers held at once: rows × heads × keys × dimension
