@@ -17,7 +17,7 @@ from cumulant.observatory.report.page import render_page
 from cumulant.observatory.report.rows import HeadRow, LayerRow, TokenStatistics, columns, known
 from cumulant.observatory.report.tables import DISTANCES, Tables, by_position, histogram, layer_spectra
 from cumulant.observatory.report.verdicts import Answer, verdicts
-from cumulant.observatory.statistics.quantities import BY_NAME
+from cumulant.observatory.statistics.heads import BY_NAME
 
 STATES = ("rms", "pairwise_cosine", "effective_rank", "participation_ratio", *DISTANCES)  # of a layer, on the page
 PERTURBATIONS = {
