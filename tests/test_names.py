@@ -14,7 +14,7 @@ GALLERY = [*sorted((ROOT / "gallery").glob("*.py")), *sorted((ROOT / "examples")
 
 # words that named functions, classes, arguments or files; the plain word is in the second column
 WORDS = {
-    "chance": "stable_hash",
+    "chance": "sampling",
     "crew": "worker pool",
     "ear": "hooks",
     "ears": "hooks",

@@ -46,7 +46,6 @@ ROOMS = [
     "observatory.report",
     "observatory.runs",
     "observatory.monitor",
-    "observatory.summary",
     "observatory.series_command",
     "observatory.command",
     "observatory",

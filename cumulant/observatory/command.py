@@ -1,4 +1,4 @@
-"""`cumulant observe`, `cumulant report` and `cumulant compare` in the terminal."""
+"""`cumulant observe`, `cumulant report` and `cumulant compare` in the terminal, and the tables that they print."""
 
 from __future__ import annotations
 
@@ -7,10 +7,16 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
 from cumulant.observatory.models.load import PACKAGED_MODELS
+from cumulant.observatory.record.manifest import PAGE
 from cumulant.observatory.record.record import Record
-from cumulant.observatory.report.directory import page_data, read_nulls
+from cumulant.observatory.report.directory import answers, read_nulls
+from cumulant.observatory.report.tables import Tables
+from cumulant.observatory.report.verdicts import Answer, Number
+from cumulant.observatory.runs.ablate import AblatedHead, Ablation
 from cumulant.observatory.runs.over_training import SETTINGS
 from cumulant.observatory.runs.run import run, run_ablation, write_report
 from cumulant.observatory.runs.settings import (
@@ -21,7 +27,6 @@ from cumulant.observatory.runs.settings import (
     Settings,
 )
 from cumulant.observatory.series_command import observe_checkpoints, rewrite_series
-from cumulant.observatory.summary import print_ablation, print_comparison, print_summary
 from cumulant.terminal import INTERRUPTED, sentences
 
 TOKENS_HELP = f"Stop after so many tokens; 0: all; {DEFAULT_MAX_TOKENS:,}, or {DEFAULT_STEP_TOKENS:,} a step, if none."
@@ -56,10 +61,7 @@ def observe_command(
     ] = None,
     max_tokens: Annotated[
         int | None,
-        typer.Option(
-            min=0,
-            help=TOKENS_HELP,
-        ),
+        typer.Option(min=0, help=TOKENS_HELP),
     ] = None,
     max_length: Annotated[int, typer.Option(min=8, help="Tokens of a window; longer texts are cut.")] = 256,
     batch_size: Annotated[int, typer.Option(min=1, help="Windows that run together.")] = 16,
@@ -120,7 +122,7 @@ def observe_command(
             return observe_checkpoints(settings)
         observed = run(settings, errors)
     resumable = observed.corpus is not None and not observed.complete
-    print_summary(screen, observed.record, observed.nulls, settings.directory, resumable=resumable)
+    print_summary(screen, observed.tables, observed.nulls, settings.directory, resumable=resumable)
     if not observed.complete:
         raise typer.Exit(INTERRUPTED)
     if settings.ablation is not None:
@@ -136,9 +138,8 @@ def report_command(
         if (directory / "series" / SETTINGS).is_file():
             return rewrite_series(directory)
         record = Record.load(directory)
-        nulls = read_nulls(directory, record)
-        write_report(record, directory, nulls)
-    print_summary(Console(), record, nulls, directory)
+        tables, nulls = write_report(record, directory, read_nulls(directory, record))
+    print_summary(Console(), tables, nulls, directory)
 
 
 def compare_command(
@@ -149,5 +150,102 @@ def compare_command(
         if len(directories) < 2:
             raise ValueError("compare: expected at least two directories, got one. Name another.")
         records = {str(d): Record.load(d) for d in directories}
-        answers = {name: page_data(r, read_nulls(Path(name), r))["verdicts"] for name, r in records.items()}
-    print_comparison(Console(), answers)
+        verdicts = {}
+        for name, record in records.items():
+            nulls = {null: Tables.of(other) for null, other in read_nulls(Path(name), record).items()}
+            verdicts[name] = answers(Tables.of(record), nulls)
+    print_comparison(Console(), verdicts)
+
+
+def print_summary(
+    screen: Console, tables: Tables, nulls: dict[str, Tables], directory: Path, *, resumable: bool = False
+) -> None:
+    """What was observed, what could not be read, and the verdicts."""
+    meta, layers = tables.record.meta, tables.record.layers
+    name, kind = escape(meta.model or "A model"), escape(meta.model_class or "of unknown class")
+    tokens, windows, text = meta.tokens, meta.sequences, escape(meta.text or "text")
+    screen.print(
+        f"[bold]{name}[/] ({kind}): {len(layers)} attention modules, {len(tables.heads)} heads, "
+        f"{tokens:,} tokens of {text} in {windows:,} windows.",
+        highlight=False,
+    )
+    for note in meta.notes:
+        screen.print(f"Note: {note}.", highlight=False, markup=False)
+    if meta.unreadable:
+        examples = "; ".join(f"{d['name']} ({d['reason']})" for d in meta.unreadable_documents[:3])
+        more = ", …" if meta.unreadable > 3 else ""
+        documents = "document" if meta.unreadable == 1 else "documents"
+        screen.print(
+            f"{meta.unreadable:,} {documents} could not be read: {examples}{more}.", highlight=False, markup=False
+        )
+    if resumable or not meta.complete:
+        hint = " The same command with --resume goes on." if resumable else ""
+        screen.print(f"[yellow]Interrupted: the record holds what was read until then.{hint}[/]")
+    table = Table("question", "", "what was seen", show_lines=True)
+    for verdict in answers(tables, nulls):
+        table.add_row(verdict.question, f"[bold]{verdict.answer}[/]", verdict.words)
+    screen.print(table)
+    path = escape(str(directory))
+    screen.print(f"Page: [bold]{path}/{PAGE}[/]   Tables: {path}/*.parquet", highlight=False)
+
+
+def print_comparison(screen: Console, directories: dict[str, list[Answer]]) -> None:
+    """The verdicts of several directories side by side.
+
+    directories  name → its verdicts
+    """
+    table = Table("", *[escape(Path(name).name) for name in directories], title="The questions", title_justify="left")
+    questions = dict.fromkeys(verdict.question for verdicts in directories.values() for verdict in verdicts)
+    for question in questions:
+        row = [next((v for v in verdicts if v.question == question), None) for verdicts in directories.values()]
+        table.add_row(f"[bold]{question}[/]", *[verdict.answer if verdict else "–" for verdict in row])
+        labels = dict.fromkeys(number.label for verdict in row if verdict for number in verdict.numbers)
+        for label in labels:
+            numbers = [
+                next((number for number in verdict.numbers if number.label == label), None) if verdict else None
+                for verdict in row
+            ]
+            table.add_row(f"  {label}", *map(_with_null, numbers))
+    screen.print(table)
+
+
+def _with_null(number: Number | None) -> str:
+    if number is None or number.value is None:
+        return "–"
+    null = "" if number.null is None else f" (null {number.null:.3g})"
+    return f"{number.value:.3g}{null}"
+
+
+def print_ablation(screen: Console, ablation: Ablation) -> None:
+    """Which heads can be replaced, by layer and together."""
+    what = "relative change of perplexity" if ablation.measure == "perplexity" else "1 − cosine of embeddings"
+    table = Table("layer", "can go", "least damage", "most damage", title=f"Heads replaced ({ablation.kind}): {what}")
+    for layer in dict.fromkeys(row.layer for row in ablation.rows):
+        heads = [row for row in ablation.rows if row.layer == layer]
+        harmless = sum(row.damage < ablation.threshold for row in heads)
+        ends = (min(heads, key=lambda row: row.damage), max(heads, key=lambda row: row.damage))
+        table.add_row(str(layer), f"{harmless} of {len(heads)}", *[f"{r.damage:.2g} (head {r.head})" for r in ends])
+    screen.print(table)
+    perplexity = f", whose perplexity is {ablation.baseline:.4g}" if ablation.measure == "perplexity" else ""
+    together, random = (_damage(ablation, value) for value in (ablation.all_at_once, ablation.control))
+    screen.print(
+        f"{len(ablation.can_go)} of {len(ablation.rows)} heads can go one at a time: replaced alone, each does less "
+        f"than {ablation.threshold:g} to the model on {ablation.tokens:,} tokens{perplexity}. All of them replaced at "
+        f"once do {together}; as many heads chosen at random do {random}.",
+        highlight=False,
+    )
+    names = _head_names(ablation.together)
+    screen.print(
+        f"{len(ablation.together)} heads can go together, within {ablation.threshold:g}: {names}.", highlight=False
+    )
+
+
+def _damage(ablation: Ablation, value: float) -> str:
+    """A change of perplexity with its factor, or a change of embeddings."""
+    return f"{value:.2g} (perplexity × {1 + value:.3g})" if ablation.measure == "perplexity" else f"{value:.2g}"
+
+
+def _head_names(heads: tuple[AblatedHead, ...]) -> str:
+    layers = dict.fromkeys(row.layer for row in heads)
+    parts = [f"layer {n} head {', '.join(str(r.head) for r in heads if r.layer == n)}" for n in layers]
+    return "; ".join(parts) or "none"

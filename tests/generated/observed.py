@@ -153,9 +153,9 @@ def observed(kind: str) -> Path:
 
 
 def _begin(out: Path) -> None:
-    from cumulant.observatory.runs import shards
+    from cumulant.observatory.runs import observe
 
-    once, calls = shards.observe_shard, []
+    once, calls = observe.observe_shard, []
 
     def dying(*given):
         calls.append(given)
@@ -164,7 +164,7 @@ def _begin(out: Path) -> None:
         return once(*given)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shards, "observe_shard", dying)
+        patch.setattr(observe, "observe_shard", dying)
         text = base() / "lines.jsonl"
         ended = call("observe", base() / "tiny", "--text", text, "--shard-bytes", 50, "--out", out, *QUICK)
     assert ended.code == 2, ended

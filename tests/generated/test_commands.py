@@ -290,11 +290,11 @@ def raise_interrupt(*_: object, **__: object) -> None:
         ("cumulant.observatory.runs.run", "load", ("observe", "{tiny}", "--text", "{words}", "--out", "{out}")),
         (
             "cumulant.observatory.runs.run",
-            "render",
+            "render_tables",
             ("observe", "{tiny}", "--text", "{words}", "--out", "{out}", *observed.QUICK),
         ),
         (
-            "cumulant.observatory.runs.shards",
+            "cumulant.observatory.runs.observe",
             "observe_shard",
             ("observe", "{tiny}", "--text", "{words}", "--out", "{out}"),
         ),
@@ -305,7 +305,7 @@ def raise_interrupt(*_: object, **__: object) -> None:
             ("observe", "--checkpoints", "{run}", "--text", "{words}", "--out", "{out}"),
         ),
         ("cumulant.observatory.runs.run", "write_tables", ("report", "{record}")),
-        ("cumulant.observatory.command", "page_data", ("compare", "{record}", "{record}")),
+        ("cumulant.observatory.command", "answers", ("compare", "{record}", "{record}")),
         ("cumulant.paper.verify.command", "verify", ("verify",)),
         ("benchmarks.command", "run", ("bench", "--quick")),
         ("cumulant.paper.trainings.command", "study", ("train", "recall", "--out", "{out}")),

@@ -18,10 +18,10 @@ from scipy.special import digamma, ndtri
 from torch import Tensor
 
 from cumulant.observatory.hooks.hidden_states import HiddenStateObserver, observe_hidden_states
-from cumulant.observatory.report.layer_table import layer_rows
 from cumulant.observatory.report.rows import LayerRow, NullComparison
+from cumulant.observatory.report.tables import layer_rows
 from cumulant.observatory.report.verdicts import Answer, verdicts
-from cumulant.observatory.statistics.stable_hash import priorities, uniform
+from cumulant.observatory.statistics.sampling import priorities, uniform
 from cumulant.observatory.statistics.states import WithinScatter
 from tests.generated.properties import holds_for
 from tests.generated.tensors import normal, seeds

@@ -14,9 +14,8 @@ from cumulant.nn.calls import AttentionCall  # noqa: E402
 from cumulant.observatory import load  # noqa: E402
 from cumulant.observatory.hooks.attention import observe_attention, replace_attention  # noqa: E402
 from cumulant.observatory.models.load import Loaded  # noqa: E402
-from cumulant.observatory.report.page import condense  # noqa: E402
-from cumulant.observatory.runs.ablate import ablate, heads_of  # noqa: E402
-from cumulant.observatory.runs.replacement import gaussian_output, mixture_output  # noqa: E402
+from cumulant.observatory.report.page.render import unpack  # noqa: E402
+from cumulant.observatory.runs.ablate import ablate, gaussian_output, heads_of, mixture_output  # noqa: E402
 from tests.observatory.tiny_models import GROUPED, hooks_of, inputs, make  # noqa: E402
 
 TEXTS = [f"{i} head of {i * i} is an average of values, and of {i + 3} more" for i in range(9)]
@@ -357,7 +356,7 @@ def test_the_command_writes_the_ablation(tmp_path):
             assert told_again.exit_code == 0, told_again.output
         page = (place / "report.html").read_text(encoding="utf-8")
         assert "Can heads be replaced by their Gaussian approximation?" in page
-        shown = condense.unpack(re.search(r'id="data">([^<]*)<', page)[1])["heads"][0]
+        shown = unpack(re.search(r'id="data">([^<]*)<', page)[1])["heads"][0]
         assert shown["values"]["ablation_damage"]["mean"] == pytest.approx(told["rows"][0]["damage"], rel=1e-3)
     (place / "ablation.json").write_text("[]", encoding="utf-8")
     broken = testing.CliRunner().invoke(cli.application(), ["report", str(place)])

@@ -6,9 +6,15 @@ import pytest
 import torch
 
 from cumulant.observatory.hooks.attention import observe_attention
-from cumulant.observatory.statistics.heads import head_quantities
-from cumulant.observatory.statistics.quantities import DEFAULT, QUANTITIES, select_quantities
-from cumulant.observatory.statistics.sampled_heads import query_rows, received_attention, sampled_statistics
+from cumulant.observatory.statistics.heads import (
+    DEFAULT,
+    QUANTITIES,
+    head_quantities,
+    query_rows,
+    received_attention,
+    sampled_statistics,
+    select_quantities,
+)
 from tests.observatory.tiny_models import inputs as inputs_of
 from tests.observatory.tiny_models import make
 

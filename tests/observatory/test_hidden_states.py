@@ -12,10 +12,10 @@ from torch import nn
 pytest.importorskip("transformers")
 
 from cumulant.observatory.hooks.attention import observe_attention
-from cumulant.observatory.hooks.blocks import attention_modules, block_of, twin
 from cumulant.observatory.hooks.hidden_states import HiddenStateObserver, StageKey, merge_layers, observe_hidden_states
-from cumulant.observatory.hooks.perturbation import PERTURBATION_SIZE, perturbation
-from cumulant.observatory.report.layer_table import layer_rows, layer_spectra, read_covariance
+from cumulant.observatory.hooks.residual_stages import PERTURBATION_SIZE, perturbation
+from cumulant.observatory.hooks.structure import attention_modules, block_of, twin
+from cumulant.observatory.report.tables import layer_rows, layer_spectra, read_covariance
 from cumulant.observatory.statistics.gaussianity import (
     compare_with_gaussian,
     lle_error,
@@ -23,7 +23,7 @@ from cumulant.observatory.statistics.gaussianity import (
     participation_ratio,
     principal_axes,
 )
-from cumulant.observatory.statistics.stable_hash import priorities
+from cumulant.observatory.statistics.sampling import priorities
 from cumulant.observatory.statistics.states import (
     SAMPLE_SIZE,
     CentredStates,

@@ -16,7 +16,7 @@ from torch import nn
 
 from cumulant.nn import AttentionCall, Support, on_attention, report_attention
 from cumulant.nn.regularisers import entropy_floor, z_loss
-from cumulant.observatory.hooks.blocks import block_of, list_elements
+from cumulant.observatory.hooks.structure import block_of, list_elements
 from cumulant.observatory.monitor.attention import entrances, expansion
 from cumulant.observatory.monitor.history import CheckHistory, save, table
 from cumulant.observatory.monitor.thresholds import AlarmDetector, LayerCheck

@@ -25,9 +25,9 @@ from cumulant.observatory.record.record import Meta, claim_directory  # noqa: E4
 from cumulant.observatory.report.rows import HeadRow, TokenStatistics  # noqa: E402
 from cumulant.observatory.report.tables import head_rows, link_from_sums  # noqa: E402
 from cumulant.observatory.report.verdicts import verdicts  # noqa: E402
+from cumulant.observatory.runs.observe import shuffled_keys  # noqa: E402
 from cumulant.observatory.runs.settings import null_names  # noqa: E402
-from cumulant.observatory.runs.shards import shuffled_keys  # noqa: E402
-from cumulant.observatory.statistics.stable_hash import uniform  # noqa: E402
+from cumulant.observatory.statistics.sampling import uniform  # noqa: E402
 from cumulant.observatory.statistics.tally import Tally  # noqa: E402
 from cumulant.observatory.text.corpus import Text  # noqa: E402
 from tests.observatory.tiny_models import hooks_of, inputs, make  # noqa: E402

@@ -23,13 +23,14 @@ from cumulant.nn import ConvexBlock, EnergyBlock, MultiheadAttention  # noqa: E4
 from cumulant.nn.block_types import FORMAT  # noqa: E402
 from cumulant.nn.language_model import LanguageConfig, LanguageModel  # noqa: E402
 from cumulant.observatory.hooks.attention import observe_attention, replace_attention  # noqa: E402
-from cumulant.observatory.hooks.blocks import attention_modules  # noqa: E402
+from cumulant.observatory.hooks.structure import attention_modules  # noqa: E402
 from cumulant.observatory.hooks.weights import HeadWeights, head_weights  # noqa: E402
 from cumulant.observatory.models.load import fingerprint_of, load, random_twin  # noqa: E402
 from cumulant.observatory.record.record import Record  # noqa: E402
 from cumulant.observatory.record.recorder import attach  # noqa: E402
-from cumulant.observatory.report.page.condense import DETAIL_LEVELS, condensed  # noqa: E402
+from cumulant.observatory.report.page.render import DETAIL_LEVELS, condensed  # noqa: E402
 from cumulant.observatory.report.series import log_spaced, read_steps, render_series, series_data, series_rows  # noqa: E402
+from cumulant.observatory.runs.observe import with_weights  # noqa: E402
 from cumulant.observatory.runs.over_training import (  # noqa: E402
     CheckpointDirectory,
     SeriesSettings,
@@ -39,7 +40,6 @@ from cumulant.observatory.runs.over_training import (  # noqa: E402
     longest,
 )
 from cumulant.observatory.runs.settings import ObservationSettings, Settings  # noqa: E402
-from cumulant.observatory.runs.weight_statistics import with_weights  # noqa: E402
 from cumulant.residual import gradientness  # noqa: E402
 
 ENDING = {"standard": ".attention", "energy": "", "convex": ".block", "equilibrium": ".block"}  # of the layer's path

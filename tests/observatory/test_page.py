@@ -10,8 +10,8 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from cumulant.observatory.report.page import condense, render
-from cumulant.observatory.report.page.render import render_page
+from cumulant.observatory.report.page import render
+from cumulant.observatory.report.page.render import render_page, unpack
 from tests.observatory.page_data import HOSTILE, QUANTITIES, page_data
 
 
@@ -318,7 +318,7 @@ def test_large_records_become_coarser_and_say_so(small, tmp_path, monkeypatch):
     coarse = render.page(small)
     assert len(coarse.encode()) <= render.MAX_BYTES
     assert "To keep it below 5 MB" in coarse
-    kept = condense.unpack(re.search(r'id="data">([^<]*)<', coarse)[1])
+    kept = unpack(re.search(r'id="data">([^<]*)<', coarse)[1])
     whole_head, head = small["heads"][5]["values"]["entropy"], kept["heads"][5]["values"]["entropy"]
     assert len(head["histogram"]) <= 32
     assert sum(row[2] for row in head["histogram"]) == whole_head["count"]

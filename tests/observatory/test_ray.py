@@ -26,9 +26,9 @@ from tokenizers.models import BPE  # noqa: E402
 
 from cumulant.observatory import Record  # noqa: E402
 from cumulant.observatory.runs import ray as on_ray  # noqa: E402
+from cumulant.observatory.runs.observe import observe_corpus, observe_shard  # noqa: E402
 from cumulant.observatory.runs.ray import from_bytes, observe_on_ray, to_bytes  # noqa: E402
 from cumulant.observatory.runs.settings import ObservationSettings  # noqa: E402
-from cumulant.observatory.runs.shards import observe_corpus, observe_shard  # noqa: E402
 from cumulant.observatory.runs.store import Store  # noqa: E402
 from cumulant.observatory.text.corpus import Corpus, plan  # noqa: E402
 

@@ -13,10 +13,9 @@ import torch
 pytest.importorskip("safetensors", reason="install cumulant[hf] to read records")
 
 from cumulant.observatory.record import Record
-from cumulant.observatory.record.convert import FORMAT, NO_SAMPLE
 from cumulant.observatory.record.meta import Meta
-from cumulant.observatory.report.directory import Tables
-from cumulant.observatory.report.layer_table import DISTANCES
+from cumulant.observatory.record.record import FORMAT, NO_SAMPLE
+from cumulant.observatory.report.tables import DISTANCES, Tables
 
 SAMPLES = Path(__file__).parent.parent / "data" / "records"
 

@@ -27,15 +27,15 @@ from cumulant.observatory import Record, observe  # noqa: E402
 from cumulant.observatory.record.meta import Meta  # noqa: E402
 from cumulant.observatory.runs import run as run_module  # noqa: E402
 from cumulant.observatory.runs import store  # noqa: E402
-from cumulant.observatory.runs.run import MIN_NULL_TOKENS, null_tokens  # noqa: E402
-from cumulant.observatory.runs.settings import ObservationSettings  # noqa: E402
-from cumulant.observatory.runs.shards import (  # noqa: E402
+from cumulant.observatory.runs.observe import (  # noqa: E402
     added_tokens,
     count_tokens,
     observe_corpus,
     observe_shard,
     shard_key,
 )
+from cumulant.observatory.runs.run import MIN_NULL_TOKENS, null_tokens  # noqa: E402
+from cumulant.observatory.runs.settings import ObservationSettings  # noqa: E402
 from cumulant.observatory.runs.store import Store  # noqa: E402
 from cumulant.observatory.text.corpus import hash_of, plan  # noqa: E402
 
@@ -251,7 +251,7 @@ def test_a_stopped_run_goes_on_to_the_same_record(tmp_path, runs, corpus, asked,
 
 def test_finished_shards_are_not_observed_again(tmp_path, runs, corpus, asked, loaded, monkeypatch):
     shutil.copytree(runs / "some", tmp_path / "out")
-    monkeypatch.setattr("cumulant.observatory.runs.shards.observe_shard", None)
+    monkeypatch.setattr("cumulant.observatory.runs.observe.observe_shard", None)
     assert same(RECORDS["some"], run(tmp_path / "out", corpus, asked, loaded, 333, resume=True))
 
 
@@ -268,7 +268,7 @@ def test_an_interrupt_before_anything_is_one(tmp_path, corpus, asked, loaded, mo
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("cumulant.observatory.runs.shards.observe_shard", interrupted)
+    monkeypatch.setattr("cumulant.observatory.runs.observe.observe_shard", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path / "out", corpus, asked, loaded)
 
@@ -516,7 +516,7 @@ def told_to(asked, out, *more) -> list[str]:
 
 def test_the_command_goes_on_and_ends_alike(tmp_path, asked, monkeypatch):
     monkeypatch.setattr(run_module, "write_tables", lambda *_: None)
-    monkeypatch.setattr(run_module, "render", lambda *_: None)
+    monkeypatch.setattr(run_module, "render_tables", lambda *_: None)
     SOURCE.write_text("no json\n" + SOURCE.read_text())
     found, words = invoke(*told_to(asked, tmp_path / "whole"))
     assert found.exit_code == 0, found.output
@@ -608,7 +608,7 @@ from cumulant.observatory.runs import store
 
 torch.set_num_threads(1)
 store.MERGED_SHARDS = 2
-run_module.write_tables = run_module.render = lambda *_: None
+run_module.write_tables = run_module.render_tables = lambda *_: None
 arguments, kills, seed = json.loads(sys.argv[1])
 run = application()
 run_module.load(arguments[1])  # so that what it imports is there before the first fork
@@ -650,7 +650,7 @@ while True:
 def test_a_run_that_is_killed_between_two_operations_on_files_ends_alike(tmp_path, asked, monkeypatch):
     """One process that forks, so that only it has to import; at moments of the clock and with a real model below."""
     monkeypatch.setattr(run_module, "write_tables", lambda *_: None)
-    monkeypatch.setattr(run_module, "render", lambda *_: None)
+    monkeypatch.setattr(run_module, "render_tables", lambda *_: None)
     assert invoke(*told_to(asked, tmp_path / "whole", "--null", "shuffled"))[0].exit_code == 0
     arguments = told_to(asked, tmp_path / "parts", "--null", "shuffled", "--resume")
     found = subprocess.run(

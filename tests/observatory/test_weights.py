@@ -7,7 +7,7 @@ from torch import nn
 pytest.importorskip("transformers")
 
 from cumulant.observatory.hooks.attention import observe_attention
-from cumulant.observatory.hooks.blocks import Norm, NotFound, attention_modules, norm_of
+from cumulant.observatory.hooks.structure import Norm, NotFound, attention_modules, norm_of
 from cumulant.observatory.hooks.weights import (
     HeadWeights,
     _projections,  # pyright: ignore[reportPrivateUsage]

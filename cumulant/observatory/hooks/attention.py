@@ -20,10 +20,13 @@ from torch import Tensor, nn
 from cumulant.checks import sentence
 from cumulant.kernels.arguments import Support, intersect
 from cumulant.nn.calls import AttentionCall, Observer, on_attention
-from cumulant.observatory.hooks.blocks import attention_modules, list_elements
-from cumulant.observatory.hooks.nn_adapter import reporting_layers, written_out
-from cumulant.observatory.hooks.token_masks import TokenMasks
-from cumulant.observatory.hooks.unwrap import is_transformers, unwrapped
+from cumulant.observatory.hooks.structure import (
+    attention_modules,
+    is_transformers,
+    list_elements,
+    reporting_layers,
+    unwrapped,
+)
 
 # arguments that models pass along and that do not change what attention computes from q, k, v and the mask
 IGNORED_ARGUMENTS = {
@@ -35,6 +38,7 @@ IGNORED_ARGUMENTS = {
 }
 # arguments that are read
 INTERPRETED_ARGUMENTS = {"scaling", "dropout", "is_causal", "position_bias", "s_aux", "softcap"}
+MASK_ARGUMENTS = ("attention_mask", "decoder_attention_mask")
 TENSOR_ARGUMENTS = frozenset({"module", "query", "key", "value", "attention_mask"})
 
 Replacement = Callable[[AttentionCall], Tensor | None]
@@ -134,7 +138,7 @@ def _layer_observer(hooks: ModelHooks) -> Observer:
         if name is None:
             return
         hooks.calls += 1
-        support, seeing = written_out(call)
+        support, seeing = _written_out(call)
         wide = torch.promote_types(call.eta.dtype, torch.float32)
         eta, key, value = call.eta.to(wide), call.key.to(wide), call.value.to(wide)
         tokens = call.rows if call.rows is not None else hooks.masks.rows(name, len(eta), eta.shape[2], None)
@@ -145,6 +149,34 @@ def _layer_observer(hooks: ModelHooks) -> Observer:
             raise ValueError(sentence(where, "None", "another output", advice))
 
     return observe
+
+
+def _written_out(call: AttentionCall) -> tuple[Support, Tensor | None]:
+    """The support of a call with four axes for mask and weights, and the queries (batch, q) that see a key.
+
+    Calls of `cumulant.nn` may combine a causal order with a mask. An order that is not the plain one, as of tokens that
+    do not see themselves, is written out in the mask, and so are windows and an order beside a mask. A query that some
+    head leaves without a key is left out of all of them; None: no query is.
+    """
+    heads, q, n = call.eta.shape[1], call.eta.shape[2], call.key.shape[2]
+    support, device = call.support, call.eta.device
+    support = replace(support, offset=n - q) if support.offset is None else support
+    mask, causal = support.pair_mask(), support.causal
+    if support.window is not None or (causal and (support.offset or n != q or mask is not None)):
+        mask, causal = intersect(mask, support.band(torch.arange(q, device=device), n)), False
+    rows = None
+    if mask is not None:
+        mask = mask.reshape((1,) * (4 - mask.ndim) + mask.shape).expand(-1, -1, q, n)
+        if support.sink is None:
+            seen = mask.any(-1).all(1)  # (batch or 1, q)
+            rows = None if bool(seen.all()) else seen.expand(len(call.eta), q)
+    weights, sink = support.pair_weights(heads), support.sink
+    if weights is not None:
+        weights = weights.float().expand(-1, heads, q, n)
+    if sink is not None:
+        sink = torch.as_tensor(sink, dtype=torch.float32, device=device).reshape(1, -1).expand(1, heads)
+    offset = 0 if causal else None
+    return Support(mask, causal, offset, log_weights=weights, sink=sink), rows
 
 
 def unrecordable(model: nn.Module) -> str:
@@ -271,3 +303,92 @@ def _support(mask: Tensor | None, causal: bool, extra: dict, query: Tensor) -> S
         bias = bias.to(wide).expand(-1, query.shape[1], query.shape[2], -1)
     sink = None if sink is None else sink.detach().float().reshape(1, -1)
     return Support(mask, causal, 0 if causal else None, log_weights=bias, sink=sink)
+
+
+class TokenMasks:
+    """The masks (batch, length) of the running call of a model and of the transformers models inside it.
+
+    The transformers model nearest around an attention module decides which of its queries are tokens and which are
+    padding: of CLIP the text half has the mask of the texts, and the image half has none, whatever the lengths are.
+
+    passes  calls so far
+    """
+
+    def __init__(self, model: nn.Module):
+        self.models = {name: m for name, m in model.named_modules() if not name or is_transformers(m)}
+        self.passes = 0
+        self._masks: dict[str, dict[str, object]] = {}
+
+    @contextmanager
+    def hooks(self) -> Iterator[None]:
+        """Follow the calls of the models while inside."""
+        with ExitStack() as stack:
+            for path, model in self.models.items():
+                before, after = self._hooks(path, inspect.signature(model.forward))
+                stack.callback(model.register_forward_pre_hook(before, with_kwargs=True).remove)
+                stack.callback(model.register_forward_hook(after, always_call=True).remove)
+            yield
+
+    def begin(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
+        """A call that began before there were hooks, of one of the models, or of what is around or inside them."""
+        path = next((path for path, model in self.models.items() if model is module), "")
+        self._begin(path, inspect.signature(module.forward), args, kwargs)
+
+    def _begin(self, path: str, signature: inspect.Signature, args: tuple, kwargs: dict) -> None:
+        try:
+            bound = signature.bind_partial(*args).arguments | kwargs
+        except TypeError:  # the model itself says what is wrong with its arguments
+            bound = kwargs
+        known = [name for name in MASK_ARGUMENTS if name in signature.parameters or name in kwargs]
+        self._masks[path] = {name: bound.get(name) for name in known}
+        self.passes += 1
+
+    def _hooks(self, path: str, signature: inspect.Signature):
+        def before(module, args, kwargs) -> None:
+            self._begin(path, signature, args, kwargs)
+
+        def after(module, args, output) -> None:
+            self._masks.pop(path, None)
+
+        return before, after
+
+    def rows(self, name: str, batch: int, q: int, mask: Tensor | None) -> Tensor | None:
+        """(batch, q) True where a query of the attention module at path ``name`` is a token; None: all are.
+
+        mask  (batch or 1, heads or 1, q, n) that the call itself has, True where a key is seen
+
+        A model that takes no mask, or got one that is not (batch, length), leaves the answer to the model around it. A
+        mask of images or sound counts pixels or samples, not queries; there, and where attention is called without its
+        model, the mask of the call is all that is known.
+        """
+        for path in sorted(self._masks, key=len, reverse=True):
+            if path and not name.startswith(f"{path}."):
+                continue
+            in_decoder = self._two_sided(path) and "decoder" in name.removeprefix(path).split(".")
+            wanted = MASK_ARGUMENTS[1] if in_decoder else MASK_ARGUMENTS[0]
+            if not in_decoder and getattr(self.models[path], "main_input_name", "input_ids") != "input_ids":
+                return rows_from_mask(mask, q)
+            if wanted not in self._masks[path]:
+                continue
+            tokens = self._masks[path][wanted]
+            if tokens is None:
+                return None
+            if isinstance(tokens, Tensor) and tokens.ndim == 2:
+                return tokens[:, -q:].bool() if len(tokens) == batch and tokens.shape[1] >= q else None
+        return None if self._masks else rows_from_mask(mask, q)
+
+    def _two_sided(self, path: str) -> bool:
+        """An encoder and a decoder, each with a mask of its own."""
+        return bool(getattr(getattr(self.models[path], "config", None), "is_encoder_decoder", False))
+
+
+def rows_from_mask(mask: Tensor | None, q: int) -> Tensor | None:
+    """Which queries are tokens, from the mask of one self-attention: those that some query sees as a key.
+
+    >>> import torch
+    >>> rows_from_mask(torch.tensor([[True, False], [True, False]])[None, None], 2)
+    tensor([[ True, False]])
+    """
+    if mask is None or mask.shape[-2:] != (q, q):
+        return None
+    return mask.any(-2).any(1)

@@ -16,7 +16,17 @@ import torch
 from torch import Tensor, nn
 
 from cumulant.checks import sentence, shape
-from cumulant.observatory.hooks.blocks import (
+from cumulant.observatory.hooks.residual_stages import (
+    BlockStages,
+    BlockTrace,
+    find_stages,
+    growth_tallies,
+    perturbation,
+    stage_values,
+    trace_modules,
+    trace_norms,
+)
+from cumulant.observatory.hooks.structure import (
     NotFound,
     attention_modules,
     block_of,
@@ -27,16 +37,7 @@ from cumulant.observatory.hooks.blocks import (
     twin,
     without_cache,
 )
-from cumulant.observatory.hooks.perturbation import growth_tallies, perturbation
-from cumulant.observatory.hooks.residual_stages import (
-    BlockStages,
-    BlockTrace,
-    find_stages,
-    stage_values,
-    trace_modules,
-    trace_norms,
-)
-from cumulant.observatory.statistics.stable_hash import priorities
+from cumulant.observatory.statistics.sampling import priorities
 from cumulant.observatory.statistics.states import (
     MAX_COVARIANCE_WIDTH,
     MeanScatter,

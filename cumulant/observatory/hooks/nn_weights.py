@@ -15,7 +15,7 @@ from cumulant.nn.attention import MultiheadAttention
 from cumulant.nn.convex import ConvexBlock
 from cumulant.nn.energy import EnergyBlock
 from cumulant.nn.equilibrium import EquilibriumBlock
-from cumulant.observatory.hooks.blocks import Norm, NotFound, block_of, norm_of, norms_of, twin
+from cumulant.observatory.hooks.structure import Norm, NotFound, block_of, norm_of, norms_of, twin
 
 
 def layer_projections(module: nn.Module) -> dict[str, Tensor] | NotFound:

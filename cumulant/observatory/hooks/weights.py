@@ -18,9 +18,17 @@ from cumulant.checks import require_float, sentence, shape
 from cumulant.nn.convex import ConvexBlock
 from cumulant.nn.energy import EnergyBlock
 from cumulant.nn.equilibrium import EquilibriumBlock
-from cumulant.observatory.hooks.blocks import QUERY_KEY_NORMS, Norm, NotFound, block_of, norm_of, norms_of, twin
-from cumulant.observatory.hooks.nn_adapter import REPORTING_LAYERS
 from cumulant.observatory.hooks.nn_weights import layer_front, layer_projections
+from cumulant.observatory.hooks.structure import (
+    QUERY_KEY_NORMS,
+    REPORTING_LAYERS,
+    Norm,
+    NotFound,
+    block_of,
+    norm_of,
+    norms_of,
+    twin,
+)
 from cumulant.residual import gradientness
 
 # names of the four projections, as modules have them

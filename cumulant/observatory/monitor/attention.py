@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from cumulant.nn.calls import AttentionCall, on_attention
 from cumulant.observatory.hooks.attention import observe_attention
-from cumulant.observatory.hooks.nn_adapter import REPORTING_LAYERS
-from cumulant.observatory.hooks.unwrap import transformers_models
+from cumulant.observatory.hooks.structure import REPORTING_LAYERS, transformers_models
 
 EXPANSION_TOKENS = 1024  # of a block's states, from which its expansion is taken
 OnCall = Callable[[str, AttentionCall], None]  # the path of the layer, and its call

@@ -26,7 +26,7 @@ from torch import nn
 
 from cumulant.checks import sentence
 from cumulant.nn.calls import AttentionCall
-from cumulant.observatory.hooks.blocks import block_of, list_elements
+from cumulant.observatory.hooks.structure import block_of, list_elements
 from cumulant.observatory.monitor.attention import entrances, observe_pass
 from cumulant.observatory.monitor.history import Check, CheckHistory, check_rows, save, table
 from cumulant.observatory.monitor.thresholds import Alarm, AlarmDetector, LayerCheck, Thresholds

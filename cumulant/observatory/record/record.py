@@ -1,7 +1,7 @@
 """The record of an observation: plain data that can be saved, loaded and merged.
 
 A directory holds it as moments.safetensors (every tensor) and record.json (everything else), and manifest.json lists
-both. Nothing in them is executed on loading.
+both. Nothing in them is executed on loading. Records of older formats are converted while they are loaded.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from cumulant.checks import sentence
 from cumulant.files import cannot_write, replacing, write
 from cumulant.observatory.hooks.hidden_states import merge_layers
 from cumulant.observatory.record.consistency import inconsistency
-from cumulant.observatory.record.convert import FORMAT, converted
 from cumulant.observatory.record.manifest import (
     MOMENTS,
     RECORD,
@@ -32,6 +31,16 @@ from cumulant.observatory.record.manifest import (
 from cumulant.observatory.record.meta import Meta
 from cumulant.observatory.statistics.tally import Tally
 
+FORMAT = "cumulant record 4"
+NO_SAMPLE = "of a record of format 2 distances of hidden states to a Gaussian are not known: observe again for them"
+RENAMED_META = {  # names of format 3 → names of format 4
+    "places": "stages",
+    "spoiled": "unreadable",
+    "spoiled_documents": "unreadable_documents",
+    "weights_unknown": "unknown_weights",
+}
+RENAMED_TALLY = {"place_count": "position_count", "place_sum": "position_sum"}
+Stored = tuple[dict, dict[str, Tensor]]  # what record.json and moments.safetensors hold
 EXCERPTS = 4  # texts whose beginning is kept token by token
 
 
@@ -61,7 +70,7 @@ class Record:
 
     layers    the attention modules, in the order of the model
     tallies   "<layer>/<quantity>" → `Tally` with a cell for every head
-    sums      "<layer>/<name>" → sums over sampled queries, from `sampled_heads.sampled_statistics`
+    sums      "<layer>/<name>" → sums over sampled queries, from `statistics.heads.sampled_statistics`
     hidden    the state of `hidden_states.HiddenStateObserver`
     weights   "<layer>/<name>" → (heads,) numbers that follow from the weights, such as gradient-ness; not merged
     excerpts  the beginnings of a few texts with the numbers of every token
@@ -127,7 +136,7 @@ class Record:
     @classmethod
     def assemble(cls, plain: dict, tensors: dict[str, Tensor]) -> Record:
         """The inverse of `plain` and `tensors`, of this format or an older one; ValueError if they are of another."""
-        return _assemble(*converted(plain, tensors))
+        return _assemble(*_converted(plain, tensors))
 
     def save(self, directory: str | Path, *, exact: bool = False, listed: bool = True) -> None:
         """Write moments.safetensors and record.json into a directory, each in one step.
@@ -260,7 +269,7 @@ def require_replaceable(directory: Path) -> None:
         raise ValueError(sentence("--out", "a directory whose shards/ is free", got, "Name another directory."))
 
 
-NULLS = ("random", "shuffled")  # `runs.nulls` describes them
+NULLS = ("random", "shuffled")  # `models.load.random_twin`, `runs.observe.shuffled_keys`
 
 
 def null_directories(directory: Path) -> dict[str, Path]:
@@ -272,3 +281,45 @@ def _joined(a: dict, b: dict, add) -> dict:
     return {
         k: add(a[k], b[k]) if k in a and k in b else a.get(k, b.get(k)) for k in (*a, *(k for k in b if k not in a))
     }
+
+
+def _converted(plain: dict, tensors: dict[str, Tensor]) -> Stored:
+    """A stored record in the present format; ValueError with the name of the format if it is not known.
+
+    2 → 3  hidden states were sampled as they are; since format 3 each is taken about the mean of its sequence, and the
+           scatter of those residuals is kept with them. Neither can be had from the other, so the old samples are
+           dropped: every number of heads, sizes, growth and covariances stays, and distances to a Gaussian are unknown
+    3 → 4  names: entries of meta, excerpts (were passages), sums by position in a tally
+    """
+    if plain["format"] == "cumulant record 2":
+        plain, tensors = _from_2(plain, tensors)
+    if plain["format"] == "cumulant record 3":
+        plain, tensors = _from_3(plain, tensors)
+    if plain["format"] != FORMAT:
+        raise ValueError(plain["format"])
+    return plain, tensors
+
+
+def _from_2(plain: dict, tensors: dict[str, Tensor]) -> Stored:
+    left = {key: tensor for key, tensor in tensors.items() if ":sample." not in key}
+    meta = plain["meta"]
+    if len(left) < len(tensors):
+        meta = meta | {"notes": [*meta.get("notes", []), NO_SAMPLE]}
+    return plain | {"format": "cumulant record 3", "meta": meta}, left
+
+
+def _from_3(plain: dict, tensors: dict[str, Tensor]) -> Stored:
+    meta = {RENAMED_META.get(key, key): value for key, value in plain["meta"].items()}
+    documents = meta.get("unreadable_documents", [])
+    meta["unreadable_documents"] = [{"name": one["name"], "reason": one["why"]} for one in documents]
+    renamed = plain | {"format": FORMAT, "meta": meta, "excerpts": plain["passages"]}
+    return renamed, {_tensor_name(key): tensor for key, tensor in tensors.items()}
+
+
+def _tensor_name(key: str) -> str:
+    if key.startswith("passage/"):
+        return f"excerpt/{key.removeprefix('passage/')}"
+    for old, new in RENAMED_TALLY.items():
+        if key.endswith((f"/{old}", f":tally.{old}")):
+            return key.removesuffix(old) + new
+    return key

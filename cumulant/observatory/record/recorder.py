@@ -14,16 +14,20 @@ from cumulant.checks import known, sentence
 from cumulant.kernels.dense import largest
 from cumulant.nn.calls import AttentionCall
 from cumulant.observatory.hooks.attention import ModelHooks, observe_attention, unrecordable
-from cumulant.observatory.hooks.blocks import attention_modules
 from cumulant.observatory.hooks.hidden_states import HiddenStateObserver, observe_hidden_states
-from cumulant.observatory.hooks.unwrap import is_transformers, unwrapped
+from cumulant.observatory.hooks.structure import attention_modules, is_transformers, unwrapped
 from cumulant.observatory.hooks.weights import HeadWeights, head_weights
 from cumulant.observatory.record.meta import Meta
 from cumulant.observatory.record.record import AttentionLayer, Record
-from cumulant.observatory.statistics.heads import head_quantities
-from cumulant.observatory.statistics.quantities import BY_NAME, select_quantities
-from cumulant.observatory.statistics.sampled_heads import MAX_ROWS, received_attention, sampled_statistics
-from cumulant.observatory.statistics.stable_hash import uniform
+from cumulant.observatory.statistics.heads import (
+    BY_NAME,
+    MAX_ROWS,
+    head_quantities,
+    received_attention,
+    sampled_statistics,
+    select_quantities,
+)
+from cumulant.observatory.statistics.sampling import uniform
 from cumulant.observatory.statistics.tally import Tally
 
 SAMPLE = 32  # one query in so many is sampled for the costly quantities
@@ -46,7 +50,7 @@ def attach(
 
     model          of transformers, or any with layers of `cumulant.nn` in it; what `torch.compile`, data parallelism or
                    a module with one transformers model in it put around it is taken off, and may be called
-    quantities     names or groups of `cumulant.observatory.statistics.quantities`; all if None
+    quantities     names or groups of `cumulant.observatory.statistics.heads.QUANTITIES`; all if None
     seed           of the sample of queries on which costly quantities are computed
     hidden_states  also keep the law of the hidden states before and after every sublayer
     alter          what is measured in the place of a call, for nulls; the model itself goes on with its own

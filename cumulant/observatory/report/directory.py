@@ -6,19 +6,18 @@ import json
 from dataclasses import replace
 from math import nan
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from cumulant.checks import sentence
 from cumulant.files import write_parquet
 from cumulant.observatory.record.manifest import RECORD
 from cumulant.observatory.record.record import UNREADABLE, Record, null_directories
 from cumulant.observatory.record.recorder import SAMPLE, covariance_share
-from cumulant.observatory.report.layer_table import DISTANCES, layer_spectra, layer_table
 from cumulant.observatory.report.page import render_page
 from cumulant.observatory.report.rows import HeadRow, LayerRow, TokenStatistics, columns, known
-from cumulant.observatory.report.tables import by_position, head_rows, histogram
-from cumulant.observatory.report.verdicts import verdicts
-from cumulant.observatory.statistics.quantities import BY_NAME
+from cumulant.observatory.report.tables import DISTANCES, Tables, by_position, histogram, layer_spectra
+from cumulant.observatory.report.verdicts import Answer, verdicts
+from cumulant.observatory.statistics.heads import BY_NAME
 
 STATES = ("rms", "pairwise_cosine", "effective_rank", "participation_ratio", *DISTANCES)  # of a layer, on the page
 PERTURBATIONS = {
@@ -35,26 +34,13 @@ NUMBERS = {  # of a head, beside its quantities
 }  # fmt: skip
 
 
-class Tables(NamedTuple):
-    """A record with its rows; those of the layers take a moment to compute."""
-
-    record: Record
-    heads: list[HeadRow]
-    layers: list[LayerRow]
-
-    @classmethod
-    def of(cls, record: Record) -> Tables:
-        return cls(record, head_rows(record), layer_table(record))
-
-
-def write_tables(record: Record, directory: Path, nulls: dict[str, Record] | None = None) -> None:
+def write_tables(tables: Tables, directory: Path, nulls: dict[str, Tables]) -> None:
     """heads.parquet, layers.parquet and tokens.parquet, each in one step; heads with the means of their nulls."""
-    heads = head_rows(record)
-    beside = _beside(heads, {name: head_rows(null) for name, null in (nulls or {}).items()})
-    heads_table = [row.columns(others) for row, others in zip(heads, beside, strict=True)]
-    write_parquet(heads_table, directory / "heads.parquet")
-    write_parquet([row.columns() for row in layer_table(record)], directory / "layers.parquet")
-    write_parquet(token_rows(record), directory / "tokens.parquet")
+    beside = _beside(tables.heads, {name: null.heads for name, null in nulls.items()})
+    heads = [row.columns(others) for row, others in zip(tables.heads, beside, strict=True)]
+    write_parquet(heads, directory / "heads.parquet")
+    write_parquet([row.columns() for row in tables.layers], directory / "layers.parquet")
+    write_parquet(token_rows(tables.record), directory / "tokens.parquet")
 
 
 def _beside(heads: list[HeadRow], nulls: dict[str, list[HeadRow]]) -> list[dict[str, HeadRow]]:
@@ -115,33 +101,42 @@ def render(
     record: Record, path: str | Path, nulls: dict[str, Record] | None = None, ablation: dict | None = None
 ) -> None:
     """One self-contained HTML page of a record, beside the records of its nulls and what ablation.json holds."""
-    render_page(page_data(record, nulls or {}, ablation), Path(path))
+    tables, null_tables = Tables.of(record), {name: Tables.of(null) for name, null in (nulls or {}).items()}
+    render_tables(tables, Path(path), null_tables, ablation)
 
 
-def page_data(record: Record, nulls: dict[str, Record], ablation: dict | None = None) -> dict:
+def render_tables(tables: Tables, path: Path, nulls: dict[str, Tables], ablation: dict | None = None) -> None:
+    """`render` with tables that are at hand."""
+    render_page(page_data(tables, nulls, ablation), path)
+
+
+def answers(tables: Tables, nulls: dict[str, Tables], ablation: dict | None = None) -> list[Answer]:
+    """What the numbers say to the questions of the page."""
+    meta = tables.record.meta
+    _, null_heads, null_layers = nulls.get("random", (None, [], []))
+    share = covariance_share(meta.batch_size or 1, meta.max_length or 1)
+    return verdicts(tables.heads, tables.layers, null_heads, meta.dimension or 1, null_layers, ablation, share)
+
+
+def page_data(tables: Tables, nulls: dict[str, Tables], ablation: dict | None = None) -> dict:
     """Everything the page shows, as plain data."""
-    return tables_data(Tables.of(record), {name: Tables.of(null) for name, null in nulls.items()}, ablation)
-
-
-def tables_data(tables: Tables, nulls: dict[str, Tables], ablation: dict | None = None) -> dict:
-    """`page_data` of tables that are at hand."""
-    record, heads, layers = tables
+    record, heads, _ = tables
     damage = {(row["layer"], row["head"]): row["damage"] for row in (ablation or {}).get("rows", [])}
     if damage:
         losses = [{"ablation_damage": damage.get((row.layer, row.head), nan)} for row in heads]
         heads = [replace(row, numbers=row.numbers | loss) for row, loss in zip(heads, losses, strict=True)]
-    _, null_heads, null_layers = nulls.get("random", (None, [], []))
-    share = covariance_share(record.meta.batch_size or 1, record.meta.max_length or 1)
-    answers = verdicts(heads, layers, null_heads, record.meta.dimension or 1, null_layers, ablation, share)
+    tables = tables._replace(heads=heads)
     return {
         "meta": record.meta.to_json() | {"sample_fraction": 1 / SAMPLE},
-        "verdicts": [a._asdict() | {"numbers": [n._asdict() for n in a.numbers]} for a in answers],
+        "verdicts": [
+            a._asdict() | {"numbers": [n._asdict() for n in a.numbers]} for a in answers(tables, nulls, ablation)
+        ],
         "quantities": _definitions(record, heads),
         "layers": [
             {"index": i, "name": layer.name, "kind": layer.kind, "heads": layer.heads}
             for i, layer in enumerate(record.layers)
         ],
-        **page_parts(tables._replace(heads=heads), {name: null.heads for name, null in nulls.items()}),
+        **page_parts(tables, {name: null.heads for name, null in nulls.items()}),
     }
 
 

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from cumulant.observatory.record.record import Record
-from cumulant.observatory.report.directory import NUMBERS, STATES, Tables, page_parts, tables_data
+from cumulant.observatory.report.directory import NUMBERS, STATES, page_data, page_parts
 from cumulant.observatory.report.page import render_page
 from cumulant.observatory.report.rows import HeadRow, LayerRow, columns, known
+from cumulant.observatory.report.tables import Tables
 
 Steps = dict[int, Tables]  # in order
 
@@ -81,7 +82,7 @@ def series_data(steps: Steps) -> dict:
     numbers = list(steps)
     first, last = numbers[0], numbers[-1]
     nulls = {"random": steps[first]} if first == 0 and len(numbers) > 1 else {}
-    data = tables_data(steps[last], nulls)
+    data = page_data(steps[last], nulls)
     null_heads = {name: tables.heads for name, tables in nulls.items()}
     parts = [page_parts(steps[step], null_heads) for step in numbers[:-1]]
     notes = [f"{len(numbers)} steps of a training, from {first:,} to {last:,}: the slider chooses one"]

@@ -1,24 +1,37 @@
-"""`observe`: a model reads texts, and the record of its heads and hidden states is returned."""
+"""A model reads texts, and the record of its heads and hidden states is returned: texts, a shard, a whole corpus.
+
+A shard is a reference to parts of files; whoever observes it reads them. Its record depends on its text, the model and
+the settings alone, so that it can be stored (`store.Store`), repeated, or made on another machine.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from cumulant.checks import sentence
 from cumulant.files import versions
 from cumulant.nn.calls import AttentionCall
-from cumulant.observatory.hooks.unwrap import unwrapped
+from cumulant.observatory.hooks.structure import block_of, unwrapped
+from cumulant.observatory.hooks.weights import HeadWeights, ascent_index, head_weights
 from cumulant.observatory.models.load import Loaded, require_text_model
 from cumulant.observatory.record.record import EXCERPTS, Excerpt, Record
 from cumulant.observatory.record.recorder import NOT_RECORDED, Recorder, attach, covariance_share
-from cumulant.observatory.text.corpus import Text, UnreadableDocument
-from cumulant.observatory.text.windows import Batch, batches, token_strings
+from cumulant.observatory.report.tables import read_covariance
+from cumulant.observatory.runs.settings import ObservationSettings
+from cumulant.observatory.text.corpus import Corpus, Shard, Text, UnreadableDocument, hash_of, texts_of
+from cumulant.observatory.text.windows import Batch, NoTokens, batches, special_tokens, token_strings
+from cumulant.residual import gradientness
+
+if TYPE_CHECKING:
+    from cumulant.observatory.runs.store import Store
 
 EXCERPT_TOKENS = 192  # of an excerpt
 MIN_TOKENS_FOR_VERDICT = 1000  # below this a record has a note
@@ -149,3 +162,192 @@ def _excerpts(recorder: Recorder, batch: Batch, tokenizer: Any) -> dict[int, Exc
         }
         out[int(batch.text_number[sequence])] = Excerpt(batch.names[sequence], tokens, cut)
     return out
+
+
+def with_weights(record: Record, model: nn.Module) -> Record:
+    """The record with gradient-ness and ascent index of every head whose weights are known."""
+    numbers: dict[str, Tensor] = {}
+    reasons: dict[str, str] = {}
+    for layer in record.layers:
+        weights = head_weights(model, layer.name)
+        if not isinstance(weights, HeadWeights):
+            reasons[layer.name] = weights.reason
+            continue
+        if weights.crossed:
+            continue  # queries and keys live in different streams: no gradient of one function of one state
+        cosine = gradientness(weights.query, weights.key, weights.value, weights.output)
+        numbers[f"{layer.name}/gradientness"] = cosine
+        block = block_of(model, layer.name)
+        covariance = None if block is None else read_covariance(record.hidden, record.meta.stages, block)
+        if covariance is not None and covariance.shape[0] == weights.query.shape[-1] and not weights.hidden:
+            if weights.passed is not None:  # covariances behind a norm are kept without its gain
+                covariance = weights.passed[:, None] * covariance * weights.passed
+            numbers[f"{layer.name}/ascent_index"] = ascent_index(weights, covariance, layer.scale)
+    return replace(record, weights=numbers, meta=replace(record.meta, unknown_weights=reasons))
+
+
+class ShardObservation(NamedTuple):
+    """The record of one shard and its counts.
+
+    record      None if no token was in the shard
+    text_hash   `corpus.hash_of` the shard
+    unreadable  documents that could not be read
+    skipped     documents without a token
+    """
+
+    record: Record | None
+    text_hash: str
+    tokens: int
+    sequences: int
+    unreadable: tuple[UnreadableDocument, ...]
+    skipped: int = 0
+
+
+def observe_shard(
+    loaded: Loaded,
+    settings: ObservationSettings,
+    shard: Shard,
+    column: str | None,
+    budget: int | None,
+    progress: Progress | None = None,
+) -> ShardObservation:
+    """Let the model of ``settings.load()`` read one shard.
+
+    budget  tokens at most; the last window is cut to fit. None: all
+
+    An interrupt (Ctrl-C) ends the reading as in `observe`: the record then has ``meta.complete`` false.
+    """
+    unreadable: list[UnreadableDocument] = []
+    texts = texts_of(shard, column, unreadable)
+    shuffles = settings.null == "shuffled"
+    try:
+        record = observe(
+            loaded,
+            texts,
+            quantities=settings.quantities,
+            max_tokens=budget,
+            max_length=settings.max_length,
+            batch_size=settings.batch_size,
+            seed=settings.seed,
+            hidden_states=not shuffles,
+            alter=shuffled_keys(settings.seed + shard.ordinal) if shuffles else None,
+            progress=progress,
+            unreadable=unreadable,
+        )
+    except NoTokens as error:
+        return ShardObservation(None, texts.sha256(), 0, 0, tuple(unreadable), error.skipped)
+    meta = record.meta
+    plain = replace(meta, created="", notes=(*loaded.notes, *bypass_notes(record)))
+    counts = meta.tokens, meta.sequences
+    return ShardObservation(replace(record, meta=plain), texts.sha256(), *counts, tuple(unreadable), meta.skipped)
+
+
+def shuffled_keys(seed: int) -> Callable[[AttentionCall], AttentionCall]:
+    """The null "shuffled", for `attach(alter=...)`: keys permuted over all tokens of the batch, alike for all heads.
+
+    The law of single keys stays, their fit to queries is gone. Values stay where they are, and so do masks, biases and
+    sinks.
+    """
+    generator = torch.Generator().manual_seed(seed)
+
+    def alter(call: AttentionCall) -> AttentionCall:
+        key = call.key.movedim(1, 2)  # (batch, n, heads, d)
+        tokens = torch.ones(key.shape[:2], dtype=torch.bool)
+        if call.rows is not None and call.rows.shape == tokens.shape:
+            tokens = call.rows.cpu()
+        index = tokens.flatten().nonzero()[:, 0]
+        order = index[torch.randperm(len(index), generator=generator)]
+        flat = key.flatten(0, 1).clone()
+        flat[index] = key.flatten(0, 1)[order]
+        return replace(call, key=flat.reshape(key.shape).movedim(2, 1))
+
+    return alter
+
+
+def count_tokens(
+    model: Any, settings: ObservationSettings, shard: Shard, column: str | None, budget: int | None
+) -> int:
+    """The tokens that `observe_shard` would count, without running the model; ``model`` is a Loaded or a tokenizer."""
+    tokenizer = model.tokenizer if isinstance(model, Loaded) else model
+    stream = batches(
+        texts_of(shard, column),
+        tokenizer,
+        max_length=settings.max_length,
+        batch_size=settings.batch_size,
+        max_tokens=budget,
+        unreadable=[],
+    )
+    try:
+        return sum(batch.tokens for batch in stream)
+    except NoTokens:
+        return 0
+
+
+def added_tokens(model: Any) -> int:
+    """Special tokens of every window: a budget that is no larger than this is used up."""
+    start, end = special_tokens(model.tokenizer if isinstance(model, Loaded) else model)
+    return len(start) + len(end)
+
+
+def shard_key(
+    text_hash: str, fingerprint: str, settings: ObservationSettings, budget: int | None, column: str | None = None
+) -> str:
+    """sha256 of everything that the record of a shard depends on.
+
+    >>> len(shard_key("", "", ObservationSettings("minilm"), None))
+    64
+    """
+    plain = [text_hash, fingerprint, settings._asdict(), budget, column]
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
+
+
+def observe_corpus(
+    settings: ObservationSettings,
+    corpus: Corpus,
+    store: Store,
+    *,
+    max_tokens: int | None,
+    loaded: Loaded | None = None,
+    progress: Progress | None = None,
+) -> Record:
+    """Observe the shards one after the other, put each into the store, and merge their records.
+
+    max_tokens  where to stop, counted over the shards in their order; None reads everything
+    loaded      ``settings.load()``, if it is in memory already
+    progress    called with numbers of tokens that are done, those of earlier runs among them
+
+    A shard that is in the store is only hashed: a text that has changed is refused. An interrupt (Ctrl-C) gives the
+    record so far, with ``meta.complete`` false; the shards that were finished stay for the next run.
+    """
+    left = max_tokens
+    partial: ShardObservation | None = None
+    loaded = loaded if loaded is not None else settings.load()
+    require_text_model(loaded.model)
+    if loaded.tokenizer is None:
+        advice = "Put one beside the model, or attach(model) and call the model yourself."
+        raise ValueError(sentence("observe.tokenizer", "the tokenizer of the model", None, advice))
+    added, complete = added_tokens(loaded), True
+    if max_tokens is not None and max_tokens <= added:
+        raise ValueError(sentence("observe_corpus.max_tokens", f"at least {added + 1}", max_tokens, "Raise it."))
+    try:
+        for shard in corpus.shards:
+            if left is not None and left <= added:
+                break
+            if shard.ordinal in store.done:
+                store.check(shard.ordinal, hash_of(shard, corpus.column))
+                tokens = store.done[shard.ordinal].tokens
+                if progress is not None and tokens:
+                    progress(tokens)
+            else:
+                observed = observe_shard(loaded, settings, shard, corpus.column, left, progress)
+                tokens = observed.tokens
+                if observed.record is not None and not observed.record.meta.complete:
+                    partial, complete = observed, False
+                    break
+                store.put(shard.ordinal, observed, left)
+            left = None if left is None else left - tokens
+    except KeyboardInterrupt:
+        complete = False
+        if not store.tokens:
+            raise
+    return store.merged(complete=complete, partial=partial)

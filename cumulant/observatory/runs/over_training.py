@@ -24,9 +24,8 @@ from cumulant.files import write
 from cumulant.observatory.models.load import Loaded, fingerprint_of, load, read_tokenizer, stream_dimension
 from cumulant.observatory.record.manifest import MOMENTS, PAGE, RECORD, remove, require_ours, writing
 from cumulant.observatory.record.record import UNREADABLE, Record, claim_directory
-from cumulant.observatory.runs.observe import Progress, observe
+from cumulant.observatory.runs.observe import Progress, observe, with_weights
 from cumulant.observatory.runs.settings import DEFAULT_STEP_TOKENS
-from cumulant.observatory.runs.weight_statistics import with_weights
 from cumulant.observatory.text.corpus import Corpus, Text
 
 STEP = re.compile(r"(?:step|checkpoint)-(\d+)")

@@ -21,9 +21,8 @@ import torch
 from cumulant.checks import sentence
 from cumulant.observatory.models.load import Loaded
 from cumulant.observatory.record.record import Record
-from cumulant.observatory.runs.observe import Progress
+from cumulant.observatory.runs.observe import Progress, ShardObservation, added_tokens, count_tokens, observe_shard
 from cumulant.observatory.runs.settings import ObservationSettings
-from cumulant.observatory.runs.shards import ShardObservation, added_tokens, count_tokens, observe_shard
 from cumulant.observatory.text.corpus import Corpus, Shard, UnreadableDocument, hash_of
 
 if TYPE_CHECKING:

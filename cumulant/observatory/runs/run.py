@@ -30,13 +30,12 @@ from cumulant.observatory.record.manifest import (
     writing,
 )
 from cumulant.observatory.record.record import UNREADABLE, Record, claim_directory, null_directories
-from cumulant.observatory.report.directory import read_ablation, render, write_tables
+from cumulant.observatory.report.directory import read_ablation, render_tables, write_tables
+from cumulant.observatory.report.tables import Tables
 from cumulant.observatory.runs.ablate import Ablation, ablate
-from cumulant.observatory.runs.observe import Progress, observe
+from cumulant.observatory.runs.observe import Progress, observe, observe_corpus, with_weights
 from cumulant.observatory.runs.settings import ObservationSettings, Settings, null_names
-from cumulant.observatory.runs.shards import observe_corpus
 from cumulant.observatory.runs.store import Store
-from cumulant.observatory.runs.weight_statistics import with_weights
 from cumulant.observatory.text.corpus import Corpus, plan, read_texts
 
 NULL_SHARE = 4  # nulls read a quarter of the tokens
@@ -45,7 +44,7 @@ BAR_TITLES = {None: "reading", "random": "null, random weights", "shuffled": "nu
 
 
 class Observation(NamedTuple):
-    """The records of a run, and the model and texts that they are of.
+    """The records of a run with their tables, and the model and texts that they are of.
 
     corpus    None for standard input
     complete  whether all of them have read what they were to read
@@ -53,8 +52,8 @@ class Observation(NamedTuple):
 
     loaded: Loaded
     corpus: Corpus | None
-    record: Record
-    nulls: dict[str, Record]
+    tables: Tables
+    nulls: dict[str, Tables]
     complete: bool
 
 
@@ -83,11 +82,11 @@ def run(settings: Settings, errors: Console) -> Observation:
             corpus_run = stack.enter_context(_CorpusRun(settings, errors, loaded, corpus))
             record, nulls = corpus_run.records(meta)
         with errors.status("writing tables and page"):
-            write_report(record, settings.directory, nulls)
+            tables, null_tables = write_report(record, settings.directory, nulls)
         complete = all(r.meta.complete for r in (record, *nulls.values()))
         if corpus_run is not None and complete:
             corpus_run.clear()
-    return Observation(loaded, corpus, record, nulls, complete)
+    return Observation(loaded, corpus, tables, null_tables, complete)
 
 
 def run_ablation(settings: Settings, observed: Observation, errors: Console) -> Ablation:
@@ -113,16 +112,18 @@ def run_ablation(settings: Settings, observed: Observation, errors: Console) -> 
         write_parquet(rows, directory / "ablation.parquet")
         write(directory / "ablation.json", json.dumps(summary | {"rows": rows}, indent=1) + "\n")
     with writing(directory, PAGE):
-        render(observed.record, directory / PAGE, observed.nulls, read_ablation(directory))
+        render_tables(observed.tables, directory / PAGE, observed.nulls, read_ablation(directory))
     return ablation
 
 
-def write_report(record: Record, directory: Path, nulls: dict[str, Record]) -> None:
-    """Write the tables and the page of a record."""
+def write_report(record: Record, directory: Path, nulls: dict[str, Record]) -> tuple[Tables, dict[str, Tables]]:
+    """Write the tables and the page of a record; returns its tables and those of its nulls."""
     ablation = read_ablation(directory)
+    tables, null_tables = Tables.of(record), {name: Tables.of(null) for name, null in nulls.items()}
     with writing(directory, *TABLES, PAGE):
-        write_tables(record, directory, nulls)
-        render(record, directory / PAGE, nulls, ablation)
+        write_tables(tables, directory, null_tables)
+        render_tables(tables, directory / PAGE, null_tables, ablation)
+    return tables, null_tables
 
 
 def command_line() -> str:

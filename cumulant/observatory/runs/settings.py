@@ -13,7 +13,7 @@ from cumulant.checks import sentence
 from cumulant.files import versions
 from cumulant.observatory.models.load import Loaded, load, random_twin
 from cumulant.observatory.record.record import NULLS
-from cumulant.observatory.statistics.quantities import select_quantities
+from cumulant.observatory.statistics.heads import select_quantities
 from cumulant.observatory.text.corpus import Corpus
 
 DEFAULT_MODEL = "minilm"

@@ -30,7 +30,7 @@ from cumulant.observatory.record.manifest import (
     sweep_shards,
 )
 from cumulant.observatory.record.record import UNREADABLE, Record, claim_directory, require_replaceable
-from cumulant.observatory.runs.observe import few_tokens_notes
+from cumulant.observatory.runs.observe import ShardObservation, few_tokens_notes, shard_key
 from cumulant.observatory.runs.settings import (
     FORMAT,
     ObservationSettings,
@@ -38,7 +38,6 @@ from cumulant.observatory.runs.settings import (
     description_hash,
     difference,
 )
-from cumulant.observatory.runs.shards import ShardObservation, shard_key
 from cumulant.observatory.text.corpus import Corpus, UnreadableDocument, hash_of
 
 MERGED_SHARDS = 4  # in a row become one directory; the record of a large model has hundreds of megabytes

@@ -1,21 +1,30 @@
-"""Statistics of attention heads: numbers per head and query, and their means over a sample of queries.
+"""Statistics of attention heads: per query, as means over a few queries, and on sampled queries what costs more.
 
-A record keeps the numbers of every query (`head_quantities`; definitions are in `quantities`); a monitor keeps means
-over a few queries of a training step (`head_statistics`).
+`QUANTITIES` defines them. A record keeps the numbers of every query (`head_quantities`), and what takes d × d numbers
+or a sort per query, spectra, volumes and fits, of a sample of queries (`sampled_statistics`): for these the weights p
+over the keys are written out, a few rows per sequence, so that nothing grows with the square of its length.
+A monitor keeps means over a few queries of a training step (`head_statistics`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from math import log
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from cumulant.attention import attend
+from cumulant.checks import sentence
+from cumulant.hopfield import mass_count
 from cumulant.kernels import moments
 from cumulant.nn.calls import AttentionCall
-from cumulant.observatory.statistics.query_sample import sample_queries
+from cumulant.observatory.statistics.sampling import sample_queries
 
+MAX_ROWS = 16  # sampled queries of one sequence at most
+MAX_NUMBERS = 1 << 22  # numbers held at once: rows × heads × keys × dimension
+SampledQueries = list[tuple[int, Tensor]]  # sequences with the indices of their sampled queries
 # what `moments` computes for a quantity, beside the log-normalizer
 MOMENTS = {
     "entropy": "entropy",
@@ -28,12 +37,62 @@ MOMENTS = {
 }
 
 
+class Quantity(NamedTuple):
+    """One number per head and token.
+
+    group  "cheap": from the fused kernel; "full": from one streaming pass; "sampled": on a sample of queries
+    """
+
+    name: str
+    label: str
+    equation: str
+    words: str
+    unit: str
+    group: str
+
+
+QUANTITIES: tuple[Quantity, ...] = (
+    Quantity("log_normalizer", "log-normalizer", "G = log Σⱼ exp(⟨η,kⱼ⟩ + wⱼ)", "The potential whose gradient is the head's mean key; the evidence of the keys for the query.", "nats", "cheap"),
+    Quantity("entropy", "entropy", "H = −Σⱼ pⱼ log pⱼ", "How widely the head looks: 0 for one key, log N for all alike.", "nats", "cheap"),
+    Quantity("effective_atoms", "effective keys", "1/Σⱼ pⱼ²", "How many keys the head averages.", "keys", "full"),
+    Quantity("max_score", "largest score", "maxⱼ ⟨η,kⱼ⟩", "The score of the key that fits best.", "nats", "full"),
+    Quantity("first_mass", "mass on the first token", "p₀", "Attention to the first token, where sinks form.", "share", "full"),
+    Quantity("sink_mass", "mass on the learned sink", "e^s/(e^s + Σⱼ e^{⟨η,kⱼ⟩})", "Probability of the atom with value 0 that some models add.", "share", "full"),
+    Quantity("kl_to_base", "KL to base", "KL(p ‖ h) = ⟨η,∇G⟩ − G + log|h|", "How far the query moved the measure of the keys.", "nats", "full"),
+    Quantity("condensed", "condensed", "KL(p ‖ h) > log N − 1", "Share of tokens for which softmax has condensed on a few keys (X-9).", "share", "full"),
+    Quantity("fisher_trace", "Fisher trace", "s · tr Cov_p(k)", "Expansion rate of the query by the head's own keys.", "", "full"),
+    Quantity("collapse_loss", "collapse loss", "tr Cov_p(v)", "What the output forgets of the mixture of values it averages (S2-C9).", "", "full"),
+    Quantity("k90", "keys for 90 %", "least k with k largest pⱼ ≥ 0.9", "Hopfield class I–IV by its median: the size of what the head retrieves.", "keys", "sampled"),
+    Quantity("k90_share", "share of keys for 90 %", "k/N", "The same as a share of the keys in sight: above 1/2 class I, 1/8 II, 1/32 III, else IV.", "share", "sampled"),
+    Quantity("fisher_top", "top Fisher eigenvalue", "s · λ_max(Cov_p(k))", "Above 1 the head can hold several memories.", "", "sampled"),
+    Quantity("fisher_volume", "log-volume, keys", "log det(I + s·Cov_p(k))", "Expansion of volume by η + ∇G, the step of the theory (X-1).", "nats", "sampled"),
+    Quantity("head_volume", "log-volume, head", "log|det(I + s·Cov_p(v,k)·W_Q W_O)|", "Expansion of volume in the residual stream by this head, keys frozen.", "nats", "sampled"),
+    Quantity("received_top", "largest attention received", "maxⱼ Σᵢ pᵢⱼ/N", "Share of all attention that goes to one key: the implied source marginal (S2-C8).", "share", "sampled"),
+    Quantity("received_effective", "keys that receive", "1/Σⱼ σⱼ²,  σⱼ = Σᵢ pᵢⱼ/N", "How many keys are attended to by a sequence; N if doubly stochastic.", "keys", "sampled"),
+)  # fmt: skip
+BY_NAME = {q.name: q for q in QUANTITIES}
+DEFAULT = tuple(BY_NAME)
+
+
+def select_quantities(names: str | Sequence[str] | None) -> frozenset[str]:
+    """The wanted names, checked; None is all, a group's name is its members."""
+    if names is None:
+        return frozenset(DEFAULT)
+    names = [names] if isinstance(names, str) else list(names)
+    groups = {q.group for q in QUANTITIES}
+    for name in names:
+        if name not in BY_NAME and name not in groups:
+            expected = f"names among {', '.join(BY_NAME)}, or a group: {', '.join(sorted(groups))}"
+            raise ValueError(sentence("quantities", expected, repr(name), "Copy one exactly."))
+    return frozenset(q.name for q in QUANTITIES if q.name in names or q.group in names)
+
+
 def head_quantities(call: AttentionCall, wanted: frozenset[str], first: int | Tensor = 0) -> dict[str, Tensor]:
     """name → (batch, heads, q) for the wanted quantities; NaN where the query is padding or sees no key.
 
     first  the key of the first token, of all sequences or (batch,)
 
-    Quantities that need the weights of single keys are left out: see `sampled_heads`.
+    Quantities that need the weights of single keys are left out: see `sampled_statistics`.
     """
     requested = sorted({MOMENTS[name] for name in wanted if name in MOMENTS})
     value = call.value if "collapse_loss" in wanted else None
@@ -160,3 +219,156 @@ def head_statistics(call: AttentionCall, *, sequences: int = 4, queries: int = 3
 def _without_numbers(call: AttentionCall, queries: int) -> HeadStatistics:
     nothing = torch.full((call.eta.shape[1],), torch.nan, dtype=torch.float64)
     return HeadStatistics(*(nothing for _ in MEANS), queries=queries)
+
+
+class SampledStatistics(NamedTuple):
+    """quantities: name → (heads, samples);  sums: name → sums over the samples, which add over batches (`fit_sums`)."""
+
+    quantities: dict[str, Tensor]
+    sums: dict[str, Tensor]
+
+
+def sampled_statistics(call: AttentionCall, queries: SampledQueries, product: Tensor | None) -> SampledStatistics:
+    """The statistics of the sampled queries of one call.
+
+    product  (heads, d, e) W_Q W_O of every head, for the volume in the residual stream; None where it is not known
+    """
+    parts: dict[str, list[Tensor]] = {}
+    sums: dict[str, Tensor] = {}
+    for rows in _strips(call, queries):
+        under = _covariances(rows.p, rows)
+        for name, value in _quantities(call, rows, under, product).items():
+            parts.setdefault(name, []).append(value)
+        if not call.capped:
+            for name, value in _fit_sums(rows, under).items():
+                sums[name] = sums[name] + value if name in sums else value
+    return SampledStatistics({name: torch.cat(values, 1) for name, values in parts.items()}, sums)
+
+
+class QueryRows(NamedTuple):
+    """Some queries of one sequence: η (heads, rows, d), p and log base weights (heads, rows, n), keys and values
+    (heads, n, ·) from their plain means, and those means (heads, 1, ·)."""
+
+    eta: Tensor
+    p: Tensor
+    base: Tensor
+    key: Tensor
+    value: Tensor
+    key_mean: Tensor
+    value_mean: Tensor
+
+
+class Covariances(NamedTuple):
+    """Under some weights: means (heads, rows, ·) of centred keys and values; Cov(k, k) and Cov(k, v), (…, d, ·)."""
+
+    key: Tensor
+    value: Tensor
+    key_key: Tensor
+    key_value: Tensor
+
+
+def query_rows(call: AttentionCall, sequence: int, index: Tensor) -> QueryRows:
+    """The weights of some queries of a sequence over all keys."""
+    heads, group = call.eta.shape[1], call.eta.shape[1] // call.key.shape[1]
+    eta = call.eta[sequence, :, index]
+    key, value = (x[sequence].repeat_interleave(group, 0) if group > 1 else x[sequence] for x in (call.key, call.value))
+    support = call.support.of_sequences(torch.tensor([sequence]))
+    base = support.weigh(eta.new_zeros(1, heads, len(index), key.shape[1]), index)[0]
+    logits = eta @ key.mT + base
+    if isinstance(support.sink, Tensor):
+        column = support.sink.reshape(-1, 1, 1).expand(heads, len(index), 1)
+        p = torch.softmax(torch.cat([logits, column], -1), -1)[..., :-1]
+    else:
+        p = torch.softmax(logits, -1)
+    key_mean, value_mean = key.mean(1, keepdim=True), value.mean(1, keepdim=True)
+    return QueryRows(eta, p, base, key - key_mean, value - value_mean, key_mean, value_mean)
+
+
+def _strips(call: AttentionCall, queries: SampledQueries) -> Iterator[QueryRows]:
+    """The sampled queries, few enough at a time."""
+    each = call.eta.shape[1] * call.key.shape[-2] * call.key.shape[-1]
+    for sequence, index in queries:
+        for part in index.split(max(1, MAX_NUMBERS // each)):
+            yield query_rows(call, sequence, part)
+
+
+def _covariances(p: Tensor, rows: QueryRows) -> Covariances:
+    """One product of (rows · d, n) by (n, d + e) per head; with a sink p sums to less than one, and its atom is 0."""
+    heads, count, _ = p.shape
+    d = rows.key.shape[-1]
+    both = torch.cat([rows.key, rows.value], -1)
+    weighted = (p[:, :, None] * rows.key.mT[:, None]).flatten(1, 2)  # (heads, rows · d, n)
+    second = (weighted @ both).unflatten(1, (count, d))
+    mean = p @ both
+    left = 1 - p.sum(-1)  # mass of a sink, whose atom is 0, so −key_mean from the centre
+    first_k, first_v = mean[..., :d], mean[..., d:]
+    if bool((left > 1e-6).any()):
+        k0, v0 = -rows.key_mean, -rows.value_mean
+        atom = torch.cat([k0, v0], -1)
+        second = second + left[..., None, None] * k0[..., None].expand(heads, count, d, 1) * atom[:, :, None]
+        first_k, first_v = first_k + left[..., None] * k0, first_v + left[..., None] * v0
+    crossed = first_k[..., None] * torch.cat([first_k, first_v], -1)[..., None, :]
+    second = second - crossed
+    return Covariances(first_k, first_v, second[..., :d], second[..., d:])
+
+
+def _quantities(call: AttentionCall, rows: QueryRows, under: Covariances, product: Tensor | None) -> dict[str, Tensor]:
+    visible = (rows.base > -torch.inf).sum(-1)
+    k90 = mass_count(rows.p).to(rows.p.dtype)
+    spread = (under.key_key + under.key_key.mT) / 2
+    eigenvalues = call.scale * torch.linalg.eigvalsh(spread).clamp_min(0)
+    out = {
+        "k90": k90,
+        "k90_share": k90 / visible.clamp_min(1),
+        "fisher_top": eigenvalues[..., -1],
+        "fisher_volume": torch.log1p(eigenvalues).sum(-1),
+    }
+    if product is not None and not call.capped:
+        crossed = call.scale * under.key_value.mT @ product[:, None].to(spread.dtype)  # (heads, rows, e, e)
+        eye = torch.eye(crossed.shape[-1], dtype=crossed.dtype)
+        out["head_volume"] = torch.linalg.slogdet(eye + crossed).logabsdet
+    return out
+
+
+def _fit_sums(rows: QueryRows, under: Covariances) -> dict[str, Tensor]:
+    """Sums from which the link fit and the local Gaussian fit of a head follow.
+
+    link: count (heads), η (heads, d), m, ηηᵀ, mmᵀ, ηmᵀ;  keys: count, k, kkᵀ;
+    gauss: Σ|out − v̄ − Cov(v,k)η|² and Σ|out − v̄|² over sampled queries, with base moments of the keys each one sees
+    """
+    prior = torch.softmax(rows.base, -1)
+    same = bool((rows.base == rows.base[:, :1]).all())
+    base = _covariances(prior[:, :1] if same else prior, rows)
+    left = under.value - base.value
+    predicted = (base.key_value.mT @ rows.eta[..., None])[..., 0]
+    visible = (rows.base > -torch.inf).any(1).to(rows.key.dtype)  # (heads, n)
+    key = rows.key + rows.key_mean
+    eta, mean = rows.eta.double(), (under.key + rows.key_mean).double()
+    return {
+        "gauss/left": (left - predicted).square().sum((-2, -1)).double(),
+        "gauss/whole": left.square().sum((-2, -1)).double(),
+        "link/count": torch.full((len(key),), float(eta.shape[1]), dtype=torch.float64),
+        "link/eta": eta.sum(1),
+        "link/mean": mean.sum(1),
+        "link/eta_eta": eta.mT @ eta,
+        "link/mean_mean": mean.mT @ mean,
+        "link/eta_mean": eta.mT @ mean,
+        "keys/count": visible.double().sum(1),
+        "keys/sum": (visible[..., None] * key).double().sum(1),
+        "keys/square": (key.mT @ (visible[..., None] * key)).double(),
+    }
+
+
+def received_attention(call: AttentionCall, sequence: int) -> dict[str, Tensor]:
+    """The implied source marginal of one sequence: σ_j = Σ_i p_ij / N over its tokens, as (heads, 1) figures."""
+    index = torch.tensor([sequence])
+    eta, key, support = call.eta[index], call.key[index], call.support.of_sequences(index)
+    tokens = eta.new_ones(eta.shape[2]) if call.rows is None else call.rows[sequence].to(eta.dtype)
+    share = (tokens / tokens.sum().clamp_min(1)).expand(eta.shape[:3])
+    sigma = attend(eta, key, scale=1.0, source_marginal=share.contiguous(), **support.arguments()).source_marginal
+    assert sigma is not None
+    sigma = sigma[0]
+    return {
+        "received_top": sigma.amax(-1, keepdim=True),
+        "received_effective": sigma.sum(-1, keepdim=True).square() / sigma.square().sum(-1, keepdim=True),
+    }

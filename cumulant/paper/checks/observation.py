@@ -44,7 +44,7 @@ def _observed() -> dict[str, Any]:
 
 @check("M1", "the law of hidden states over the layers of a trained model")
 def hidden_states(inputs: RandomInputs) -> Iterator[Evidence]:
-    from cumulant.observatory.report.layer_table import layer_spectra, layer_table
+    from cumulant.observatory.report.tables import layer_spectra, layer_table
     from cumulant.special import effective_rank
 
     found = _observed()

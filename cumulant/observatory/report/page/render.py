@@ -1,17 +1,23 @@
-"""One HTML file from the plain data of a record."""
+"""One HTML file from the plain data of a record, condensed until it fits.
+
+Numbers keep five digits, what JSON cannot say becomes null, and where a record is large, distributions, curves and
+texts become coarser step by step. The result is compressed and written in letters that mean nothing to HTML.
+"""
 
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
+import json
 import math
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cache
 from pathlib import Path
 
 from cumulant.checks import sentence
 from cumulant.files import write
-from cumulant.observatory.report.page.condense import DETAIL_LEVELS, pack, plain
 
 HERE = Path(__file__).parent
 FIGURES = ("steps", "map", "distribution", "head", "texts", "states", "spectra", "table")
@@ -19,6 +25,24 @@ SCRIPTS = ("dom", "colour", "plot", "state", *FIGURES, "start")  # in this order
 MAX_BYTES = 4_900_000
 PARTS = {"verdicts", "quantities", "layers", "heads", "states", "spectra", "texts", "definitions"}
 ANSWERS = {"yes": "✓", "no": "✕", "partly": "◐", "open": "○"}  # distinct without colour
+
+
+@dataclass(frozen=True)
+class Detail:
+    """Resolution of the data: bins of a histogram, positions of a curve, tokens of all texts together."""
+
+    bins: int
+    positions: int
+    tokens: int
+
+
+DETAIL_LEVELS = (
+    Detail(48, 64, 4096),
+    Detail(32, 32, 1024),
+    Detail(16, 16, 512),
+    Detail(8, 8, 128),
+    Detail(0, 0, 0),
+)
 
 
 def render_page(data: dict, path: Path) -> None:
@@ -146,3 +170,129 @@ def _compiled():
     environment.filters |= {"number": number, "day": day, "capital": capital}
     environment.globals |= {"bars": bars, "signs": ANSWERS}
     return environment
+
+
+def pack(data: dict, detail: Detail) -> str:
+    """``data`` at this detail as base64 of gzip of JSON.
+
+    >>> pack({"heads": []}, DETAIL_LEVELS[0])[:6]
+    'H4sIAA'
+    """
+    body = json.dumps(condensed(data, detail), allow_nan=False, separators=(",", ":"), ensure_ascii=False)
+    # half of a surrogate pair is legal in a string, not in UTF-8
+    return base64.b64encode(gzip.compress(body.encode("utf-8", "replace"), 6, mtime=0)).decode("ascii")
+
+
+def unpack(packed: str) -> dict:
+    """What the page reads, the inverse of `pack`.
+
+    >>> unpack(pack({"spectra": [{"block": 0, "eigenvalues": [1.0, float("nan")]}]}, DETAIL_LEVELS[0]))["spectra"]
+    [{'block': 0, 'eigenvalues': [1, None]}]
+    """
+    return json.loads(gzip.decompress(base64.b64decode(packed)))
+
+
+def condensed(data: dict, detail: Detail) -> dict:
+    """The parts of ``data`` that figures are drawn from, plain and no finer than ``detail``."""
+    heads = [{**head, "values": _statistics(head.get("values") or {}, detail)} for head in data.get("heads") or []]
+    parts = {key: data.get(key) or [] for key in ("quantities", "layers", "states", "spectra")}
+    parts |= {"heads": heads, "texts": _texts(data.get("texts") or [], detail.tokens)}
+    parts["model"] = (data.get("meta") or {}).get("model")
+    if data.get("series"):
+        parts["series"] = _series(data["series"], detail)
+    return plain(parts)  # type: ignore[return-value]
+
+
+def _series(series: dict, detail: Detail) -> dict:
+    """The steps of a training; all of them together have as many tokens of text as a page without steps."""
+    each = replace(detail, tokens=detail.tokens // max(len(series["steps"]), 1))
+    wholes = [condensed(part, each) for part in series["parts"]]
+    parts = [{key: whole[key] for key in part} for whole, part in zip(wholes, series["parts"], strict=True)]
+    for part in parts if detail.bins == 0 else ():  # where nothing else fits, steps have means alone
+        for head in part["heads"]:
+            head["values"] = {name: {"value": cell.get("value")} for name, cell in head["values"].items()}
+    return {"steps": series["steps"], "log": series["log"], "parts": parts}
+
+
+def plain(value: object) -> object:
+    """Lists, dictionaries, strings and finite numbers of five digits; anything not finite is None.
+
+    >>> plain({"a": (1.0, 0.123456789, float("inf")), "b": True})
+    {'a': [1, 0.12346, None], 'b': True}
+    """
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            return None
+        short = float(f"{value:.5g}")
+        return int(short) if short.is_integer() and abs(short) < 1e15 else short
+    if value is None or isinstance(value, str | int):
+        return value
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    got, advice = type(value).__name__, "Call .item() or .tolist() on it first."
+    raise TypeError(sentence("render_page.data", "dictionaries, lists, strings and numbers", got, advice))
+
+
+def coarser(histogram: list, bins: int) -> list:
+    """Neighbouring bins joined until at most ``bins`` are left; empty ends are dropped, an open end closes on its edge.
+
+    >>> coarser([[0, 1, 0], [1, 2, 3], [2, 3, 4], [3, float("inf"), 5]], 2)
+    [[1, 3, 7], [3, 3, 5]]
+    """
+    rows = [row for row in histogram if row[2]]
+    if not rows or bins < 1:
+        return []
+    step = -(-len(rows) // bins)
+    groups = [rows[i : i + step] for i in range(0, len(rows), step)]
+    return [[*_edges(group[0][0], group[-1][1]), sum(row[2] for row in group)] for group in groups]
+
+
+def _edges(low: float | None, high: float | None) -> tuple[float, float]:
+    finite = [edge for edge in (low, high) if edge is not None and math.isfinite(edge)]
+    return (finite[0], finite[-1]) if finite else (0.0, 0.0)
+
+
+def thinner(curve: list, points: int) -> list:
+    """At most ``points`` points of a curve, first and last among them.
+
+    >>> thinner([[i, i] for i in range(5)], 3)
+    [[0, 0], [2, 2], [4, 4]]
+    """
+    if len(curve) <= points:
+        return curve
+    if points < 2:
+        return curve[:points]
+    return [curve[round(i * (len(curve) - 1) / (points - 1))] for i in range(points)]
+
+
+def _statistics(values: dict, detail: Detail) -> dict:
+    return {
+        name: {
+            **cell,
+            "histogram": coarser(cell.get("histogram") or [], detail.bins),
+            "by_position": thinner(cell.get("by_position") or [], detail.positions),
+        }
+        for name, cell in values.items()
+        if cell is not None
+    }
+
+
+def _texts(texts: list, tokens: int) -> list:
+    """The beginning of each text, so that all together have at most ``tokens`` tokens."""
+    if not tokens:
+        return []
+    share = max(tokens // max(len(texts), 1), 1)
+    return [
+        {
+            **text,
+            "tokens": text.get("tokens", [])[:share],
+            "length": len(text.get("tokens", [])),
+            "values": {
+                quantity: {head: row[:share] for head, row in heads.items() if row is not None}
+                for quantity, heads in (text.get("values") or {}).items()
+            },
+        }
+        for text in texts[:tokens]
+    ]
