@@ -74,6 +74,13 @@ def require_integer(where: str, value: object, least: int, most: int = sys.maxsi
         raise ValueError(sentence(where, f"at least {least}{upper}", value, "Give a number in this range."))
 
 
+def require_log_weights(where: str, w: Tensor) -> None:
+    """Logarithms of finite masses."""
+    if not holds(w < torch.inf):  # also false for NaN
+        advice = "Weights are logarithms of finite masses; log 0 = -inf is legal."
+        raise ValueError(sentence(where, "values below +inf", "NaN or +inf", advice))
+
+
 def broadcast(where: str, *shapes: torch.Size) -> torch.Size:
     """The common shape of batch axes, or a sentence that shows them.
 

@@ -1,4 +1,4 @@
-"""Measures made of one other measure: each class wraps a base and passes its closed forms through.
+"""Transformations of one measure, whose closed forms follow from those of the base.
 
 c * h           Scaled        G + log c        mass
 A @ h           Image         G(Aᵀη)           W_K, W_V
@@ -24,7 +24,7 @@ from cumulant.typing import Draws, Matrices, PerQuery, Queries
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Transformed(Measure):
-    """Base of the measures made of one other: batch and query rows are those of ``base``."""
+    """A measure derived from ``base``, by default with its batch, its query rows and its family at `_pull(η)`."""
 
     base: Measure
 
