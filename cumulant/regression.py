@@ -105,9 +105,8 @@ def _centred(rows: Tensor, x: Tensor, w: Tensor | None, s: Tensor) -> tuple[Tens
     else:
         present = (w > -torch.inf).any(-2) if w.ndim >= x.ndim else w > -torch.inf
     # nothing depends on the centre but rounding, so it needs no gradient
-    centre = (torch.where(present[..., None], x, 0).sum(-2) / present.sum(-1, keepdim=True).clamp_min(1))[
-        ..., None, :
-    ].detach()
+    total, count = torch.where(present[..., None], x, 0).sum(-2), present.sum(-1, keepdim=True).clamp_min(1)
+    centre = (total / count)[..., None, :].detach()
     eta, atoms = (rows - centre) / s, torch.where(present[..., None], (x - centre) / s, 0)
     half = atoms.square().sum(-1) / 2
     if not holds(half.isfinite()) or not holds(eta.square().sum(-1).isfinite()):

@@ -49,18 +49,18 @@ def checked(transition: Tensor, parameters: dict) -> dict[str, Tensor]:
         "initial_mean": (d,),
         "initial_covariance": (d, d),
     }
-    modes, made = transition.shape[-1], {}
+    modes, complete = transition.shape[-1], {}
     for name, event in events.items():
         value = tensors.get(name)
         if value is None:
-            made[name] = transition.new_zeros(modes, *event)
+            complete[name] = transition.new_zeros(modes, *event)
             continue
         require_alike(f"{NAME}.{name}", value, "transition", transition)
         require_finite(f"{NAME}.{name}", value)
-        made[name] = _with_modes(name, value, modes, event)
+        complete[name] = _with_modes(name, value, modes, event)
     for name in ("process_noise", "observation_noise", "initial_covariance"):
-        _check_covariance(name, made[name], definite=name == "observation_noise")
-    return made
+        _check_covariance(name, complete[name], definite=name == "observation_noise")
+    return complete
 
 
 def _stacked(name: str, value: object) -> Tensor:
@@ -71,9 +71,8 @@ def _stacked(name: str, value: object) -> Tensor:
     parts = [require_float(where, part) for part in value]
     if not parts or any(p.shape != parts[0].shape or p.ndim < RANKS[name] for p in parts):
         got = ", ".join(shape(p) for p in parts) or "none"
-        raise ValueError(
-            sentence(where, "one tensor a mode, all of one shape", got, "Use embeddings for sizes that differ.")
-        )
+        expected, advice = "one tensor a mode, all of one shape", "Use embeddings for sizes that differ."
+        raise ValueError(sentence(where, expected, got, advice))
     return torch.stack(parts, -1 - RANKS[name])
 
 
