@@ -54,9 +54,9 @@ def moments(
     backend      "dense" (reference), "streaming" (blocks, every statistic), "fused" (torch's attention kernel), "auto"
     statistics   names of `Moments` fields, "entropy", "effective_atoms"; G always comes. "all" is every field.
 
-    A row without atoms has G = −inf, zero statistics and zero gradient. An atom that a query does not see is absent for
-    it, whatever it holds; a query that sees a NaN or an infinity among atoms of which some are hidden from some query
-    has NaN for every statistic. Half precision is accumulated and returned in float32; under torch.autocast arguments
+    A row without atoms has G = −inf, zero statistics and zero gradient. An atom hidden from a query is absent for it,
+    whatever it holds; a query to which a NaN or an infinity is visible, where any atom is hidden from any query, has
+    NaN for every statistic. Half precision is accumulated and returned in float32; under torch.autocast arguments
     are rounded as for a matrix product. Differentiable twice in eta, atoms, values and log_weights, through every
     statistic.
 
@@ -65,7 +65,7 @@ def moments(
     >>> m = moments(q / 4, k, v, causal=True, statistics=("mean", "entropy"))
     >>> torch.allclose(m.mean, torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True))
     True
-    >>> bool(m.entropy[0, 0, 0].abs() < 1e-12)          # the first token sees only itself
+    >>> bool(m.entropy[0, 0, 0].abs() < 1e-12)          # only itself is visible to the first token
     True
     """
     eta, atoms = autocast(eta, atoms)
