@@ -26,27 +26,9 @@ from torch import Tensor
 
 from cumulant.checks import holds, require_alike, require_finite, require_float, sentence, shape
 from cumulant.filters.linear_gaussian import Simulation, stacked_simulation
-from cumulant.filters.pairs import (
-    BetaBernoulli,
-    ConjugatePair,
-    DirichletCategorical,
-    GammaPoisson,
-    NormalGamma,
-    NormalNormal,
-)
+from cumulant.filters.pairs import ConjugatePair
 from cumulant.filters.parameters import checked_modes
 from cumulant.filters.protocol import Propagator, Start, StateMoments, Updated, draw_modes, log_probabilities
-
-__all__ = [
-    "BetaBernoulli",
-    "ConjugateBelief",
-    "ConjugatePair",
-    "DirichletCategorical",
-    "GammaPoisson",
-    "NormalGamma",
-    "NormalNormal",
-    "SwitchingConjugate",
-]
 
 
 class ConjugateBelief(NamedTuple):
@@ -81,7 +63,7 @@ class SwitchingConjugate:
     Observations are (*batch, T, 1), NaN where missing. Differentiable in every tensor.
 
     >>> import torch
-    >>> from cumulant.filters import exact
+    >>> from cumulant.filters import GammaPoisson, exact
     >>> stay = torch.tensor([[0.9, 0.1], [0.5, 0.5]], dtype=torch.float64)
     >>> bursts = GammaPoisson(torch.tensor([1.0, 5.0], dtype=torch.float64))       # exposure 5 in the second mode
     >>> model = SwitchingConjugate(bursts, stay, torch.tensor([2.0, 1.0], dtype=torch.float64))
@@ -164,6 +146,7 @@ class SwitchingConjugate:
         """Draw modes, states and observations of ``steps`` time steps for every sequence of a batch.
 
         >>> import torch
+        >>> from cumulant.filters import GammaPoisson
         >>> one = torch.ones(1, 1)
         >>> model = SwitchingConjugate(GammaPoisson(), one, torch.tensor([5.0, 1.0]))
         >>> model.simulate(4, generator=torch.Generator().manual_seed(0)).observations.shape

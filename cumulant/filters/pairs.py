@@ -48,7 +48,7 @@ class ConjugatePair(ABC):
     """A family of laws of x and a law of y given x; subclasses are frozen dataclasses and final.
 
     ``family`` has the parameters on the axis before the last. ``names`` are the parameters in order, None where their
-    number is free; ``values`` says what can be observed.
+    number is free; ``values`` describes the possible observations.
     """
 
     family: ClassVar[ExponentialFamily]

@@ -13,17 +13,17 @@ from cumulant.checks import holds, require_alike, require_finite, require_float,
 NAME = "SwitchingLinearGaussian"
 ROUNDED = 1e-6  # how far a row of probabilities may be from 1: numbers typed with six digits are welcome
 FLAT = 1e-6  # smallest singular value of an embedding, relative to its largest, that still counts
-RANKS = {  # axes of one mode's entry
-    "dynamics": 2,
-    "process_noise": 2,
-    "observation": 2,
-    "observation_noise": 2,
-    "state_offset": 1,
-    "observation_offset": 1,
-    "initial_mean": 1,
-    "initial_covariance": 2,
-    "transition": 1,
+AXES = {  # of one mode's entry: d is the size of the state, m that of an observation
+    "dynamics": "dd",
+    "process_noise": "dd",
+    "observation": "md",
+    "observation_noise": "mm",
+    "state_offset": "d",
+    "observation_offset": "m",
+    "initial_mean": "d",
+    "initial_covariance": "dd",
 }
+RANKS = {name: len(axes) for name, axes in AXES.items()} | {"transition": 1}
 
 
 def varies(name: str, value: Tensor) -> bool:
@@ -38,20 +38,10 @@ def checked(transition: Tensor, parameters: dict) -> dict[str, Tensor]:
         if tensors[name].ndim < 2:
             advice = "Use x[:, None] or x[None] to make a matrix."
             raise ValueError(sentence(f"{NAME}.{name}", "a matrix for each mode", shape(tensors[name]), advice))
-    d, m = tensors["dynamics"].shape[-1], tensors["observation"].shape[-2]
-    events = {
-        "dynamics": (d, d),
-        "process_noise": (d, d),
-        "observation": (m, d),
-        "observation_noise": (m, m),
-        "state_offset": (d,),
-        "observation_offset": (m,),
-        "initial_mean": (d,),
-        "initial_covariance": (d, d),
-    }
+    sizes = {"d": tensors["dynamics"].shape[-1], "m": tensors["observation"].shape[-2]}
     modes, complete = transition.shape[-1], {}
-    for name, event in events.items():
-        value = tensors.get(name)
+    for name, axes in AXES.items():
+        value, event = tensors.get(name), tuple(sizes[axis] for axis in axes)
         if value is None:
             complete[name] = transition.new_zeros(modes, *event)
             continue

@@ -13,14 +13,8 @@ from torch.autograd import gradcheck
 
 from cumulant import from_distribution
 from cumulant.filters import exact, gpb, imm, init, m_projection_in, step
-from cumulant.filters.conjugate import (
-    BetaBernoulli,
-    DirichletCategorical,
-    GammaPoisson,
-    NormalGamma,
-    NormalNormal,
-    SwitchingConjugate,
-)
+from cumulant.filters.conjugate import SwitchingConjugate
+from cumulant.filters.pairs import BetaBernoulli, DirichletCategorical, GammaPoisson, NormalGamma, NormalNormal
 from cumulant.samplers import particle_filter
 from tests.compare import close
 
