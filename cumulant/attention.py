@@ -140,11 +140,11 @@ def attend(
 
     >>> import torch
     >>> x = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
-    >>> found = attend(x, x, causal=True, scale=1.0)
-    >>> found.output
+    >>> attended = attend(x, x, causal=True, scale=1.0)
+    >>> attended.output
     tensor([[1.0000, 0.0000],
             [0.2689, 0.7311]])
-    >>> found.entropy, found.perplexity
+    >>> attended.entropy, attended.perplexity
     (tensor([0.0000, 0.5822]), tensor([1.0000, 1.7900]))
     """
     query, key = autocast(query, key)

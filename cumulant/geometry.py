@@ -46,7 +46,7 @@ def dual_bregman(measure: Measure, mean1: Queries, mean2: Queries) -> PerQuery:
     second = measure.natural(mean2)
     if not holds(second.status != int(Status.OUTSIDE)):
         got = f"{int((second.status == int(Status.OUTSIDE)).sum())} outside"
-        advice = "Outside no natural parameter exists; measure.natural(mean2).status says where."
+        advice = "Outside no natural parameter exists; measure.natural(mean2).status has where."
         raise ValueError(sentence("dual_bregman.mean2", "means inside the hull of the support", got, advice))
     return measure.conjugate(mean1) + measure.log_normalizer(second.value) - (second.value * mean1).sum(-1)
 
@@ -127,8 +127,8 @@ def maximum_entropy(rows: Tensor, offsets: Tensor | None = None, *, mean: Tensor
     the weights 0 and the status OUTSIDE.
 
     >>> import torch
-    >>> found = maximum_entropy(torch.tensor([[-1.0], [1.0], [3.0]], dtype=torch.float64))
-    >>> found.weights, bool(found.kkt_residual < 1e-12)
+    >>> solution = maximum_entropy(torch.tensor([[-1.0], [1.0], [3.0]], dtype=torch.float64))
+    >>> solution.weights, bool(solution.kkt_residual < 1e-12)
     (tensor([0.6162, 0.2676, 0.1162], dtype=torch.float64), True)
     >>> faces = torch.arange(1.0, 7.0, dtype=torch.float64)[:, None]                     # Jaynes' loaded die
     >>> maximum_entropy(faces, mean=torch.tensor([4.5], dtype=torch.float64)).weights

@@ -80,14 +80,14 @@ def retrieve(
     """Iterate ξ⁺ = (1 − g) ξ + g ∇G(βξ), descending E for every gate 0 < g < 2.
 
     steps  a number: exactly so many steps for all, differentiable through each of them. None: each state until
-           |∇E| ≤ tol (1 + |ξ|) or max_steps, with the implicit gradient of the fixed point; a state's answer does not
+           |∇E| ≤ tol (1 + |ξ|) or max_steps, with the implicit gradient of the fixed point; a state's result does not
            depend on the others.
     Other arguments as in `energy`; tol as in `fixed_point`.
 
     >>> import torch
     >>> x = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]], dtype=torch.float64)
-    >>> found = retrieve(torch.tensor([0.5, 0.25], dtype=torch.float64), x, beta=4.0, steps=1)
-    >>> found.state, [round(e, 12) for e in found.energy.tolist()]
+    >>> retrieved = retrieve(torch.tensor([0.5, 0.25], dtype=torch.float64), x, beta=4.0, steps=1)
+    >>> retrieved.state, [round(e, 12) for e in retrieved.energy.tolist()]
     (tensor([0.7082, 0.2654], dtype=torch.float64), [0.34926241185, 0.312428513521])
     """
     if not isinstance(gate, int | float):
@@ -208,8 +208,8 @@ def capacity(dim: int, *, beta: float = 1.0, radius: float = 1.0, failure: float
 
     radius is K, failure the probability p with which storing may fail; the count is exponential in dim.
 
-    >>> found = capacity(20, radius=3.0)
-    >>> round(found.base, 5), found.holds, round(found.patterns, 3)
+    >>> stored = capacity(20, radius=3.0)
+    >>> round(stored.base, 5), stored.holds, round(stored.patterns, 3)
     (3.15461, True, 7.413)
     """
     if not dim >= 2:

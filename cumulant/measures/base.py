@@ -6,7 +6,7 @@
     G*(μ) = sup_η ⟨η,μ⟩ − G(η)      `conjugate`: maximum entropy;  its argmax η is `natural`, the canonical link
 
 Here p_η(dx) = e^{⟨x,η⟩ − G(η)} h(dx) is h tilted by η and normalised. A measure implements `log_normalizer`; everything
-else follows by differentiation, and a family replaces what it knows in closed form.
+else follows by differentiation, and a family overrides what it has in closed form.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ class Measure(ABC):
     def natural(self, mean: Queries, *, max_steps: int = 100) -> Solution:
         """η with ∇G(η) = μ, the canonical link ∇G*:  (*batch, q, d) → `Solution` of (*batch, q, d).
 
-        The status says CONVERGED, BOUNDARY (η at infinity) or OUTSIDE (no η) per query. Differentiable to first order
+        The status is CONVERGED, BOUNDARY (η at infinity) or OUTSIDE (no η) per query. Differentiable to first order
         in μ and in the parameters of the measure, by the implicit function theorem: dη = ∇²G⁻¹ (dμ − d∇G).
         See `cumulant.measures.dual` for the method and the width of the undecided band.
         """
