@@ -56,10 +56,9 @@ def info_nce(
                   query and key are then the rows of this rank, the keys of all ranks are candidates, and the loss is
                   that of the whole batch on every rank, with the gradients of one process. positives: None pairs rows
                   of one rank; integers and columns count keys rank after rank; symmetric needs None
-    gradients     how the gradients of an encoder, partial on every rank of a ``group``, are put together: "sum" where
-                  you add them up; "mean" where DistributedDataParallel (DDP) or another average over ranks does, so
-                  that the average is the gradient of one process. The loss is the same, and so is the gradient of the
-                  temperature, which is whole on every rank: leave it to DDP, or as it is, but never add it up
+    gradients     "sum" where the gradients of an encoder are added up over the ranks of a ``group``; "mean" where they
+                  are averaged, as by DistributedDataParallel (docs/scale.md). That of the temperature is whole on
+                  every rank: do not add it up
 
     A query without positives or without candidates has loss 0 and gradient 0, and where it is no candidate itself
     (symmetric), what it holds, NaN included, reaches nothing else. Under torch.autocast query and key are rounded as

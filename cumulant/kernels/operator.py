@@ -133,9 +133,8 @@ def _wanted(statistics: Collection[str], own_values: bool) -> frozenset[str]:
     for name in statistics:
         if name not in STATISTICS and name not in DERIVED and name != "atom_mean":
             known = ", ".join((*STATISTICS, *DERIVED))
-            raise ValueError(
-                sentence("moments.statistics", f'names among {known}, or "all"', repr(name), "Pick from them.")
-            )
+            expected = f'names among {known}, or "all"'
+            raise ValueError(sentence("moments.statistics", expected, repr(name), "Pick from them."))
         names |= set(DERIVED.get(name, (name,)))
     if not own_values:  # the values are the atoms
         names = {ATOMS_AS_VALUES.get(n, n) for n in names}
@@ -161,9 +160,8 @@ def _choose(backend: str, x: Inputs, plan: Plan) -> str:
         raise ValueError(sentence("moments.backend", f"one of {', '.join(BACKENDS)}", repr(backend), "Pick one."))
     why = fused.refusal(x, _without_score(plan))
     if backend == "fused" and why is not None:
-        raise ValueError(
-            sentence("moments.backend", "a request that 'fused' can serve", why, "Use 'streaming' or 'auto'.")
-        )
+        expected, advice = "a request that 'fused' can serve", "Use 'streaming' or 'auto'."
+        raise ValueError(sentence("moments.backend", expected, why, advice))
     if backend != "auto":
         return backend
     if _scores(x) <= SMALL:
