@@ -10,10 +10,10 @@ What transformers add to the formula are edits of the measure, and of nothing el
     sink, softmax-plus-one         one more atom at k = 0, v = 0 with its own log weight
     grouped heads (GQA, MQA)       several natural parameters share one measure
     RoPE                           atoms R_j k_j, parameter R_i q_i: rotate both before the call; the values stay
-    cache                          measures add: offset says where the queries stand among the keys
+    cache                          measures add: offset is the index of the first query among the keys
     temperature                    scale: 1/√d by default; ∇ of G/scale in q is exactly attention
 
-A query that sees no key has output 0, G = −∞, entropy 0 and gradient 0.
+A query to which no key is visible has output 0, G = −∞, entropy 0 and gradient 0.
 """
 
 from __future__ import annotations
@@ -67,18 +67,18 @@ def attention(
     if not 0 <= dropout_p < 1:
         raise ValueError(sentence("attention.dropout_p", "a probability in [0, 1)", dropout_p, "0 is off."))
     if dropout_p > 0:
-        given = {"attn_mask": attn_mask, "dropout_p": dropout_p, "is_causal": is_causal, "scale": scale}
-        return scaled_dot_product_attention(query, key, value, **given, enable_gqa=enable_gqa)
+        options = {"attn_mask": attn_mask, "dropout_p": dropout_p, "is_causal": is_causal, "scale": scale}
+        return scaled_dot_product_attention(query, key, value, **options, enable_gqa=enable_gqa)
     mask, bias = _mask_or_bias(attn_mask, query, key)
     support = {"mask": mask, "log_weights": bias, "causal": is_causal, "offset": 0}
     eta, keys, values = _in_one_precision(query, scale, key, value)
     with without_autocast(query):
-        found = moments(eta, keys, values, statistics=("mean",), **support)
-    return found.mean.to(query.dtype)
+        mean = moments(eta, keys, values, statistics=("mean",), **support).mean
+    return mean.to(query.dtype)
 
 
 class Attended(NamedTuple):
-    """Attention and what the family says about it, per query; i runs over queries, j over keys.
+    """Attention and the statistics of its family, per query; i runs over queries, j over keys.
 
     output           (*batch, q, e)  Σ_j p_ij v_j
     log_normalizer   (*batch, q)     G
@@ -86,7 +86,7 @@ class Attended(NamedTuple):
     effective_atoms  (*batch, q)     1/Σp²
     kl_to_base       (*batch, q)     KL(p ‖ h/|h|): how far the query moved the measure; at most log N if all w are
                                      equal, and above log N − 1 the softmax has condensed on a few keys (X-9)
-    collapse_loss    (*batch, q)     tr Cov_p(v): what the output forgets of the mixture it averages (S2-C9)
+    collapse_loss    (*batch, q)     tr Cov_p(v): the spread that averaging the values discards (S2-C9)
     sink_mass        (*batch, q)     probability of the sink, 0 without one
     source_marginal  (*batch, n)     Σ_i π_i p_ij, attention received by each key (S2-C8), or None if not asked for
     """
@@ -135,16 +135,16 @@ def attend(
     source_marginal  True: also Σ_i p_ij / q; a tensor (*batch, q): Σ_i π_i p_ij for these weights of the queries
     backend          as in `moments`
 
-    What a query does not see has no influence on it, whatever it holds. Half precision is accumulated and returned in
-    float32; under torch.autocast query, key and value are rounded as for a matrix product.
+    A key that is not visible to a query has no influence on it, whatever it holds. Half precision is accumulated and
+    returned in float32; under torch.autocast query, key and value are rounded as for a matrix product.
 
     >>> import torch
     >>> x = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
-    >>> found = attend(x, x, causal=True, scale=1.0)
-    >>> found.output
+    >>> attended = attend(x, x, causal=True, scale=1.0)
+    >>> attended.output
     tensor([[1.0000, 0.0000],
             [0.2689, 0.7311]])
-    >>> found.entropy, found.perplexity
+    >>> attended.entropy, attended.perplexity
     (tensor([0.0000, 0.5822]), tensor([1.0000, 1.7900]))
     """
     query, key = autocast(query, key)
@@ -167,31 +167,26 @@ def _attend(
     backend: str,
     support: dict,
 ) -> Attended:
-    wanted = ("mean", "entropy", "effective_atoms", "value_trace")
-    found = moments(eta, key, value, sink=sink, statistics=wanted, backend=backend, **support)
-    g = found.log_normalizer
-    base = _log_mass(eta, key, sink, support)
-    absent = g == -torch.inf
+    names = ("mean", "entropy", "effective_atoms", "value_trace")
+    m = moments(eta, key, value, sink=sink, statistics=names, backend=backend, **support)
+    g, absent = m.log_normalizer, m.log_normalizer == -torch.inf
+    # G(0), the log of the mass visible to each query, by the same sum over scores that are 0
+    zeros = eta.new_zeros(*eta.shape[:-1], 1), key.new_zeros(*key.shape[:-1], 1)
+    base = moments(*zeros, sink=sink, statistics=(), **support).log_normalizer
     return Attended(
-        output=found.mean,
+        output=m.mean,
         log_normalizer=g,
-        entropy=found.entropy,
-        effective_atoms=found.effective_atoms,
-        kl_to_base=torch.where(absent, 0, found.mean_score + torch.where(absent, 0, base) - torch.where(absent, 0, g)),
-        collapse_loss=found.value_trace,
-        sink_mass=torch.zeros_like(g) if found.sink_mass is None else found.sink_mass,
+        entropy=m.entropy,
+        effective_atoms=m.effective_atoms,
+        kl_to_base=torch.where(absent, 0, m.mean_score + torch.where(absent, 0, base) - torch.where(absent, 0, g)),
+        collapse_loss=m.value_trace,
+        sink_mass=torch.zeros_like(g) if m.sink_mass is None else m.sink_mass,
         source_marginal=_received(eta, key, g, source_marginal, support),
     )
 
 
-def _log_mass(eta: Tensor, key: Tensor, sink: float | Tensor | None, support: dict) -> Tensor:
-    """G(0): the log of the mass each query sees, by the same sum over scores that are 0."""
-    nothing = eta.new_zeros(*eta.shape[:-1], 1), key.new_zeros(*key.shape[:-1], 1)
-    return moments(*nothing, sink=sink, statistics=(), **support).log_normalizer
-
-
 def _received(eta: Tensor, key: Tensor, g: Tensor, weights: bool | Tensor, support: dict) -> Tensor | None:
-    """Σ_i π_i p_ij: the same sum with the roles exchanged, keys asking queries of log weight log π_i − G_i.
+    """Σ_i π_i p_ij, as attention of the keys over the queries, which have the log weights log π_i − G_i.
 
     Both axes are reversed, which turns "key j ≤ offset + i" into "query i' ≤ offset' + key j'" with j' = n−1−j.
     """
@@ -224,7 +219,7 @@ def _received(eta: Tensor, key: Tensor, g: Tensor, weights: bool | Tensor, suppo
             per_key = per_key.repeat_interleave(heads // w.shape[-2], dim=-2)
     elif w is not None:
         log_share = log_share[..., None, :] + w.to(g.dtype).expand(*w.shape[:-2], q, n).flip(-1, -2).mT
-    found = moments(
+    g_of_keys = moments(
         keys,
         rows.to(g.dtype).flip(-2).expand(*g.shape[:-1], q, -1),
         log_weights=log_share,
@@ -233,9 +228,8 @@ def _received(eta: Tensor, key: Tensor, g: Tensor, weights: bool | Tensor, suppo
         window=support["window"],
         offset=(offset or 0) + q - n,
         statistics=(),
-    )
-    log_received = found.log_normalizer if per_key is None else found.log_normalizer + per_key
-    return log_received.exp().flip(-1)
+    ).log_normalizer
+    return (g_of_keys if per_key is None else g_of_keys + per_key).exp().flip(-1)
 
 
 def _natural(query: Tensor, scale: float | None) -> Tensor:

@@ -83,9 +83,8 @@ class RestrictedBoltzmann:
     def energy(self, visible: Tensor, hidden: Tensor) -> Tensor:
         """E(v, h) = −⟨b,v⟩ − ⟨c,h⟩ − vᵀWh:  (*batch, v), (*batch, h) → (*batch)."""
         v, h = self._state("visible", visible, 0), self._state("hidden", hidden, 1)
-        return (
-            -self._linear(v, self.visible_bias) - self._linear(h, self.hidden_bias) - ((v @ self._weight) * h).sum(-1)
-        )
+        biases = -self._linear(v, self.visible_bias) - self._linear(h, self.hidden_bias)
+        return biases - ((v @ self._weight) * h).sum(-1)
 
     def log_marginal(self, visible: Tensor) -> Tensor:
         """log Σ_h e^{−E(v,h)} = ⟨b,v⟩ + Σ_k softplus(c_k + (vW)_k), not normalised:  (*batch, v) → (*batch)."""
@@ -229,4 +228,4 @@ def contrastive_divergence(
 
 
 def _minus(a: Gradient, b: Gradient) -> Gradient:
-    return Gradient(a.weight - b.weight, a.visible_bias - b.visible_bias, a.hidden_bias - b.hidden_bias)
+    return Gradient(*(one - other for one, other in zip(a, b, strict=True)))

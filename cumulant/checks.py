@@ -37,9 +37,8 @@ def shape(tensor: Tensor) -> str:
 
 def require_float(where: str, tensor: object) -> Tensor:
     if not isinstance(tensor, Tensor):
-        raise TypeError(
-            sentence(where, "a torch.Tensor", type(tensor).__name__, "Wrap it with torch.as_tensor(..., dtype=...).")
-        )
+        advice = "Wrap it with torch.as_tensor(..., dtype=...)."
+        raise TypeError(sentence(where, "a torch.Tensor", type(tensor).__name__, advice))
     if not tensor.is_floating_point():
         raise TypeError(sentence(where, "a floating dtype", tensor.dtype, "Call .to(torch.float64) or .float() first."))
     return tensor
@@ -47,22 +46,18 @@ def require_float(where: str, tensor: object) -> Tensor:
 
 def require_finite(where: str, tensor: Tensor) -> None:
     if not holds(tensor.isfinite()):
-        bad = int((~tensor.isfinite()).sum())
-        raise ValueError(
-            sentence(where, "finite values", f"{bad} entries that are NaN or infinite", "Remove or replace them.")
-        )
+        got = f"{int((~tensor.isfinite()).sum())} entries that are NaN or infinite"
+        raise ValueError(sentence(where, "finite values", got, "Remove or replace them."))
 
 
 def require_alike(where: str, tensor: Tensor, other_name: str, other: Tensor) -> None:
     """Same dtype and device as ``other``."""
     if tensor.dtype != other.dtype:
-        raise TypeError(
-            sentence(where, f"dtype {other.dtype} as {other_name}", tensor.dtype, f"Call .to({other.dtype}) on it.")
-        )
+        expected, advice = f"dtype {other.dtype} as {other_name}", f"Call .to({other.dtype}) on it."
+        raise TypeError(sentence(where, expected, tensor.dtype, advice))
     if tensor.device != other.device:
-        raise ValueError(
-            sentence(where, f"device {other.device} as {other_name}", tensor.device, "Move both to one device.")
-        )
+        expected, advice = f"device {other.device} as {other_name}", "Move both to one device."
+        raise ValueError(sentence(where, expected, tensor.device, advice))
 
 
 def require_integer(where: str, value: object, least: int, most: int = sys.maxsize) -> None:
@@ -72,6 +67,13 @@ def require_integer(where: str, value: object, least: int, most: int = sys.maxsi
     if not least <= value <= most:
         upper = f" and at most {most}" if most < sys.maxsize else ""
         raise ValueError(sentence(where, f"at least {least}{upper}", value, "Give a number in this range."))
+
+
+def require_log_weights(where: str, w: Tensor) -> None:
+    """Logarithms of finite masses."""
+    if not holds(w < torch.inf):  # also false for NaN
+        advice = "Weights are logarithms of finite masses; log 0 = -inf is legal."
+        raise ValueError(sentence(where, "values below +inf", "NaN or +inf", advice))
 
 
 def broadcast(where: str, *shapes: torch.Size) -> torch.Size:

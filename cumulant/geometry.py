@@ -46,7 +46,7 @@ def dual_bregman(measure: Measure, mean1: Queries, mean2: Queries) -> PerQuery:
     second = measure.natural(mean2)
     if not holds(second.status != int(Status.OUTSIDE)):
         got = f"{int((second.status == int(Status.OUTSIDE)).sum())} outside"
-        advice = "Outside no natural parameter exists; measure.natural(mean2).status says where."
+        advice = "Outside no natural parameter exists; measure.natural(mean2).status has where."
         raise ValueError(sentence("dual_bregman.mean2", "means inside the hull of the support", got, advice))
     return measure.conjugate(mean1) + measure.log_normalizer(second.value) - (second.value * mean1).sum(-1)
 
@@ -121,14 +121,14 @@ def maximum_entropy(rows: Tensor, offsets: Tensor | None = None, *, mean: Tensor
 
     rows     (*batch, n, d) is A, its rows the atoms
     offsets  (*batch, n) is b, the log base weights; −inf removes a row
-    mean     (*batch, d) or (d,) asks for E_ν[row] = mean instead of 0: A stands for rows − mean (S3-F2)
+    mean     (*batch, d) or (d,): the constraint is E_ν[row] = mean instead of 0, with A = rows − mean (S3-F2)
 
     Attention *ascends* the function that is minimised here. Without rows nothing is feasible: both values are −inf,
     the weights 0 and the status OUTSIDE.
 
     >>> import torch
-    >>> found = maximum_entropy(torch.tensor([[-1.0], [1.0], [3.0]], dtype=torch.float64))
-    >>> found.weights, bool(found.kkt_residual < 1e-12)
+    >>> solution = maximum_entropy(torch.tensor([[-1.0], [1.0], [3.0]], dtype=torch.float64))
+    >>> solution.weights, bool(solution.kkt_residual < 1e-12)
     (tensor([0.6162, 0.2676, 0.1162], dtype=torch.float64), True)
     >>> faces = torch.arange(1.0, 7.0, dtype=torch.float64)[:, None]                     # Jaynes' loaded die
     >>> maximum_entropy(faces, mean=torch.tensor([4.5], dtype=torch.float64)).weights
@@ -136,33 +136,29 @@ def maximum_entropy(rows: Tensor, offsets: Tensor | None = None, *, mean: Tensor
     """
     rows = require_float("maximum_entropy.rows", rows)
     if rows.ndim < 2:
-        raise ValueError(
-            sentence("maximum_entropy.rows", "shape (*batch, n, d)", shape(rows), "Use rows[:, None] for d=1.")
-        )
+        advice = "Use rows[:, None] for d=1."
+        raise ValueError(sentence("maximum_entropy.rows", "shape (*batch, n, d)", shape(rows), advice))
     if mean is not None:
-        rows = rows - _wanted_mean(mean, rows)[..., None, :]
+        where = "maximum_entropy.mean"
+        require_alike(where, require_float(where, mean), "rows", rows)
+        if mean.ndim == 0 or mean.shape[-1] != rows.shape[-1]:
+            expected = f"shape (*batch, d={rows.shape[-1]})"
+            raise ValueError(sentence(where, expected, shape(mean), "One number per column."))
+        broadcast(where, mean.shape[:-1], rows.shape[:-2])
+        rows = rows - mean[..., None, :]
         if offsets is not None:  # one set of offsets for a batch of means
             offsets = offsets[(None,) * (rows.ndim - 1 - offsets.ndim)]
     measure = Empirical(rows, offsets)
     b = torch.zeros_like(rows[..., 0]) if offsets is None else offsets
-    found = measure.natural(torch.zeros_like(rows[..., :1, :].sum(-2, keepdim=True)))
-    x = found.value[..., 0, :]
+    solution = measure.natural(torch.zeros_like(rows[..., :1, :].sum(-2, keepdim=True)))
+    x = solution.value[..., 0, :]
     logits = (rows @ x[..., None])[..., 0] + b
     primal, weights = normalize(logits)
-    some = weights > 0  # 0 log 0 = 0, and so is 0 · (−inf), also in the gradient
-    dual = (weights * (torch.where(some, b, 0) - torch.where(some, weights, 1).log())).sum(-1)
+    positive = weights > 0  # 0 log 0 = 0, and so is 0 · (−inf), also in the gradient
+    dual = (weights * (torch.where(positive, b, 0) - torch.where(positive, weights, 1).log())).sum(-1)
     dual = torch.where(primal == -torch.inf, -torch.inf, dual)
     residual = kkt_residual(rows, b, x, weights)
-    return MaxEntropy(x, weights, primal, dual, residual, found.status[..., 0])
-
-
-def _wanted_mean(mean: Tensor, rows: Tensor) -> Tensor:
-    where = "maximum_entropy.mean"
-    require_alike(where, require_float(where, mean), "rows", rows)
-    if mean.ndim == 0 or mean.shape[-1] != rows.shape[-1]:
-        raise ValueError(sentence(where, f"shape (*batch, d={rows.shape[-1]})", shape(mean), "One number per column."))
-    broadcast(where, mean.shape[:-1], rows.shape[:-2])
-    return mean
+    return MaxEntropy(x, weights, primal, dual, residual, solution.status[..., 0])
 
 
 def kkt_residual(rows: Tensor, offsets: Tensor, x: Tensor, weights: Tensor) -> PerQuery:

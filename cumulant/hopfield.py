@@ -4,8 +4,8 @@
     ξ⁺  = ξ − ∇E(ξ) = ∇G(βξ)                        one unit step of descent on E; G ascends along it
 
 With the counting measure G(0) = log N, the constant of the paper. Patterns are what you pass: nothing is projected,
-normalised or learned here. Where a state sees no pattern, E = ½|ξ|² and retrieval returns 0. Under torch.autocast
-states and patterns are rounded as for attention, and what follows is float32.
+normalised or learned here. Where no pattern is visible to a state, E = ½|ξ|² and retrieval returns 0. Under
+torch.autocast states and patterns are rounded as for attention, and what follows is float32.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def energy(
 
 
 class Retrieval(NamedTuple):
-    """Where the states ended, and how.
+    """The states after retrieval, their energies and the status of each.
 
     state     (*batch, q, d)
     energy    (t + 1, *batch, q)  E before every step and at the end; it never increases but for rounding. A state that
@@ -80,14 +80,14 @@ def retrieve(
     """Iterate ξ⁺ = (1 − g) ξ + g ∇G(βξ), descending E for every gate 0 < g < 2.
 
     steps  a number: exactly so many steps for all, differentiable through each of them. None: each state until
-           |∇E| ≤ tol (1 + |ξ|) or max_steps, with the implicit gradient of the fixed point; a state's answer does not
+           |∇E| ≤ tol (1 + |ξ|) or max_steps, with the implicit gradient of the fixed point; a state's result does not
            depend on the others.
     Other arguments as in `energy`; tol as in `fixed_point`.
 
     >>> import torch
     >>> x = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]], dtype=torch.float64)
-    >>> found = retrieve(torch.tensor([0.5, 0.25], dtype=torch.float64), x, beta=4.0, steps=1)
-    >>> found.state, [round(e, 12) for e in found.energy.tolist()]
+    >>> retrieved = retrieve(torch.tensor([0.5, 0.25], dtype=torch.float64), x, beta=4.0, steps=1)
+    >>> retrieved.state, [round(e, 12) for e in retrieved.energy.tolist()]
     (tensor([0.7082, 0.2654], dtype=torch.float64), [0.34926241185, 0.312428513521])
     """
     if not isinstance(gate, int | float):
@@ -100,15 +100,15 @@ def retrieve(
 
     def update(x: Tensor) -> Tensor:
         with without_autocast(x):
-            found = memory.look(x)
-        trace.append(memory.energy(x, found.log_normalizer).detach())
-        return found.mean  # pyright: ignore[reportReturnType]
+            image = moments(memory.eta(x), patterns, log_weights=log_weights, statistics=("mean",))
+        trace.append(memory.energy(x, image.log_normalizer).detach())
+        return image.mean  # pyright: ignore[reportReturnType]
 
     start = _expand(state, memory.measure)
     if steps is None:
-        found = fixed_point(update, start, solver=solver, tol=tol, max_steps=max_steps)
-        energies = torch.stack(trace[: found.trace.shape[0]])
-        return Retrieval(found.value, energies, found.steps, found.status, found.residual)
+        limit = fixed_point(update, start, solver=solver, tol=tol, max_steps=max_steps)
+        energies = torch.stack(trace[: limit.trace.shape[0]])
+        return Retrieval(limit.value, energies, limit.steps, limit.status, limit.residual)
     if not isinstance(steps, int) or steps < 0:
         raise ValueError(sentence("retrieve.steps", "a number of steps ≥ 0, or None", steps, "None runs to the end."))
     for _ in range(steps):
@@ -121,7 +121,7 @@ def retrieve(
     return Retrieval(start, torch.stack(trace), torch.full_like(residual, steps, dtype=torch.int64), status, residual)
 
 
-# ---------------------------------------------------------------------- what theory promises about the patterns
+# ---------------------------------------------------------------------- bounds on convergence and retrieval
 
 
 def contraction_bound(patterns: Tensor, *, beta: float | Tensor = 1.0, method: str = "diameter") -> PerQuery:
@@ -208,8 +208,8 @@ def capacity(dim: int, *, beta: float = 1.0, radius: float = 1.0, failure: float
 
     radius is K, failure the probability p with which storing may fail; the count is exponential in dim.
 
-    >>> found = capacity(20, radius=3.0)
-    >>> round(found.base, 5), found.holds, round(found.patterns, 3)
+    >>> stored = capacity(20, radius=3.0)
+    >>> round(stored.base, 5), stored.holds, round(stored.patterns, 3)
     (3.15461, True, 7.413)
     """
     if not dim >= 2:
@@ -237,7 +237,7 @@ def _lambert_of_exp(t: float) -> float:
     return w
 
 
-# ---------------------------------------------------------------------- what a head looks at
+# ---------------------------------------------------------------------- how many keys a head attends to
 
 
 def mass_count(weights: Tensor, mass: float = 0.9) -> Codes:
@@ -260,7 +260,7 @@ def mass_count(weights: Tensor, mass: float = 0.9) -> Codes:
 
 
 def head_class(count: float | Tensor, atoms: int | Tensor) -> Tensor:
-    """Ramsauer's classes of heads from k = `mass_count` and the number N of keys in sight: an index into `CLASSES`.
+    """Ramsauer's classes of heads from k = `mass_count` and the number N of visible keys: an index into `CLASSES`.
 
         I  k > N/2      II  N/8 < k ≤ N/2      III  N/32 < k ≤ N/8      IV  k ≤ N/32
 
@@ -304,23 +304,18 @@ class _PatternMemory:
         self.log_mass = mass if self.measure.query_rows is not None else mass[..., None]
 
     def eta(self, state: Tensor) -> Tensor:
-        return self._rows(self.beta) * state
-
-    def _rows(self, beta: Tensor) -> Tensor:
-        return beta if beta.ndim == 0 else beta[..., None, None]
-
-    def look(self, state: Tensor):
-        return moments(self.eta(state), self.measure.atoms, log_weights=self.measure.log_weights, statistics=("mean",))
+        """βξ."""
+        return (self.beta if self.beta.ndim == 0 else self.beta[..., None, None]) * state
 
     def energy(self, state: Tensor, log_normalizer: Tensor) -> Tensor:
         """E from G(βξ)."""
         beta = self.beta if self.beta.ndim == 0 else self.beta[..., None]
-        shut = self.log_mass == -torch.inf
-        constant, largest = torch.where(shut, 0, self.log_mass), self.largest
+        empty = self.log_mass == -torch.inf
+        constant, largest = torch.where(empty, 0, self.log_mass), self.largest
         if self.single and not self.measure.batch_shape:
-            constant, largest, shut = constant[..., 0], largest[..., 0], shut[..., 0]
-        seen = torch.where(shut, 0, log_normalizer) - constant
-        return -seen / beta + (state.square().sum(-1) + largest) / 2
+            constant, largest, empty = constant[..., 0], largest[..., 0], empty[..., 0]
+        gain = torch.where(empty, 0, log_normalizer) - constant
+        return -gain / beta + (state.square().sum(-1) + largest) / 2
 
 
 def _expand(state: Tensor, measure: Empirical) -> Tensor:

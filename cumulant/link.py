@@ -26,7 +26,7 @@ from cumulant.typing import PerQuery, Queries
 def canonical_link(key: Tensor, mean: Queries, *, log_weights: Tensor | None = None) -> Solution:
     """η whose attention over the keys, with the keys as values, is ``mean``: η = ∇G*(μ) (S2-C10).
 
-    key (*batch, n, d), mean (*batch, q, d) or (d,), log_weights as in `Empirical`. The status says per mean whether η
+    key (*batch, n, d), mean (*batch, q, d) or (d,), log_weights as in `Empirical`. The status of each mean is whether η
     is finite, at infinity (BOUNDARY: μ on a face of the hull of the keys) or does not exist (OUTSIDE; also where no key
     has weight). Where the keys span fewer than d directions η has minimum norm. For attention with a scale the query
     is η/scale. Differentiable once, in mean, key and log_weights.
@@ -74,14 +74,14 @@ def link_fit(
     query                  (*batch, q, d); η = scale · query, projected on the directions k_n − k̄: others move nothing
     key                    (*batch, n, d); fewer heads than query are shared by groups, as in `attend`
     scale                  1/√d if None
-    mask, causal, offset   as in `attend`. Queries that see different keys have different measures, and one affine map
-                           must serve them all; Cov(K) is over the keys that any of them sees
+    mask, causal, offset   as in `attend`. Queries with different visible keys have different measures, and one affine
+                           map must serve them all; Cov(K) is over the keys that are visible to any of them
     log_weights            (*batch, n) also weigh Cov(K); (*batch, q, n) do so only where −inf for every query
     hidden                 (*batch, q, e) what the queries were computed from, for ``hidden_r_squared``
 
     Gaussian keys give R² near 1 while the queries are short; R² < 0.9 with few effective atoms means saturation, not
-    that the keys are not Gaussian. A fit needs clearly more queries than d (and e) to mean anything. Queries that see
-    no key are left out; R² is 0 where η does not vary, and all is 0 without queries or keys.
+    that the keys are not Gaussian. A fit needs clearly more queries than d (and e) to mean anything. Queries
+    without a visible key are left out; R² is 0 where η does not vary, and all is 0 without queries or keys.
 
     >>> import torch
     >>> grid = torch.linspace(-1, 1, 9, dtype=torch.float64)[:, None]
@@ -97,19 +97,19 @@ def link_fit(
     eta = accumulate(query) * (max(1, query.shape[-1]) ** -0.5 if scale is None else scale)
     support = {"mask": mask, "causal": causal, "offset": offset}
     weights = None if log_weights is None else accumulate(log_weights)
-    found = moments(eta, accumulate(key), log_weights=weights, statistics=("mean", "effective_atoms"), **support)
-    g = found.log_normalizer  # (*batch, q)
+    attended = moments(eta, accumulate(key), log_weights=weights, statistics=("mean", "effective_atoms"), **support)
+    g = attended.log_normalizer  # (*batch, q)
     live = (g > -torch.inf).double()
     eps = torch.finfo(g.dtype).eps
-    prior = _seen(eta, key, weights, **support)
+    prior = _common_log_weights(eta, key, weights, **support)
     predicted, span = _gaussian(_per_head(key.double(), g.shape[:-1], -3), prior)
     target = eta.double().expand(*g.shape, -1) @ span
-    slope, r_squared = _affine(found.mean.double(), target, live, eps)
+    slope, r_squared = _affine(attended.mean.double(), target, live, eps)
     predicted = predicted.expand_as(slope)
     size = torch.linalg.matrix_norm(predicted)
     error = torch.linalg.matrix_norm(slope - predicted) / torch.where(size > 0, size, 1)
     explained = _explained(hidden, target, live, query)
-    mean_atoms = (found.effective_atoms.double() * live).sum(-1) / live.sum(-1).clamp_min(1)
+    mean_atoms = (attended.effective_atoms.double() * live).sum(-1) / live.sum(-1).clamp_min(1)
     return LinkFit(
         r_squared=r_squared.to(g.dtype),
         slope=slope.to(g.dtype),
@@ -160,8 +160,10 @@ def _gaussian(key: Tensor, prior: Tensor) -> tuple[Tensor, Tensor]:
     return (vectors * inverse[..., None, :]) @ vectors.mT, (vectors * spanned[..., None, :]) @ vectors.mT
 
 
-def _seen(eta: Tensor, key: Tensor, w: Tensor | None, mask: Tensor | None, causal: bool, offset: int | None) -> Tensor:
-    """Log weights of the keys for the queries together, (*batch, n): −inf where no query sees the key."""
+def _common_log_weights(
+    eta: Tensor, key: Tensor, w: Tensor | None, mask: Tensor | None, causal: bool, offset: int | None
+) -> Tensor:
+    """Log weights of the keys for the queries together, (*batch, n): −inf where the key is visible to no query."""
     q, n = eta.shape[-2], key.shape[-2]
     lead = eta.shape[:-2]
     prior = key.new_zeros(n, dtype=torch.float64)

@@ -32,9 +32,55 @@ from cumulant.special import log_det_plus_identity
 from cumulant.typing import Draws, Matrices, PerQuery, Queries
 
 
+@dataclass(frozen=True, eq=False, repr=False)
+class _UnitLayer:
+    """Weight (*batch, H, d) and bias (*batch, H) of a layer of H units; a bias of −inf switches a unit off."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+
+    def __post_init__(self):
+        name = type(self).__name__
+        w = require_float(f"{name}.weight", self.weight)
+        if w.ndim < 2:
+            advice = "One row per unit, as nn.Linear.weight: weight[None] for one unit."
+            raise ValueError(sentence(f"{name}.weight", "shape (*batch, H, d)", shape(w), advice))
+        require_finite(f"{name}.weight", w)
+        if self.bias is None:
+            return
+        b = require_float(f"{name}.bias", self.bias)
+        require_alike(f"{name}.bias", b, "weight", w)
+        if b.ndim < 1 or b.shape[-1] != w.shape[-2]:
+            expected = f"shape (*batch, H={w.shape[-2]})"
+            raise ValueError(sentence(f"{name}.bias", expected, shape(b), "One number per unit."))
+        broadcast(f"{name}.bias", w.shape[:-2], b.shape[:-1])
+        if not holds(b < torch.inf):
+            advice = "A bias is the logarithm of a mass; -inf switches a unit off."
+            raise ValueError(sentence(f"{name}.bias", "values below +inf", "NaN or +inf", advice))
+
+    @property
+    def dim(self) -> int:
+        return self.weight.shape[-1]
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        own = self.weight.shape[:-2]
+        return own if self.bias is None else broadcast("batch_shape", own, self.bias.shape[:-1])
+
+    def _drive(self, eta: Tensor) -> Tensor:
+        """Wη + b:  (*batch, q, d) → (*batch, q, H)"""
+        z = accumulate(eta) @ accumulate(self.weight).mT
+        return z if self.bias is None else z + accumulate(self.bias)[..., None, :]
+
+    def _congruence(self, diagonal: Tensor) -> Tensor:
+        """Wᵀ diag(a) W:  (*batch, q, H) → (*batch, q, d, d)"""
+        w = accumulate(self.weight)[..., None, :, :]
+        return w.mT @ (diagonal[..., None] * w)
+
+
 @final
 @dataclass(frozen=True, eq=False, repr=False)
-class Units(Measure):
+class Units(_UnitLayer, Measure):
     """A layer of sigmoid units: the convolution of two-atom measures {0, w_k} with masses 1 and e^{b_k} (X-13).
 
         G(η) = Σ_k softplus(⟨w_k,η⟩ + b_k) = log Σ_{s∈{0,1}^H} e^{⟨Wᵀs,η⟩ + ⟨b,s⟩}
@@ -51,23 +97,6 @@ class Units(Measure):
     >>> h.mean(torch.zeros(2)), h.log_mass
     (tensor([0.5000, 1.0000]), tensor(1.3863))
     """
-
-    weight: Tensor
-    bias: Tensor | None = None
-
-    def __post_init__(self):
-        _check_layer("Units", self.weight, self.bias)
-
-    @property
-    def dim(self) -> int:
-        return self.weight.shape[-1]
-
-    @property
-    def batch_shape(self) -> torch.Size:
-        return _layer_batch(self.weight, self.bias)
-
-    def _drive(self, eta: Tensor) -> Tensor:
-        return _drive(accumulate(eta), self.weight, self.bias)
 
     @per_query
     def log_normalizer(self, eta: Queries) -> PerQuery:
@@ -88,7 +117,7 @@ class Units(Measure):
 
     @per_query
     def fisher(self, eta: Queries) -> Matrices:
-        return _congruence(self._variances(eta), self.weight).to(eta.dtype)
+        return self._congruence(self._variances(eta)).to(eta.dtype)
 
     @per_query
     def sample(self, eta: Queries, n: int, *, generator: torch.Generator | None = None) -> Draws:
@@ -141,7 +170,7 @@ def multihead(measures: Sequence[Measure], weights: Sequence[Tensor]) -> Measure
 
 
 class Potential(ABC):
-    """A convex function of η with the three things a layer needs of it. Abstract; `ReluSquare` and `Block` are final.
+    """A convex function of η with its gradient and Hessian. Abstract; `ReluSquare` and `Block` are final.
 
     η is (*batch, q, d), or (d,) for a single query. A `Measure` has the same under log_normalizer, mean and fisher.
     """
@@ -168,7 +197,7 @@ class Potential(ABC):
 
 @final
 @dataclass(frozen=True, eq=False)
-class ReluSquare(Potential):
+class ReluSquare(_UnitLayer, Potential):
     """A layer of ReLU units as a gradient: convex, but the log-normalizer of no measure (X-13).
 
         Ψ(η) = ½ Σ_k relu(⟨w_k,η⟩ + b_k)²,      ∇Ψ = Wᵀ relu(Wη + b),      ∇²Ψ = Wᵀ diag(1[Wη + b > 0]) W
@@ -184,20 +213,6 @@ class ReluSquare(Potential):
     (tensor(18.), tensor([12.]), tensor([0.]))
     """
 
-    weight: Tensor
-    bias: Tensor | None = None
-
-    def __post_init__(self):
-        _check_layer("ReluSquare", self.weight, self.bias)
-
-    @property
-    def dim(self) -> int:
-        return self.weight.shape[-1]
-
-    @property
-    def batch_shape(self) -> torch.Size:
-        return _layer_batch(self.weight, self.bias)
-
     def _active(self, eta: Tensor, method: str) -> Tensor:
         """relu(Wη + b):  (*batch, q, H)"""
         where = f"ReluSquare.{method}"
@@ -207,7 +222,7 @@ class ReluSquare(Potential):
             raise ValueError(sentence(where, expected, shape(eta), "Check the last axis."))
         broadcast(where, self.batch_shape, eta.shape[:-2])
         rows = eta[None] if eta.ndim == 1 else eta
-        return torch.relu(_drive(accumulate(rows), self.weight, self.bias))
+        return torch.relu(self._drive(rows))
 
     def value(self, eta: Queries) -> PerQuery:
         value = (self._active(eta, "value").square().sum(-1) / 2).to(eta.dtype)
@@ -219,7 +234,7 @@ class ReluSquare(Potential):
 
     def hessian(self, eta: Queries) -> Matrices:
         active = self._active(eta, "hessian")
-        hessian = _congruence((active > 0).to(active.dtype), self.weight).to(eta.dtype)
+        hessian = self._congruence((active > 0).to(active.dtype)).to(eta.dtype)
         return hessian[..., 0, :, :] if eta.ndim == 1 else hessian
 
 
@@ -234,7 +249,7 @@ class Block(Potential):
 
     The parallel block is one ascent step. A sequential block, heads first and units after, is two steps on different
     potentials: expansive still, with log-volumes that add, but the gradient of nothing. A part without mass at a query
-    (a head that sees no key) makes the value −inf and adds nothing to gradient and Hessian.
+    (a head to which no key is visible) makes the value −inf and adds nothing to gradient and Hessian.
 
     >>> import torch
     >>> block = Block((Units(torch.eye(2)), ReluSquare(torch.eye(2))))
@@ -302,9 +317,9 @@ def asymmetry(field: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """max |J − Jᵀ| of a vector field's Jacobian: 0 around x iff the field is a gradient there (Poincaré).
 
     field  maps one vector (d,) to one (d,), in torch operations
-    x      (*batch, d), the points to look at; the answer is (*batch)
+    x      (*batch, d), the points; the result is (*batch)
 
-    `residual.gradientness` asks the same of the weights of a head; this asks any layer: gated units, untied heads.
+    `residual.gradientness` tests the weights of a head; this tests any layer: gated units, untied heads.
 
     >>> import torch
     >>> x = torch.tensor([1.0, 2.0])
@@ -320,47 +335,7 @@ def asymmetry(field: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     out = field(points[0])
     if not isinstance(out, Tensor) or out.shape != points[0].shape:
         got = shape(out) if isinstance(out, Tensor) else type(out).__name__
-        raise ValueError(
-            sentence("asymmetry.field", f"a map of ({x.shape[-1]},) to the same", got, "Take one vector at a time.")
-        )
+        expected, advice = f"a map of ({x.shape[-1]},) to the same", "Take one vector at a time."
+        raise ValueError(sentence("asymmetry.field", expected, got, advice))
     jacobian = torch.func.vmap(torch.func.jacrev(field))(points)
     return (jacobian - jacobian.mT).abs().amax((-2, -1)).reshape(x.shape[:-1])
-
-
-# ---------------------------------------------------------------------- weight (*batch, H, d), bias (*batch, H)
-
-
-def _drive(eta: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Wη + b:  (*batch, q, d) → (*batch, q, H)"""
-    z = eta @ accumulate(weight).mT
-    return z if bias is None else z + accumulate(bias)[..., None, :]
-
-
-def _congruence(diagonal: Tensor, weight: Tensor) -> Tensor:
-    """Wᵀ diag(a) W:  (*batch, q, H) → (*batch, q, d, d)"""
-    w = accumulate(weight)[..., None, :, :]
-    return w.mT @ (diagonal[..., None] * w)
-
-
-def _layer_batch(weight: Tensor, bias: Tensor | None) -> torch.Size:
-    own = weight.shape[:-2]
-    return own if bias is None else broadcast("batch_shape", own, bias.shape[:-1])
-
-
-def _check_layer(name: str, weight: Tensor, bias: Tensor | None) -> None:
-    w = require_float(f"{name}.weight", weight)
-    if w.ndim < 2:
-        advice = "One row per unit, as nn.Linear.weight: weight[None] for one unit."
-        raise ValueError(sentence(f"{name}.weight", "shape (*batch, H, d)", shape(w), advice))
-    require_finite(f"{name}.weight", w)
-    if bias is None:
-        return
-    b = require_float(f"{name}.bias", bias)
-    require_alike(f"{name}.bias", b, "weight", w)
-    if b.ndim < 1 or b.shape[-1] != w.shape[-2]:
-        expected = f"shape (*batch, H={w.shape[-2]})"
-        raise ValueError(sentence(f"{name}.bias", expected, shape(b), "One number per unit."))
-    broadcast(f"{name}.bias", w.shape[:-2], b.shape[:-1])
-    if not holds(b < torch.inf):
-        advice = "A bias is the logarithm of a mass; -inf switches a unit off."
-        raise ValueError(sentence(f"{name}.bias", "values below +inf", "NaN or +inf", advice))

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from cumulant.checks import broadcast, holds, require_alike, require_float, sentence, shape
+from cumulant.checks import broadcast, holds, require_alike, require_float, require_log_weights, sentence, shape
 from cumulant.kernels import moments
 from cumulant.kernels.autocast import autocast, autocast_float32, without_autocast
 from cumulant.kernels.dense import accumulate, normalize
@@ -29,7 +29,7 @@ KERNELS = ("gaussian", "dot")
 
 
 class Regression(NamedTuple):
-    """A local average and how much data it rests on, per query; p_n are the normalised kernel weights.
+    """Kernel-weighted mean of the values and its precision, per query; p_n are the normalised kernel weights.
 
     mean              (*batch, q, e)  Σ p_n v_n
     variance          (*batch, q)     tr Cov_p(v), the spread of the values around the mean
@@ -89,10 +89,13 @@ def nadaraya_watson(
         eta, atoms, base = _centred(rows, x, w, s)
     statistics = ("mean", "value_trace", "effective_atoms")
     with without_autocast(eta):
-        found = moments(eta, atoms, accumulate(values), log_weights=base, statistics=statistics)
-    density = _log_density(found.log_normalizer, eta, x, w, s) if kernel == "gaussian" else None
-    out = Regression(found.mean.to(query.dtype), found.value_trace, density, found.effective_atoms)
-    return _first_row(out) if query.ndim == 1 else out
+        local = moments(eta, atoms, accumulate(values), log_weights=base, statistics=statistics)
+    density = _log_density(local.log_normalizer, eta, x, w, s) if kernel == "gaussian" else None
+    mean = local.mean.to(query.dtype)
+    if query.ndim > 1:
+        return Regression(mean, local.value_trace, density, local.effective_atoms)
+    density = None if density is None else density[..., 0]
+    return Regression(mean[..., 0, :], local.value_trace[..., 0], density, local.effective_atoms[..., 0])
 
 
 def _centred(rows: Tensor, x: Tensor, w: Tensor | None, s: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -101,9 +104,9 @@ def _centred(rows: Tensor, x: Tensor, w: Tensor | None, s: Tensor) -> tuple[Tens
         present = torch.ones_like(x[..., 0], dtype=torch.bool)
     else:
         present = (w > -torch.inf).any(-2) if w.ndim >= x.ndim else w > -torch.inf
-    kept = torch.where(present[..., None], x, 0)
     # nothing depends on the centre but rounding, so it needs no gradient
-    centre = (kept.sum(-2) / present.sum(-1, keepdim=True).clamp_min(1))[..., None, :].detach()
+    total, count = torch.where(present[..., None], x, 0).sum(-2), present.sum(-1, keepdim=True).clamp_min(1)
+    centre = (total / count)[..., None, :].detach()
     eta, atoms = (rows - centre) / s, torch.where(present[..., None], (x - centre) / s, 0)
     half = atoms.square().sum(-1) / 2
     if not holds(half.isfinite()) or not holds(eta.square().sum(-1).isfinite()):
@@ -126,11 +129,6 @@ def _log_density(g: Tensor, eta: Tensor, x: Tensor, w: Tensor | None, s: Tensor)
     volume = d / 2 * math.log(2 * math.pi) + s.expand(*s.shape[:-1], d).log().sum(-1)
     log_density = torch.where(absent, 0, g) - torch.where(absent, 0, total) - eta.square().sum(-1) / 2 - volume
     return torch.where(absent, -torch.inf, log_density)
-
-
-def _first_row(found: Regression) -> Regression:
-    density = None if found.log_density is None else found.log_density[..., 0]
-    return Regression(found.mean[..., 0, :], found.variance[..., 0], density, found.effective_points[..., 0])
 
 
 def random_projection(
@@ -156,11 +154,11 @@ def random_projection(
     for name, size in (("dim", dim), ("features", features)):
         if not isinstance(size, int) or size < 1:
             raise ValueError(sentence(f"random_projection.{name}", "a positive integer", repr(size), "Use at least 1."))
-    given = {"generator": generator, "dtype": dtype, "device": device}
-    normal = torch.randn(features, dim, **given)
+    options = {"generator": generator, "dtype": dtype, "device": device}
+    normal = torch.randn(features, dim, **options)
     if not orthogonal:
         return normal
-    blocks = torch.randn(-(-features // dim), dim, dim, **given)
+    blocks = torch.randn(-(-features // dim), dim, dim, **options)
     q, r = torch.linalg.qr(accumulate(blocks))
     q = q * r.diagonal(dim1=-2, dim2=-1).sign()[..., None, :]  # uniform on the rotations, which QR alone is not
     length = torch.linalg.vector_norm(normal, dim=-1, keepdim=True)
@@ -221,9 +219,9 @@ def approximate_attention(
     scale       1/√d by default; it is divided evenly between queries and keys
     log_weights (*batch, n) per key; −inf removes a key. Weights per pair, and so causal masks, need the exact `attend`
 
-    Computed as two exact attentions, the directions asking the keys and the queries asking the directions, so that no
-    feature is ever formed: extreme norms stay finite, and the output is an average of values. A query that sees no key
-    has output 0, log_normalizer −inf and gradient 0. Under torch.autocast all are rounded as for attention.
+    Computed as two exact attentions, of the directions over the keys and of the queries over the directions, so that no
+    feature is ever formed: extreme norms stay finite, and the output is an average of values. A query without keys has
+    output 0, log_normalizer −inf and gradient 0. Under torch.autocast all are rounded as for attention.
 
     >>> import torch
     >>> from cumulant.attention import attention
@@ -254,7 +252,7 @@ def approximate_attention(
     return ApproximateAttention(of_queries.mean.to(query.dtype), total)
 
 
-# ---------------------------------------------------------------------- what is refused
+# ---------------------------------------------------------------------- checks of arguments
 
 
 def _check(query: Tensor, points: Tensor, values: Tensor, log_weights: Tensor | None) -> None:
@@ -279,13 +277,7 @@ def _check(query: Tensor, points: Tensor, values: Tensor, log_weights: Tensor | 
             expected = f"(*batch, n={n}) per point or (*batch, q={q}, n={n}) per pair"
             raise ValueError(sentence(f"{where}.log_weights", expected, shape(w), "Match points or pairs."))
         broadcast(f"{where}.log_weights", w.shape[: -2 if w.ndim >= points.ndim else -1], points.shape[:-2])
-        _check_below_infinity(where, w)
-
-
-def _check_below_infinity(where: str, w: Tensor) -> None:
-    if not holds(w < torch.inf):
-        advice = "Weights are logarithms of finite masses; log 0 = -inf is legal."
-        raise ValueError(sentence(f"{where}.log_weights", "values below +inf", "NaN or +inf", advice))
+        require_log_weights(f"{where}.log_weights", w)
 
 
 def _bandwidth(bandwidth: float | Tensor, query: Tensor) -> Tensor:
@@ -332,4 +324,4 @@ def _check_keys(where: str, query: Tensor, key: Tensor, value: Tensor, log_weigh
             advice = "Weights per pair need the exact attend(...)."
             raise ValueError(sentence(f"{where}.log_weights", expected, shape(w), advice))
         broadcast(f"{where}.log_weights", w.shape[:-1], key.shape[:-2])
-        _check_below_infinity(where, w)
+        require_log_weights(f"{where}.log_weights", w)

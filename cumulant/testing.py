@@ -45,13 +45,12 @@ def check_measure(
 
     eta    (q, d) queries inside the natural domain; by default five of size about ½, smaller if need be
     draws  samples per query for the law of `sample`; that law is left out for a measure without `sample`, and with 0
-    skip   statements of `LAWS` to leave out, for a reason you know
+    skip   statements of `LAWS` to leave out
     """
     for name in skip:
         if name not in (known := [law.statement for law in LAWS]):
-            raise ValueError(
-                sentence("check_measure.skip", f"statements among {known}", repr(name), "Copy one exactly.")
-            )
+            expected = f"statements among {known}"
+            raise ValueError(sentence("check_measure.skip", expected, repr(name), "Copy one exactly."))
     exact = measure.to(torch.float64)
     if eta is None:
         generator = torch.Generator().manual_seed(seed)
@@ -134,11 +133,11 @@ def _fenchel_young(h: Measure, eta: Tensor) -> float:
 def _round_trip(h: Measure, eta: Tensor) -> float:
     """natural∘mean = id modulo directions that h does not span: compared on means."""
     mean = h.mean(eta)
-    found = h.natural(mean)
-    if not bool(found.converged.all()):
+    solution = h.natural(mean)
+    if not bool(solution.converged.all()):
         return torch.inf
-    back = found.value - eta
-    return max(_gap(h.mean(found.value), mean), _gap(h.fisher_mv(eta, back), torch.zeros_like(mean)))
+    back = solution.value - eta
+    return max(_gap(h.mean(solution.value), mean), _gap(h.fisher_mv(eta, back), torch.zeros_like(mean)))
 
 
 def _kl_is_bregman(h: Measure, eta: Tensor) -> float:

@@ -1,4 +1,4 @@
-"""What the losses refuse, and how they average."""
+"""Checks of the arguments of the losses, and their reductions."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def weights_of(counts: Tensor, reduction: str, like: Tensor) -> Tensor:
 
 
 def without(rows: Tensor, absent: Tensor) -> Tensor:
-    """Zeros in the rows that are absent, with gradient 0: nothing that they hold, NaN included, meets the others."""
+    """Zeros in the rows that are absent, with gradient 0: what they hold, NaN included, does not reach the others."""
     return rows if known(~absent) else torch.where(absent[:, None], 0, rows)
 
 
@@ -51,7 +51,7 @@ def may_overflow(rows: Tensor, largest: Tensor) -> Tensor:
 
 
 def counted_rows(rows: Tensor, ignored: Tensor, largest: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Rows without those that are ignored, and which these are; with ``largest`` only what may overflow goes."""
+    """Rows with zeros in those that are ignored, and which these are; with ``largest`` only where they may overflow."""
     lost = ignored if largest is None else ignored & may_overflow(rows, largest)
     return without(rows, lost), lost
 
@@ -92,12 +92,11 @@ def target_of(positives: Tensor | None, query: Tensor, m: int, exclude_self: boo
     n, where = query.shape[0], "info_nce.positives"
     if positives is None:
         if exclude_self:
-            advice = "Key i is excluded for query i, so say which keys are positive."
+            advice = "Key i is excluded for query i, so pass the positives."
             raise ValueError(sentence(where, "indices or a Boolean matrix with exclude_self", None, advice))
         if n > m:
-            raise ValueError(
-                sentence(where, f"indices, as key has {m} rows for {n} queries", None, "Say which is whose.")
-            )
+            expected = f"indices, as key has {m} rows for {n} queries"
+            raise ValueError(sentence(where, expected, None, "Give the positive of each query."))
         return torch.arange(n, device=query.device)
     if not isinstance(positives, Tensor) or positives.is_floating_point() or positives.is_complex():
         got = positives.dtype if isinstance(positives, Tensor) else type(positives).__name__
@@ -110,15 +109,14 @@ def target_of(positives: Tensor | None, query: Tensor, m: int, exclude_self: boo
         return positives
     in_range(where, positives, m, None)
     if exclude_self and not holds(positives != torch.arange(n, device=positives.device)):
-        raise ValueError(
-            sentence(where, "no point as its own positive", "positives[i] == i", "Leave exclude_self off.")
-        )
+        got, advice = "positives[i] == i", "Leave exclude_self off."
+        raise ValueError(sentence(where, "no point as its own positive", got, advice))
     return positives.long()
 
 
 def in_range(where: str, index: Tensor, size: int, ignored: int | None) -> None:
-    fine = (index >= 0) & (index < size)
-    if not holds(fine if ignored is None else fine | (index == ignored)):
+    inside = (index >= 0) & (index < size)
+    if not holds(inside if ignored is None else inside | (index == ignored)):
         expected = f"indices in 0 … {size - 1}" + ("" if ignored is None else f", or ignore_index={ignored}")
         raise ValueError(sentence(where, expected, f"values from {index.min()} to {index.max()}", "Check the labels."))
 
@@ -129,14 +127,12 @@ def check_vocabulary(hidden: Tensor, weight: Tensor, targets: Tensor, bias: Tens
     require_alike(f"{where}.weight", require_float(f"{where}.weight", weight), "hidden", hidden)
     if hidden.ndim == 0 or weight.ndim != 2 or weight.shape[1] != hidden.shape[-1]:
         expected = f"shape (V, d) with d the last axis of hidden {shape(hidden)}"
-        raise ValueError(
-            sentence(f"{where}.weight", expected, shape(weight), "Rows are words, as in nn.Linear.weight.")
-        )
+        advice = "Rows are words, as in nn.Linear.weight."
+        raise ValueError(sentence(f"{where}.weight", expected, shape(weight), advice))
     if not isinstance(targets, Tensor) or targets.is_floating_point() or targets.dtype == torch.bool:
         got = targets.dtype if isinstance(targets, Tensor) else type(targets).__name__
-        raise TypeError(
-            sentence(f"{where}.targets", "an integer tensor", got, "Class probabilities are not supported.")
-        )
+        advice = "Class probabilities are not supported."
+        raise TypeError(sentence(f"{where}.targets", "an integer tensor", got, advice))
     if targets.shape != hidden.shape[:-1]:
         expected = f"shape {tuple(hidden.shape[:-1])} as the leading axes of hidden"
         raise ValueError(sentence(f"{where}.targets", expected, shape(targets), "One word per position."))

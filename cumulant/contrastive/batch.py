@@ -40,14 +40,14 @@ def info_nce(
     group: Group | Ranks = None,
     gradients: str = "sum",
 ) -> Tensor:
-    """How surely each query finds its key among all keys (InfoNCE; with several positives SupCon, symmetric CLIP).
+    """The InfoNCE loss of queries and keys; with several positives SupCon, symmetric CLIP.
 
         ℓ_i = G(q_i/τ) − mean over positives k⁺ of ⟨q_i, k⁺⟩/τ,        G(η) = log Σ_j exp⟨η, k_j⟩
 
     query         (N, d)
     key           (M, d)
     temperature   τ > 0, a number or a tensor without axes, which may require a gradient
-    symmetric     ½ (mean of ℓ over queries + mean of ℓ over keys, each key looking for its queries); needs N = M
+    symmetric     ½ (mean of ℓ over queries + mean of ℓ over keys, with roles exchanged); needs N = M
     exclude_self  query i and key i are one point: no candidate for itself (log weight −inf), no positive; needs N = M
     positives     None: key i belongs to query i (N ≤ M); integers (N,): key positives[i] does; Boolean (N, M): all
                   that are True, averaged outside the logarithm (L_out of SupCon)
@@ -56,10 +56,9 @@ def info_nce(
                   query and key are then the rows of this rank, the keys of all ranks are candidates, and the loss is
                   that of the whole batch on every rank, with the gradients of one process. positives: None pairs rows
                   of one rank; integers and columns count keys rank after rank; symmetric needs None
-    gradients     how the gradients of an encoder, partial on every rank of a ``group``, are put together: "sum" where
-                  you add them up; "mean" where DistributedDataParallel (DDP) or another average over ranks does, so
-                  that the average is the gradient of one process. The loss is the same, and so is the gradient of the
-                  temperature, which is whole on every rank: leave it to DDP, or as it is, but never add it up
+    gradients     "sum" where the gradients of an encoder are added up over the ranks of a ``group``; "mean" where they
+                  are averaged, as by DistributedDataParallel (docs/scale.md). That of the temperature is whole on
+                  every rank: do not add it up
 
     A query without positives or without candidates has loss 0 and gradient 0, and where it is no candidate itself
     (symmetric), what it holds, NaN included, reaches nothing else. Under torch.autocast query and key are rounded as
@@ -80,9 +79,8 @@ def info_nce(
     n, m = query.shape[0], key.shape[0]
     if (symmetric or exclude_self) and n != m:
         name = "symmetric" if symmetric else "exclude_self"
-        raise ValueError(
-            sentence(f"{where}.{name}", "as many queries as keys", f"{n} and {m}", "Leave it off, or match them.")
-        )
+        got, advice = f"{n} and {m}", "Leave it off, or match them."
+        raise ValueError(sentence(f"{where}.{name}", "as many queries as keys", got, advice))
     if group is not None:
         ranks = group if isinstance(group, Ranks) else Ranks(group)
         options = (temperature, symmetric, exclude_self, positives, reduction, gradients)
@@ -108,7 +106,7 @@ def nt_xent(
     group: Group | Ranks = None,
     gradients: str = "sum",
 ) -> Tensor:
-    """Each of 2N points looks for its other view among the 2N − 1 other points (NT-Xent, SimCLR).
+    """The NT-Xent loss of SimCLR: the positive of each of 2N points is its other view, the rest are negatives.
 
         ℓ_i = G(z_i/τ) − ⟨z_i, z_i'⟩/τ,        G(η) = log Σ_{j≠i} exp⟨η, z_j⟩
 
@@ -153,7 +151,7 @@ class Parts(NamedTuple):
 
 
 def alignment_uniformity(query: Tensor, key: Tensor, *, temperature: float | Tensor = 1.0) -> Parts:
-    """The two parts of InfoNCE: pairs are pulled together, and queries pushed away from where keys are dense.
+    """The two terms of InfoNCE, alignment of pairs and uniformity of the keys around queries.
 
         alignment = −mean ⟨q_i, k_i⟩/τ,        uniformity = mean G(q_i/τ),        info_nce = alignment + uniformity
 
@@ -179,7 +177,7 @@ def alignment_uniformity(query: Tensor, key: Tensor, *, temperature: float | Ten
 
 
 def mutual_information_bound(loss: float | Tensor, candidates: int) -> Tensor:
-    """What an InfoNCE loss proves about the views: I(query; key) ≥ log N − loss, in nats.
+    """The lower bound on mutual information by an InfoNCE loss: I(query; key) ≥ log N − loss, in nats.
 
     loss is the mean of `info_nce` with one positive among N candidates, itself included, drawn independently. The bound
     never exceeds log N, however much the views share: it saturates, and needs N ≥ e^I.

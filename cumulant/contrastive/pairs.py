@@ -23,7 +23,7 @@ def nce_loss(
     *,
     reduction: str = "mean",
 ) -> Tensor:
-    """Telling data from k noise samples by their unnormalised log-density s (noise-contrastive estimation).
+    """The loss of noise-contrastive estimation: data against k noise samples, by their unnormalised log-density s.
 
         ℓ = g(Δ(x)) − Δ(x) + Σ_{noise x'} g(Δ(x')),      Δ = s − log k − log p_noise,      g(Δ) = log(1 + e^Δ)
 

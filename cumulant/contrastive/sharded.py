@@ -31,7 +31,7 @@ def sharded_info_nce(
     reduction: str,
     gradients: str,
 ) -> Tensor:
-    """`info_nce` where each rank has some queries and some keys; keys go round (see `sharded_sums`)."""
+    """`info_nce` where each rank has a part of the queries and keys; keys pass along a ring (see `sharded_sums`)."""
     where = "info_nce"
     kind = "own" if positives is None else str(positives.dtype)
     learned = _learned(query, key, temperature)
@@ -75,7 +75,7 @@ def sharded_cross_entropy(
     reduction: str,
     with_log_normalizer: bool,
 ) -> tuple[Tensor, Tensor]:
-    """`linear_cross_entropy` over flat rows where each rank has some words; gives the loss and G, if that is wanted."""
+    """`linear_cross_entropy` over flat rows where each rank has a part of the words; returns the loss and G."""
     where = "linear_cross_entropy"
     if smoothing and softcap is not None:
         advice = "Smooth or cap, or keep the vocabulary on one rank."
@@ -109,7 +109,7 @@ def first_row(where: str, ranks: Ranks, rows: int) -> int:
 
 
 def _learned(*tensors: object) -> bool:
-    """Whether there will be a way back, which all ranks must go together."""
+    """Whether there will be a backward pass, in which all ranks must take part."""
     return torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in tensors)
 
 

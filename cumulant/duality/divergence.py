@@ -35,9 +35,8 @@ def generalized_kl(p: Tensor, q: Tensor) -> PerQuery:
         require_alike(where, require_float(where, mass), "p", p)
         if mass.ndim == 0 or not holds((mass >= 0) & (mass < torch.inf)):
             got = shape(mass) if mass.ndim == 0 else "a value that is negative, infinite or NaN"
-            raise ValueError(
-                sentence(where, "non-negative finite masses (..., n)", got, "Pass masses, not logarithms.")
-            )
+            expected, advice = "non-negative finite masses (..., n)", "Pass masses, not logarithms."
+            raise ValueError(sentence(where, expected, got, advice))
     if p.shape[-1] != q.shape[-1]:
         raise ValueError(sentence("generalized_kl.q", f"last axis n={p.shape[-1]} as p", shape(q), "Match the atoms."))
     broadcast("generalized_kl", p.shape[:-1], q.shape[:-1])
@@ -56,8 +55,8 @@ class Boosting(NamedTuple):
     loss          ()    inf_λ Σ q₀ e^{−Mλ} = Σ p
     divergence    ()    D(p ‖ q₀) = Σq₀ − loss, the dual value
     separable     ()    some λ makes every margin positive
-    status        ()    `Status`; BOUNDARY: the infimum is positive but not attained, because some examples can be got
-                        right at no cost: their weights tend to 0, and all but 1e-9 of the way is gone
+    status        ()    `Status`; BOUNDARY: the infimum is positive but not attained, because some examples can be
+                        classified at no cost: their weights tend to 0, and are within 1e-9 of it
     """
 
     coefficients: Tensor
@@ -78,8 +77,8 @@ def boosting(margins: Tensor, weights: Tensor | None = None) -> Boosting:
     positive weight the loss is 0 and λ = 0.
 
     >>> import torch
-    >>> found = boosting(torch.tensor([[1.0], [1.0], [-1.0]], dtype=torch.float64))
-    >>> found.coefficients, found.loss                                    # λ = ½ log 2, loss 2 √2
+    >>> solution = boosting(torch.tensor([[1.0], [1.0], [-1.0]], dtype=torch.float64))
+    >>> solution.coefficients, solution.loss                              # λ = ½ log 2, loss 2 √2
     (tensor([0.3466], dtype=torch.float64), tensor(2.8284, dtype=torch.float64))
     """
     m = accumulate(require_float("boosting.margins", margins))
@@ -96,13 +95,13 @@ def boosting(margins: Tensor, weights: Tensor | None = None) -> Boosting:
         zero, code = q.sum(), torch.tensor(int(Status.CONVERGED), dtype=torch.int8, device=m.device)
         return Boosting(m.new_zeros(m.shape[1]), q, zero, zero, torch.ones_like(zero, dtype=torch.bool), code)
     with without_autocast(m):
-        found = maximum_entropy(-m, q.log())
-    separable = found.status == Status.OUTSIDE
+        dual = maximum_entropy(-m, q.log())
+    separable = dual.status == Status.OUTSIDE
     if separable:
-        p, coefficients = torch.zeros_like(q), _separating(m[used], found.x)
+        p, coefficients = torch.zeros_like(q), _separating(m[used], dual.x)
     else:
-        p, coefficients = found.primal.exp() * found.weights, found.x
-    return Boosting(coefficients, p, p.sum(), generalized_kl(p, q), separable, found.status)
+        p, coefficients = dual.primal.exp() * dual.weights, dual.x
+    return Boosting(coefficients, p, p.sum(), generalized_kl(p, q), separable, dual.status)
 
 
 def _separating(m: Tensor, guess: Tensor) -> Tensor:

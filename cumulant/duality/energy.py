@@ -36,8 +36,8 @@ def free_energy(
     ∂F/∂E = p and ∂F/∂T = −S. Without states F = +inf, ⟨E⟩ = S = 0 and the gradient is 0.
 
     >>> import torch
-    >>> found = free_energy(torch.tensor([0.0, 1.0], dtype=torch.float64), temperature=2.0)
-    >>> [round(x.item(), 12) for x in found]
+    >>> parts = free_energy(torch.tensor([0.0, 1.0], dtype=torch.float64), temperature=2.0)
+    >>> [round(x.item(), 12) for x in parts]
     [-0.94815396836, 0.377540668798, 0.662847318579]
     """
     (energies,), (log_weights,) = autocast_float32(energies), autocast_float32(log_weights)
@@ -49,9 +49,8 @@ def free_energy(
     w = log_weights_of("free_energy.log_weights", log_weights, energies)
     absent = (e == torch.inf) if w is None else (e == torch.inf) | (w == -torch.inf)
     e = torch.where(absent, 0, e)
-    floor = (
-        torch.where(absent, torch.inf, e).amin(-1, keepdim=True).detach() if e.shape[-1] else e.sum(-1, keepdim=True)
-    )
+    present = torch.where(absent, torch.inf, e)
+    floor = present.amin(-1, keepdim=True).detach() if e.shape[-1] else e.sum(-1, keepdim=True)
     floor = torch.where(floor.isfinite(), floor, 0)
     score = (floor - e) / t[..., None]  # ≤ 0, so that small temperatures cost no digits
     g, p = normalize(torch.where(absent, -torch.inf, score if w is None else score + torch.where(absent, 0, w)))

@@ -1,4 +1,4 @@
-"""The evidence lower bound of a law over atoms, and what cheaper attention weights lose (S3-F3)."""
+"""The evidence lower bound of a law over atoms, and its gap for approximate attention weights (S3-F3)."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def elbo_gap(
     log_weights: Tensor | None = None,
     log_normalizer: Tensor | None = None,
 ) -> PerQuery:
-    """What cheaper attention weights lose, in nats: G − ELBO(q) = KL(q ‖ p) ≥ 0, for any weights q (S3-F3).
+    """The gap of approximate attention weights q, in nats: G − ELBO(q) = KL(q ‖ p) ≥ 0 (S3-F3).
 
         weights q            KL(q ‖ p) = Σ_n q_n log(q_n/p_n)
         atoms that are kept  KL(p restricted ‖ p) = G − G_kept = −log Σ_kept p
@@ -63,11 +63,11 @@ def elbo_gap(
     kept            Boolean (*batch, q, n), True = kept; or integers (*batch, q, k), distinct, −1 for none
     log_weights     (*batch, n) or (*batch, q, n), as in `moments`
     log_normalizer  (*batch, q) G, where it is known, such as from `attend` with a causal mask. Then only atoms that
-                    carry weight or are kept are looked at: with indices O(qk) and no sum over all atoms.
+                    carry weight or are kept are used: with indices O(qk) and no sum over all atoms.
 
     Give one of ``weights`` and ``kept``. +inf where nothing is kept, or q has mass where p has none; 0 where p itself
     is empty (G = −inf). Differentiable in eta, atoms, weights and log_weights; indices hold a few rows of gathered
-    atoms at a time, all of them where a gradient is asked for.
+    atoms at a time, all of them where a gradient is needed.
 
     >>> import torch
     >>> x = torch.tensor([[0.0], [1.0], [2.0]], dtype=torch.float64)
@@ -192,10 +192,10 @@ def _gap_of_mask(eta: Tensor, atoms: Tensor, kept: Tensor, log_weights, log_norm
         return _difference(accumulate(log_normalizer), own)
     # log(1 + e^{lost − own}) keeps the digits of a small loss, which the difference of two sums would cancel
     lost = moments(eta, atoms, log_weights=log_weights, mask=~kept, statistics=()).log_normalizer
-    some = (own > -torch.inf) & (lost > -torch.inf)
-    ratio = torch.where(some, lost, 0) - torch.where(some, own, 0)
+    both = (own > -torch.inf) & (lost > -torch.inf)
+    ratio = torch.where(both, lost, 0) - torch.where(both, own, 0)
     gap = torch.logaddexp(ratio, torch.zeros_like(ratio))
-    return torch.where(some, gap, torch.where(lost > -torch.inf, torch.inf, 0))
+    return torch.where(both, gap, torch.where(lost > -torch.inf, torch.inf, 0))
 
 
 def _log_mass_at(eta: Tensor, atoms: Tensor, index: Tensor, log_weights: Tensor | None) -> Tensor:
@@ -219,14 +219,14 @@ def _log_mass_at(eta: Tensor, atoms: Tensor, index: Tensor, log_weights: Tensor 
     parts = []
     for start in range(0, max(1, q), step):
         block = slice(start, start + step)
-        chosen = index[..., block, :]
-        known = chosen.clamp_min(0)
+        part = index[..., block, :]
+        known = part.clamp_min(0)
         flat = known.flatten(-2)[..., None].expand(*lead, -1, d)
-        near = x.gather(-2, flat).unflatten(-2, chosen.shape[-2:])  # (*lead, rows, k, d)
+        near = x.gather(-2, flat).unflatten(-2, part.shape[-2:])  # (*lead, rows, k, d)
         score = (near @ rows[..., block, :, None])[..., 0]
         if table is not None:
             score = score + table[..., block, :].gather(-1, known)
-        parts.append(normalize(torch.where(chosen < 0, -torch.inf, score))[0])
+        parts.append(normalize(torch.where(part < 0, -torch.inf, score))[0])
     return torch.cat(parts, -1)
 
 

@@ -1,13 +1,6 @@
 """Filters for models that switch between modes: GPB-k, IMM and exact enumeration are one engine with two settings."""
 
-from cumulant.filters.conjugate import (
-    BetaBernoulli,
-    DirichletCategorical,
-    GammaPoisson,
-    NormalGamma,
-    NormalNormal,
-    SwitchingConjugate,
-)
+from cumulant.filters.conjugate import SwitchingConjugate
 from cumulant.filters.forecast import Forecast, forecast
 from cumulant.filters.heads import (
     AttentionFilter,
@@ -18,6 +11,7 @@ from cumulant.filters.heads import (
 )
 from cumulant.filters.learning import Learned, em
 from cumulant.filters.linear_gaussian import Simulation, SwitchingLinearGaussian
+from cumulant.filters.pairs import BetaBernoulli, DirichletCategorical, GammaPoisson, NormalGamma, NormalNormal
 from cumulant.filters.projection import ProjectedNormal, m_projection, m_projection_in
 from cumulant.filters.protocol import Propagator, SwitchingModel
 from cumulant.filters.records import Filtered, StepRecord

@@ -1,10 +1,10 @@
-"""Switching models on conjugate families: counts, coins, categories and measurements of a hidden quantity (S2-C3).
+"""Switching models on conjugate families: counts, binary values, categories and measurements (S2-C3).
 
     s_t | s_{t−1}   ~ transition[s_{t−1}, s_t]                       rows "from"
     x_t             ~ e^{⟨λθ + (1−λ)θ_0, u(x)⟩}                      λ = memory[s_t], x_{t−1} ~ e^{⟨θ, u(x)⟩}
-    y_t | x_t, s_t  ~ the family, with what mode s_t knows about the observation
+    y_t | x_t, s_t  ~ the family, with the parameters of the observation in mode s_t
 
-A mode acts in two ways. It knows something about the observation (an exposure, a variance, that it is clutter; see
+A mode acts in two ways. It sets parameters of the observation (an exposure, a variance, the law of clutter; see
 `cumulant.filters.pairs`), and it has a memory λ of the hidden quantity:
 
     λ = 1      x stays what it was, the default
@@ -26,27 +26,9 @@ from torch import Tensor
 
 from cumulant.checks import holds, require_alike, require_finite, require_float, sentence, shape
 from cumulant.filters.linear_gaussian import Simulation, stacked_simulation
-from cumulant.filters.pairs import (
-    BetaBernoulli,
-    ConjugatePair,
-    DirichletCategorical,
-    GammaPoisson,
-    NormalGamma,
-    NormalNormal,
-)
+from cumulant.filters.pairs import ConjugatePair
 from cumulant.filters.parameters import checked_modes
 from cumulant.filters.protocol import Propagator, Start, StateMoments, Updated, draw_modes, log_probabilities
-
-__all__ = [
-    "BetaBernoulli",
-    "ConjugateBelief",
-    "ConjugatePair",
-    "DirichletCategorical",
-    "GammaPoisson",
-    "NormalGamma",
-    "NormalNormal",
-    "SwitchingConjugate",
-]
 
 
 class ConjugateBelief(NamedTuple):
@@ -57,7 +39,7 @@ class ConjugateBelief(NamedTuple):
     covariance  (…, d, d)  likewise
 
     The M-projection matches expected sufficient statistics. They contain x for counts and measurements but not for
-    chances, so that the mean of what is projected travels beside the parameters.
+    probabilities, so that the mean of the mixture is kept beside the parameters.
     """
 
     parameters: Tensor
@@ -81,9 +63,9 @@ class SwitchingConjugate:
     Observations are (*batch, T, 1), NaN where missing. Differentiable in every tensor.
 
     >>> import torch
-    >>> from cumulant.filters import exact
+    >>> from cumulant.filters import GammaPoisson, exact
     >>> stay = torch.tensor([[0.9, 0.1], [0.5, 0.5]], dtype=torch.float64)
-    >>> bursts = GammaPoisson(torch.tensor([1.0, 5.0], dtype=torch.float64))       # the second sees 5 times more
+    >>> bursts = GammaPoisson(torch.tensor([1.0, 5.0], dtype=torch.float64))       # exposure 5 in the second mode
     >>> model = SwitchingConjugate(bursts, stay, torch.tensor([2.0, 1.0], dtype=torch.float64))
     >>> y = torch.tensor([[2.0], [9.0], [1.0]], dtype=torch.float64)
     >>> exact(model, y).mode_probabilities[:, 1]
@@ -164,6 +146,7 @@ class SwitchingConjugate:
         """Draw modes, states and observations of ``steps`` time steps for every sequence of a batch.
 
         >>> import torch
+        >>> from cumulant.filters import GammaPoisson
         >>> one = torch.ones(1, 1)
         >>> model = SwitchingConjugate(GammaPoisson(), one, torch.tensor([5.0, 1.0]))
         >>> model.simulate(4, generator=torch.Generator().manual_seed(0)).observations.shape

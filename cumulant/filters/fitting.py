@@ -6,7 +6,7 @@ The maximum of the expected log-likelihood is a change of the law at the start,
 
     δA, δb = argmin Σ w E|u − (A + δA) z − (b + δb)|²_{V⁻¹},        V = Σ w E[(u − Az − b)(u − Az − b)ᵀ] / Σ w
 
-with the smallest change where the data leave a choice, so that what they say nothing about stays as it was.
+with the smallest change where the data leave a choice, so that what they do not determine stays as it was.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Change(NamedTuple):
 def fit(joint: Joint, law: LinearLaw, free: Collection[str], shared: Collection[str] = ()) -> LinearLaw:
     """The law of greatest expected log-likelihood near a given one.
 
-    free    names of the fields of `LinearLaw` to choose; the others are kept. What differs between cases must be kept.
+    free    names of the fields of `LinearLaw` to fit; the others stay, and so must what differs between cases
     shared  names of those that are one for all modes
 
     Where one of A and b is shared and the other is not, they are improved in turn.

@@ -10,7 +10,7 @@ new, A_ji = P(s = i | s' = j), and a filter needs the other direction. Any law �
 A step of IMM, or of GPB2, which without an observation is the same (X-16), mixes the beliefs by P(i | j) = A_ji:
 
     mean_j = Σ_i A_ji value_i          attention                                                              (S2-E14)
-    covariance_j = Cov_{A_j}(value)    what a head drops by sending on the mean; its trace is the loss      (S2-C9)
+    covariance_j = Cov_{A_j}(value)    what a head drops by returning the mean; its trace is the loss       (S2-C9)
 
 The transition depends on the beliefs, so that a stack of heads is inference in no fixed model (S2-C7). The mode weights
 are consistent over a layer, σ = π′ uniform, only where the matrix is doubly stochastic: `sinkhorn_attention`.
@@ -98,7 +98,7 @@ def attention_as_filter(
     log_weights: Tensor | None = None,
     query_weights: Tensor | None = None,
 ) -> AttentionFilter:
-    """A head through `imm`: its output and collapse loss as a filter finds them (module docstring).
+    """A head through `imm`: its output and collapse loss as the moments of a filter (module docstring).
 
     query, key, value  (*batch, q, d), (*batch, n, d), (*batch, n, e); leading axes broadcast, heads among them
     scale, mask, causal, log_weights  as in `cumulant.attend`; causal needs q = n
@@ -107,7 +107,7 @@ def attention_as_filter(
     The output is that of `cumulant.attention`, collapse_loss that of `cumulant.attend`. The filter holds a covariance
     for every pair of a query and a key, n·q·e²/2 numbers, and refuses a head with more than 1.3e8 of them: `attend` has
     output and loss in linear memory. A key that no query attends to has σ_i = 0 and, as any row would do, the row π′.
-    A query that sees no key is a mode that cannot be, with output 0. Differentiable.
+    A query without a visible key is an impossible mode, with output 0. Differentiable.
 
     >>> import torch
     >>> from cumulant import attention
@@ -161,11 +161,11 @@ def implied_source(weights: Tensor, query_weights: Tensor | None = None) -> Tens
     >>> implied_source(torch.tensor([[1.0, 0.0], [0.5, 0.5]]))
     tensor([0.7500, 0.2500])
     """
-    given = require_float("implied_source.weights", weights)
-    if given.ndim < 2:
-        raise ValueError(sentence("implied_source.weights", "shape (*batch, q, n)", shape(given), "Rows are queries."))
-    prior = _check_prior("implied_source", query_weights, given)
-    return (prior[..., None, :] @ given).squeeze(-2)
+    where = "implied_source.weights"
+    if require_float(where, weights).ndim < 2:
+        raise ValueError(sentence(where, "shape (*batch, q, n)", shape(weights), "Rows are queries."))
+    prior = _check_prior("implied_source", query_weights, weights)
+    return (prior[..., None, :] @ weights).squeeze(-2)
 
 
 class SinkhornAttention(NamedTuple):
@@ -203,7 +203,7 @@ def sinkhorn_attention(
     query, key, value  (*batch, q, d), (*batch, n, d), (*batch, n, e); leading axes broadcast
     steps, tol         of Newton's method; tol bounds |σ − 1/n| and is 1e-12, or 32 units of rounding
 
-    Pass log_weights to `attention_as_filter` to see σ uniform there. Differentiable once.
+    With these log_weights σ is uniform in `attention_as_filter`. Differentiable once.
 
     >>> import torch
     >>> q, k, v = torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -266,12 +266,12 @@ def _check_head(where: str, query: object, key: object, value: object) -> torch.
     return broadcast(where, *(tensor.shape[:-2] for tensor in checked))
 
 
-def _check_prior(where: str, given: Tensor | None, weights: Tensor) -> Tensor:
-    """π′ (*batch, q)."""
+def _check_prior(where: str, query_weights: Tensor | None, weights: Tensor) -> Tensor:
+    """π′ (*batch, q), uniform if None."""
     q = weights.shape[-2]
-    if given is None:
+    if query_weights is None:
         return weights.new_full(weights.shape[:-1], 1 / max(q, 1))
-    prior = require_float(f"{where}.query_weights", given)
+    prior = require_float(f"{where}.query_weights", query_weights)
     require_alike(f"{where}.query_weights", prior, "weights", weights)
     rows = weights.shape[:-1]
     if not prior.ndim or prior.shape[-1] != q or broadcast(where, prior.shape[:-1], rows[:-1]) != rows[:-1]:

@@ -7,26 +7,8 @@
 
 Exact where the smoother is: then no step lowers the log-likelihood. With several modes the smoother is approximate and
 so is this EM; it climbs the log-likelihood of `gpb` roughly, stops where a step lowers it, and returns the best model
-met, which may be the one it was given: where `smooth` fails, the first step is already one down. The log-likelihood is
-differentiable in every parameter, so that any optimiser can go on from there:
-
->>> import torch
->>> from cumulant.filters import SwitchingLinearGaussian, gpb
->>> eye = torch.eye(1, dtype=torch.float64)
->>> def walk(log_noise):
-...     return SwitchingLinearGaussian(0.5 * torch.ones(2, 2).double(), eye, log_noise.exp()[:, None, None], eye, eye,
-...                                    initial_mean=0 * eye[0], initial_covariance=eye)
->>> y = walk(torch.tensor([-3.0, 3.0]).double()).simulate(40, generator=torch.Generator().manual_seed(0)).observations
->>> log_noise = torch.tensor([-0.5, 0.5], dtype=torch.float64, requires_grad=True)
->>> adam, losses = torch.optim.Adam([log_noise], lr=0.2), []
->>> for _ in range(4):
-...     loss = -gpb(walk(log_noise), y).total_log_likelihood
-...     adam.zero_grad()
-...     loss.backward()
-...     _ = adam.step()
-...     losses.append(loss.item())
->>> losses == sorted(losses, reverse=True)
-True
+met, which may be the initial one: where `smooth` fails, the first step already lowers it. The log-likelihood is
+differentiable in every parameter, so that any optimiser can go on from there (docs/filters.md has an example).
 """
 
 from __future__ import annotations
@@ -62,11 +44,11 @@ class Learned(NamedTuple):
     """The result of EM.
 
     model            the best model met on the way: no other has a greater log p(y) by the filter of this order
-    log_likelihoods  (k+1) log p(y) of the given model and after each of k steps, summed over the sequences; the last
+    log_likelihoods  (k+1) log p(y) of the initial model and after each of k steps, summed over the sequences; the last
                      may be that of a step which lowered it and was not taken
     status           CONVERGED; MAX_STEPS; STALLED where an approximate step lowered the log-likelihood; NONFINITE where
                      it led to a model without one
-    step             after which step the model was met, 0 for the one that was given
+    step             after which step the model was met, 0 for the initial one
     """
 
     model: SwitchingLinearGaussian
@@ -85,7 +67,7 @@ class Expected(NamedTuple):
 
     first           x at the first step, one case a sequence
     moves           (x_{t−1}, x_t) given s_t, with the times t of the cases
-    emissions           x_t given s_t, likewise
+    emissions       x_t given s_t, likewise
     switches        (M, M), expected numbers of them
     """
 
@@ -119,22 +101,13 @@ def em(
     order   of the filter and the smoother
     mask    (*batch, T) Boolean, True up to the end of each sequence
 
-    What the data say nothing about stays as it was, such as the matrices of a mode that is never visited, and zeros of
+    What the data do not determine stays as it was, such as the matrices of a mode that is never visited, and zeros of
     the transition stay zeros. ``observation_noise`` stays positive definite. A single sequence determines no initial
     covariance, whose maximum is at 0: fix it. EM climbs the nearest hill, so let the modes differ at the start.
 
-    Returned is the best model met, never one with a lower log p(y) than the given one. With several modes a step can
-    lower it, the first one too: on 100 rows of the turning target of `smooth` (q = 1e-2,
-    tests/filters/test_learning.py) log p(y) was −643.4 by the model that made them, and −798.5 after one step with the
-    defaults. That step is not taken: ``status`` is STALLED, ``step`` 0, and the model the one that was given.
-
-    A higher order costs more and is less biased. On 80 walks of 50 steps with two modes
-    (tests/filters/test_learning.py), whose true parameters have log p(y) = −4478.4 and a process noise of 0.05 in the
-    quiet mode, it reached
-
-        order                2          3          4
-        log p(y)       −4474.5    −4471.3    −4471.0
-        process noise    0.068      0.059      0.056
+    Returned is the best model met, never one with a lower log p(y) than the initial one. With several modes a step can
+    lower it, the first one too; that step is not taken: ``status`` is STALLED. A higher order costs more and is less
+    biased (docs/filters.md has both measured).
 
     >>> import torch
     >>> eye = torch.eye(1, dtype=torch.float64)
@@ -248,12 +221,13 @@ def _maximise(
     for kind, (joint, times) in cases.items():
         names = LAWS[kind]
         roles = dict(zip(names, LinearLaw._fields, strict=True))
-        made = fit(joint, _law(model, kind, times), *({roles[n] for n in names if n in s} for s in (free, shared)))
-        updated |= {name: part for name, part in zip(names, made, strict=True) if name in free}
+        fields = ({roles[n] for n in names if n in group} for group in (free, shared))
+        fitted = fit(joint, _law(model, kind, times), *fields)
+        updated |= {name: part for name, part in zip(names, fitted, strict=True) if name in free}
     for name in {"process_noise", "initial_covariance"} & free:
-        updated[name] = _semidefinite(updated[name])
+        updated[name] = _floored(updated[name], y.new_zeros(()))  # rounding may have made eigenvalues negative
     if "observation_noise" in free:
-        updated["observation_noise"] = _definite(updated["observation_noise"], rows)
+        updated["observation_noise"] = _floored(updated["observation_noise"], _rounding(rows))
     if "transition" in free:
         updated["transition"] = _shares(expected.switches, model.transition)
     if "initial_modes" in free:
@@ -264,8 +238,8 @@ def _maximise(
 def _law(model: SwitchingLinearGaussian, kind: str, times: Tensor) -> LinearLaw:
     """The parameters of a regression, those that vary for each case on its own."""
     nothing = model.initial_mean.new_zeros(model.modes, model.dim, 0)  # the first state is explained by nothing
-    given = [(name, getattr(model, name) if name else nothing) for name in LAWS[kind]]
-    return LinearLaw(*(value[times] if name and varies(name, value) else value for name, value in given))
+    parts = [(name, getattr(model, name) if name else nothing) for name in LAWS[kind]]
+    return LinearLaw(*(value[times] if name and varies(name, value) else value for name, value in parts))
 
 
 def _shares(counts: Tensor, before: Tensor) -> Tensor:
@@ -275,18 +249,15 @@ def _shares(counts: Tensor, before: Tensor) -> Tensor:
     return torch.where(known, counts / torch.where(known, total, 1), before)
 
 
-def _semidefinite(noise: Tensor) -> Tensor:
-    """Without the negative eigenvalues that rounding gives to a mode that moves without noise."""
-    values, vectors = torch.linalg.eigh(noise)
-    clipped = vectors * values.clamp_min(0)[..., None, :] @ vectors.mT
-    return torch.where((values[..., :1] < 0)[..., None], (clipped + clipped.mT) / 2, noise)
-
-
-def _definite(noise: Tensor, y: Tensor) -> Tensor:
-    """Eigenvalues not below rounding of the observations: the maximum among such matrices."""
+def _rounding(y: Tensor) -> Tensor:
+    """The variance that counts as rounding of the observations."""
     observed = ~y.isnan()
     size = torch.where(observed, y, 0).square().sum() / observed.sum().clamp_min(1)
-    floor = torch.finfo(y.dtype).eps ** 0.75 * torch.where(size > 0, size, 1)
+    return torch.finfo(y.dtype).eps ** 0.75 * torch.where(size > 0, size, 1)
+
+
+def _floored(noise: Tensor, floor: Tensor) -> Tensor:
+    """Covariances whose eigenvalues are raised to a floor: the maximum of the likelihood among such matrices."""
     values, vectors = torch.linalg.eigh(noise)
     clipped = vectors * torch.maximum(values, floor)[..., None, :] @ vectors.mT
     return torch.where((values[..., :1] < floor)[..., None], (clipped + clipped.mT) / 2, noise)

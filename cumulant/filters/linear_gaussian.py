@@ -145,14 +145,8 @@ class SwitchingLinearGaussian:
         """The operations of the engine, prepared for one run."""
         belief = Normal(pack(self.initial_mean, self.initial_covariance)[..., None])
         begin = Start(log_probabilities(self.initial_modes)[:, None], belief)
-        parameters = Parameters(
-            self.dynamics,
-            self.process_noise,
-            self.observation,
-            self.observation_noise,
-            self.state_offset[..., None],
-            self.observation_offset[..., None],
-        )
+        matrices = self.dynamics, self.process_noise, self.observation, self.observation_noise
+        parameters = Parameters(*matrices, self.state_offset[..., None], self.observation_offset[..., None])
         return LinearGaussian(self.start, begin, log_probabilities(self.transition)[..., None], parameters)
 
     def simulate(

@@ -236,7 +236,7 @@ def unpack(moments: Tensor, d: int, where: Tensor) -> StateMoments:
 
 
 def positions(n: int) -> Tensor:
-    """Where each entry of an (n, n) matrix stands in its packed triangle.
+    """The index of each entry of an (n, n) matrix in its packed triangle.
 
     >>> positions(2)
     tensor([[0, 1],

@@ -8,8 +8,8 @@
 | NormalNormal         | mean         | N(x, v_s)                | mean, variance           | `NormalFamily`      |
 | NormalGamma          | μ and 1/σ²=τ | N(μ, v_s/τ)              | mean, count, shape, rate | `NormalGammaFamily` |
 
-The mode decides what is known about the observation: the exposure e_s, the variance v_s, or, for coins and categories,
-that y is clutter of a known law which says nothing about x.
+The mode sets parameters of the observation: the exposure e_s, the variance v_s, or, for binary values and categories,
+that y is clutter of a known law, independent of x.
 
 Parameters are (*hypotheses, k, batch) as in `cumulant.filters.protocol`, y is (batch). The predictive law
 log p(y) = A(posterior) − A(prior) + log h(y) is written out for every pair, because after much data the difference of
@@ -34,7 +34,7 @@ from cumulant.families.gamma_functions import log_rising
 from cumulant.filters.protocol import StateMoments, log_probabilities
 
 LOG_TWO_PI = math.log(2 * math.pi)
-SUM_TOLERANCE = 1e-6  # how far chances may be from a sum of 1
+SUM_TOLERANCE = 1e-6  # how far probabilities may be from a sum of 1
 
 
 class Posterior(NamedTuple):
@@ -48,7 +48,7 @@ class ConjugatePair(ABC):
     """A family of laws of x and a law of y given x; subclasses are frozen dataclasses and final.
 
     ``family`` has the parameters on the axis before the last. ``names`` are the parameters in order, None where their
-    number is free; ``values`` says what can be observed.
+    number is free; ``values`` describes the possible observations.
     """
 
     family: ClassVar[ExponentialFamily]
@@ -57,7 +57,7 @@ class ConjugatePair(ABC):
 
     @abstractmethod
     def check(self, modes: int, count: int, like: Tensor) -> None:
-        """Refuse what the modes know about observations if it does not fit M modes and ``count`` parameters."""
+        """Refuse parameters of the observation that do not fit M modes and ``count`` parameters of the state."""
 
     @abstractmethod
     def allowed(self, y: Tensor, count: int) -> Tensor:
@@ -124,12 +124,12 @@ class GammaPoisson(ConjugatePair):
 @final
 @dataclass(frozen=True, eq=False)
 class DirichletCategorical(ConjugatePair):
-    """Categories y = 0, …, K−1 with unknown chances x ~ Dirichlet(a).
+    """Categories y = 0, …, K−1 with unknown probabilities x ~ Dirichlet(a).
 
         a_y ← a_y + 1,   P(y) = a_y/Σa
 
-    clutter  for every mode None, or chances (K,) of categories that are drawn without regard to x: such a mode learns
-             nothing about x
+    clutter  for every mode None, or probabilities (K,) of categories that are drawn independently of x: observations
+             in such a mode carry no information on x
 
     >>> import torch
     >>> p = torch.tensor([[1.0], [2.0], [1.0]], dtype=torch.float64)
@@ -162,21 +162,21 @@ class DirichletCategorical(ConjugatePair):
         return Posterior(parameters + informative[..., None] * hit, log_likelihood)
 
     def emit(self, x: Tensor, mode: Tensor, t: int, generator: torch.Generator | None) -> Tensor:
-        chances = x
+        probabilities = x
         if self.clutter is not None:
             informative, table = _clutter_table(self.clutter, x.shape[-1], x)
-            chances = torch.where(informative[mode], x, table[mode])
-        return torch.multinomial(chances, 1, generator=generator)[:, 0].to(x.dtype) if len(x) else x[:, 0]
+            probabilities = torch.where(informative[mode], x, table[mode])
+        return torch.multinomial(probabilities, 1, generator=generator)[:, 0].to(x.dtype) if len(x) else x[:, 0]
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class BetaBernoulli(ConjugatePair):
-    """Coins y ∈ {0, 1} with an unknown chance x ~ Beta(a, b) of 1.
+    """Binary y ∈ {0, 1} with an unknown probability x ~ Beta(a, b) of 1.
 
         a ← a + y,   b ← b + 1 − y,   P(1) = a/(a + b)
 
-    clutter  for every mode None, or the chance of a 1 that is drawn without regard to x: such a mode learns nothing
+    clutter  for every mode None, or the probability of a 1 that is drawn independently of x
 
     >>> import torch
     >>> p = torch.tensor([[2.0], [3.0]], dtype=torch.float64)
@@ -196,18 +196,18 @@ class BetaBernoulli(ConjugatePair):
         """The same law with the categories 1 and 0 in this order."""
         if self.clutter is None:
             return DirichletCategorical()
-        chances = [
+        probabilities = [
             c if c is None or isinstance(c, Tensor) else torch.tensor(float(c), dtype=torch.float64)
             for c in self.clutter
         ]
-        return DirichletCategorical([None if c is None else torch.stack([c, 1 - c], -1) for c in chances])
+        return DirichletCategorical([None if c is None else torch.stack([c, 1 - c], -1) for c in probabilities])
 
     def check(self, modes: int, count: int, like: Tensor) -> None:
         if self.clutter is not None:
             flat = all(c is None or isinstance(c, int | float) or c.ndim == 0 for c in self.clutter)
             if not flat or len(self.clutter) != modes:
-                got, advice = f"{len(self.clutter)} entries", "A coin has one chance; None means informative."
-                expected = f"M={modes} entries, None or the chance of a 1"
+                got, advice = f"{len(self.clutter)} entries", "A coin has one probability; None means informative."
+                expected = f"M={modes} entries, None or the probability of a 1"
                 raise ValueError(sentence("BetaBernoulli.clutter", expected, got, advice))
         _check_clutter("BetaBernoulli.clutter", self._categories.clutter, modes, count)
 
@@ -352,16 +352,16 @@ def _check_clutter(where: str, clutter: Sequence[Tensor | None] | None, modes: i
         return
     if isinstance(clutter, Tensor) or len(clutter) != modes:
         got = "a tensor" if isinstance(clutter, Tensor) else f"{len(clutter)} entries"
-        advice = "A mode with None learns from what it sees."
-        raise ValueError(sentence(where, f"M={modes} entries, None or chances", got, advice))
-    for mode, chances in enumerate(clutter):
-        if chances is None:
+        advice = "None marks a mode whose observations are informative."
+        raise ValueError(sentence(where, f"M={modes} entries, None or probabilities", got, advice))
+    for mode, law in enumerate(clutter):
+        if law is None:
             continue
-        require_float(where, chances)
-        fits = chances.shape == (count,) and holds(chances >= 0) and holds((chances.sum() - 1).abs() <= SUM_TOLERANCE)
+        require_float(where, law)
+        fits = law.shape == (count,) and holds(law >= 0) and holds((law.sum() - 1).abs() <= SUM_TOLERANCE)
         if not fits:
-            got = f"{shape(chances)} with sum {chances.sum().item():.6g} for mode {mode}"
-            raise ValueError(sentence(where, f"K={count} chances ≥ 0 with sum 1", got, "Divide by the sum."))
+            got = f"{shape(law)} with sum {law.sum().item():.6g} for mode {mode}"
+            raise ValueError(sentence(where, f"K={count} probabilities ≥ 0 with sum 1", got, "Divide by the sum."))
 
 
 def _clutter_table(clutter: Sequence[Tensor | None], count: int, like: Tensor) -> tuple[Tensor, Tensor]:

@@ -13,17 +13,17 @@ from cumulant.checks import holds, require_alike, require_finite, require_float,
 NAME = "SwitchingLinearGaussian"
 ROUNDED = 1e-6  # how far a row of probabilities may be from 1: numbers typed with six digits are welcome
 FLAT = 1e-6  # smallest singular value of an embedding, relative to its largest, that still counts
-RANKS = {  # axes of one mode's entry
-    "dynamics": 2,
-    "process_noise": 2,
-    "observation": 2,
-    "observation_noise": 2,
-    "state_offset": 1,
-    "observation_offset": 1,
-    "initial_mean": 1,
-    "initial_covariance": 2,
-    "transition": 1,
+AXES = {  # of one mode's entry: d is the size of the state, m that of an observation
+    "dynamics": "dd",
+    "process_noise": "dd",
+    "observation": "md",
+    "observation_noise": "mm",
+    "state_offset": "d",
+    "observation_offset": "m",
+    "initial_mean": "d",
+    "initial_covariance": "dd",
 }
+RANKS = {name: len(axes) for name, axes in AXES.items()} | {"transition": 1}
 
 
 def varies(name: str, value: Tensor) -> bool:
@@ -38,29 +38,19 @@ def checked(transition: Tensor, parameters: dict) -> dict[str, Tensor]:
         if tensors[name].ndim < 2:
             advice = "Use x[:, None] or x[None] to make a matrix."
             raise ValueError(sentence(f"{NAME}.{name}", "a matrix for each mode", shape(tensors[name]), advice))
-    d, m = tensors["dynamics"].shape[-1], tensors["observation"].shape[-2]
-    events = {
-        "dynamics": (d, d),
-        "process_noise": (d, d),
-        "observation": (m, d),
-        "observation_noise": (m, m),
-        "state_offset": (d,),
-        "observation_offset": (m,),
-        "initial_mean": (d,),
-        "initial_covariance": (d, d),
-    }
-    modes, made = transition.shape[-1], {}
-    for name, event in events.items():
-        value = tensors.get(name)
+    sizes = {"d": tensors["dynamics"].shape[-1], "m": tensors["observation"].shape[-2]}
+    modes, complete = transition.shape[-1], {}
+    for name, axes in AXES.items():
+        value, event = tensors.get(name), tuple(sizes[axis] for axis in axes)
         if value is None:
-            made[name] = transition.new_zeros(modes, *event)
+            complete[name] = transition.new_zeros(modes, *event)
             continue
         require_alike(f"{NAME}.{name}", value, "transition", transition)
         require_finite(f"{NAME}.{name}", value)
-        made[name] = _with_modes(name, value, modes, event)
+        complete[name] = _with_modes(name, value, modes, event)
     for name in ("process_noise", "observation_noise", "initial_covariance"):
-        _check_covariance(name, made[name], definite=name == "observation_noise")
-    return made
+        _check_covariance(name, complete[name], definite=name == "observation_noise")
+    return complete
 
 
 def _stacked(name: str, value: object) -> Tensor:
@@ -71,9 +61,8 @@ def _stacked(name: str, value: object) -> Tensor:
     parts = [require_float(where, part) for part in value]
     if not parts or any(p.shape != parts[0].shape or p.ndim < RANKS[name] for p in parts):
         got = ", ".join(shape(p) for p in parts) or "none"
-        raise ValueError(
-            sentence(where, "one tensor a mode, all of one shape", got, "Use embeddings for sizes that differ.")
-        )
+        expected, advice = "one tensor a mode, all of one shape", "Use embeddings for sizes that differ."
+        raise ValueError(sentence(where, expected, got, advice))
     return torch.stack(parts, -1 - RANKS[name])
 
 

@@ -93,6 +93,5 @@ def _check_weights(where: str, weights: object) -> None:
     total = w.sum(-1)
     if not holds((w >= 0).all(-1) & ((total - 1).abs() <= slack)):
         got = f"a smallest weight of {w.min().item():.3g} and sums from {total.min().item():.6g}"
-        raise ValueError(
-            sentence(f"{where}.weights", "non-negative numbers with sum 1", got, "Divide them by their sum.")
-        )
+        expected, advice = "non-negative numbers with sum 1", "Divide them by their sum."
+        raise ValueError(sentence(f"{where}.weights", expected, got, advice))

@@ -1,8 +1,8 @@
 """The interface between the switching engine and its models, of any family.
 
 A switching model has a discrete mode s_t, a continuous state x_t and an observation y_t. A hypothesis is a tuple of the
-last few modes; for each hypothesis the engine keeps a log weight and a *belief* about x_t, which it never looks into.
-Six operations are enough, and a model hands them over as a `Propagator`, prepared once for a run:
+last few modes; for each hypothesis the engine keeps a log weight and a *belief* about x_t, whose fields it never uses.
+Six operations are enough, and a model provides them as a `Propagator`, prepared once for a run:
 
     initial            weights and beliefs before the first step, one belief a mode
     log_transition     log P(s' = j | s = i), rows "from"
@@ -37,7 +37,7 @@ from torch.autograd.forward_ad import unpack_dual
 from cumulant.checks import sentence
 from cumulant.families import StateMoments
 
-Belief = Any  # a NamedTuple of tensors (*hypotheses, *event, batch); only its own propagator knows the fields
+Belief = Any  # a NamedTuple of tensors (*hypotheses, *event, batch); only its own propagator uses the fields
 
 
 class Start(NamedTuple):
@@ -56,7 +56,7 @@ class Updated(NamedTuple):
 
 @runtime_checkable
 class SwitchingModel(Protocol):
-    """What `gpb`, `imm`, `exact` accept: the parameters of a model, which knows how to prepare its operations."""
+    """The parameters of a switching model, from which `gpb`, `imm` and `exact` get its operations."""
 
     @property
     def modes(self) -> int:
@@ -77,7 +77,7 @@ class Propagator(ABC):
     start    "belief": the initial law is that of (s_0, x_0), so that the first step moves before it observes
              "prior": it is that of (s_1, x_1), so that the first step only observes
     like     an empty tensor of the dtype and on the device of the model
-    tracked  False where no parameter asks for a derivative (see `is_tracked`); the engine then need not prepare for any
+    tracked  False where no parameter needs a derivative (see `is_tracked`); the engine then runs without autograd
     """
 
     start: str
@@ -105,9 +105,9 @@ class Propagator(ABC):
     def update(self, predicted: Belief, y: Tensor, observed: Tensor | None, t: int) -> Updated:
         """Condition on y (m, batch).
 
-        ``observed`` (m, batch) is False where an entry is missing (y is 0 there), and None where nothing is. The answer
-        with entries missing is the marginal over them: a sequence of which nothing was seen keeps its prediction and
-        has log-likelihood 0.
+        ``observed`` (m, batch) is False where an entry is missing (y is 0 there), and None where nothing is. The result
+        with entries missing is the marginal over them: a sequence without an observation keeps its prediction and has
+        log-likelihood 0.
         """
 
     @abstractmethod
@@ -119,7 +119,7 @@ class Propagator(ABC):
         return predicted
 
     def record(self, belief: Belief) -> Belief | None:
-        """What `Filtered.beliefs` shows of beliefs (T, M, *event, batch); None where the moments say it all."""
+        """The entry `Filtered.beliefs` for beliefs (T, M, *event, batch); None where the moments determine them."""
         return belief
 
     def expected_statistics(self, belief: Belief) -> Tensor:
@@ -134,7 +134,7 @@ class Propagator(ABC):
         """The M-projection of mixtures along one hypothesis axis.
 
         weights (*hypotheses, batch), non-negative with sum 1 along ``axis``; the hypothesis axes of the belief
-        broadcast with those of the weights (size 1: the same belief for all). The axis is gone in the answer.
+        broadcast with those of the weights (size 1: the same belief for all). The result does not have this axis.
         """
         return self.from_statistics(contract(weights, self.expected_statistics(belief), axis))
 
@@ -144,7 +144,7 @@ class Propagator(ABC):
 
 
 def is_tracked(*tensors: Tensor) -> bool:
-    """Whether a derivative is asked for in any of them, backward or forward."""
+    """Whether any of the tensors needs a derivative, in backward or forward mode."""
     backward = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
     return backward or any(unpack_dual(tensor).tangent is not None for tensor in tensors)
 

@@ -24,9 +24,9 @@ class Filtered(NamedTuple):
     log_likelihood          (*batch, T)            log p(y_t | y_1 … y_{t−1}), 0 where nothing was observed
     mode_log_probabilities  (*batch, T, M)         logarithms, meaningful where the probabilities underflow
     beliefs                 a record of (*batch, T, M, …): the belief given each mode in the parameters of its family;
-                            None for linear-Gaussian models, whose mode_means and mode_covariances say it all
+                            None for linear-Gaussian models, which mode_means and mode_covariances determine
 
-    Of a mode that cannot be, mean and covariance are finite and mean nothing.
+    Mean and covariance of an impossible mode are finite and without meaning.
     """
 
     prior_mean: Tensor
@@ -139,7 +139,7 @@ class RecordBuffer:
 
 
 def _allocate(leaf: Tensor, steps: int) -> Tensor:
-    """Memory for all steps. NumPy asks the system for large pages, which halves the cost of touching it first."""
+    """Memory for all steps. NumPy uses large pages, which halves the cost of the first access."""
     if leaf.device.type == "cpu" and leaf.dtype in (torch.float32, torch.float64):
         dtype = np.float32 if leaf.dtype == torch.float32 else np.float64
         return torch.from_numpy(np.empty((steps, *leaf.shape[1:]), dtype=dtype))

@@ -8,7 +8,7 @@ Given s_t = i and s_{t+1} = j the state x_t is a regression on x_{t+1}, whatever
 
 which for one mode is the smoother of Rauch, Tung and Striebel. With several, two are approximate: the filter, and
 
-    P(s_t = i | s_{t+1} = j, y_1 … y_T) ≈ P(s_t = i | s_{t+1} = j, y_1 … y_t)         the future speaks through j alone
+    P(s_t = i | s_{t+1} = j, y_1 … y_T) ≈ P(s_t = i | s_{t+1} = j, y_1 … y_t)         the future acts through j alone
 
 Hypotheses are the last k−1 modes, as in the filter of order k; the law of the mode before them is what is approximate.
 Regression keeps means and covariances of mixtures, so that the pass is exact where no mode has to be collapsed.
@@ -91,32 +91,11 @@ def smooth(model: SwitchingLinearGaussian, y: Tensor, *, order: int = 2, mask: T
     mask   (*batch, T) Boolean, True up to the end of each sequence; after it a sequence repeats its last belief
 
     Exact for one mode, for a mode that never changes, and for k > T (T+1 where the model starts from a belief). Else
-    its own approximation is far coarser than that of the filter. Against the sum over all mode paths of a random walk
-    with two speeds (Q 0.1 and 4, R 1, P(stay) 0.9 and 0.8; 200 sequences, T = 8; tests/filters/test_smoother.py) errors
-    were
-
-        order                                 2        3        4        5
-        mode probabilities, mean          0.040    0.018    0.009    0.005
-        mode probabilities, largest        0.33     0.23     0.15     0.10
-        mean of x, in its deviations      0.059    0.023    0.012    0.007
-
-    where smoothing itself moves the mode probabilities by 0.12 and the filter of order 2 is off by 0.0009. Order 2 also
-    states covariances 8 % too large there: squared errors of x are 0.92, 0.98 and 0.99 of them for orders 2, 3, 4.
-
-    It can be far worse than the filter it began with: the less process noise, the further back an error of the mode is
-    carried. A target that turns at 0.1 rad a step or flies straight (P(stay) 0.9, speed 10, position measured with
-    R = 25, 150 steps, 40 tracks, filtered and smoothed by the model they came from; tests/filters/test_smoother.py) had
-    the position errors (root of the mean square)
-
-        q       filter (imm)    smoother of order 2        3        4
-        1e-2             4.0                   13.8      7.4      4.2
-        1e-3             3.9                   43.7     26.4     15.9
-        1e-4             3.8                  106.8     72.8     47.8
-
-    The stated covariances grow with the errors, so that it shows: a `SmootherWarning` says where the smoothed variances
-    of an entry of the state exceed the filtered ones on the average over a sequence (`variance_excess`), and
-    ``variance_ratio`` has every step. Use the filter there, or a higher order. Where the smoother is exact there is no
-    warning.
+    its own approximation is far coarser than that of the filter, and with little process noise, where an error of the
+    mode is carried far back, it can be worse than the filter: docs/filters.md has both measured. The stated covariances
+    grow with the errors: a `SmootherWarning` is given where the smoothed variances of an entry of the state exceed the
+    filtered ones on the average over a sequence (`variance_excess`), and ``variance_ratio`` has every step. Use the
+    filter there, or a higher order.
 
     A singular predicted covariance is no obstacle; where there is none, the answer is differentiable in model and y.
 
@@ -296,16 +275,10 @@ def _smoothed(
     model: SwitchingLinearGaussian, filtered: Filtered, beliefs: list[Beliefs], lengths: Tensor | None
 ) -> Smoothed:
     if not beliefs:
-        return Smoothed(
-            filtered.mean,
-            filtered.covariance,
-            filtered.mode_probabilities,
-            filtered.mode_means,
-            filtered.mode_covariances,
-            torch.ones_like(filtered.mean),
-        )
+        _, _, mean, covariance, means, covariances, probabilities, *_ = filtered
+        return Smoothed(mean, covariance, probabilities, means, covariances, torch.ones_like(mean))
     levels = [marginal(level.beliefs) for level in backward(model, beliefs, lengths)][::-1]
-    if lengths is not None:  # what is reported after the end is what the filter says there
+    if lengths is not None:  # after the end of a sequence its filtered law is repeated
         levels = [
             where(lengths > t, new, old) for t, (new, old) in enumerate(zip(levels, by_mode(filtered), strict=True))
         ]

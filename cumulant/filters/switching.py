@@ -1,4 +1,4 @@
-"""One engine for switching filters: hypotheses are the last few modes, two slots say when to collapse (S2-C2, S2-C4).
+"""The engine of switching filters: hypotheses are the last few modes, two slots set when to collapse (S2-C2, S2-C4).
 
 A step takes every hypothesis (…, i) to (…, i, j) with weight P(j | i), predicts, observes. Exact inference would keep
 M^t hypotheses; the engine collapses the oldest mode by the M-projection, either before the observation or after it:
@@ -57,7 +57,7 @@ EXACT = Slots(1 << 30, 1 << 30)
 class FilterState(NamedTuple):
     """A filter between two steps; `init` makes it and `step` takes it on.
 
-    ``axes`` counts the hypothesis axes of the belief; GPB1 has none, while its weights still know the last mode.
+    ``axes`` counts the hypothesis axes of the belief; GPB1 has none, while its weights still have the last mode.
     """
 
     propagator: Propagator
@@ -130,7 +130,7 @@ def run(model: SwitchingModel, y: Tensor, slots: Slots, *, mask: Tensor | None =
         buffer.append(_no_steps(to_filtered(propagator, [StepBeliefs(last, last, propagator.like.sum())], batch)))
         return buffer.join()
     columns = y.reshape(batch, steps, model.observed).permute(1, 2, 0)  # (T, m, batch)
-    # where no derivative is asked for, tensors that cannot have one are a quarter faster
+    # where no derivative is needed, tensors that cannot have one are a quarter faster
     with nullcontext() if tracked else torch.inference_mode():
         _run_steps(state, columns.contiguous(), lengths, buffer)
     return buffer.join()
@@ -271,7 +271,7 @@ def freeze_ended(here: Tensor, state: FilterState, before: FilterState) -> Filte
 def _check_observations(model: SwitchingModel, y: object) -> torch.Size:
     values = require_float("filters.y", y)
     if not isinstance(model, SwitchingModel):
-        return torch.Size()  # init says what is wrong
+        return torch.Size()  # init refuses the model
     if values.ndim < 2 or values.shape[-1] != model.observed:
         expected = f"shape (*batch, T, m={model.observed})"
         raise ValueError(sentence("filters.y", expected, shape(values), "Use y[:, None] where m is 1."))
@@ -293,7 +293,7 @@ def _check_step(state: FilterState, y: object) -> None:
     require_alike("step.y", values, "the model", state.propagator.like)
     expected = (*state.batch_shape, state.observed)
     if values.shape != expected:
-        advice = "init(..., batch_shape=...) says how many sequences there are."
+        advice = "init(..., batch_shape=...) sets the number of sequences."
         raise ValueError(sentence("step.y", f"shape {expected}", shape(values), advice))
     _check_values(values)
 

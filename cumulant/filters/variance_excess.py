@@ -1,4 +1,4 @@
-"""A diagnostic of approximate smoothers: being less certain than the filter, which an exact one is not on the average.
+"""A diagnostic of approximate smoothers: the ratio of smoothed to filtered variances, at most 1 on average if exact.
 
     E[Var(x_t | y_1 … y_T) | y_1 … y_t] = Var(x_t | y_1 … y_t) − Var(E[x_t | y_1 … y_T] | y_1 … y_t)
 

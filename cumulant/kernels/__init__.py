@@ -5,7 +5,7 @@ A call of `moments` goes through
     operator.py          `moments` and `fisher_product`: names of statistics, choice of a backend, the sink
     request.py           checks the arguments and flattens their batch axes to groups
     inputs.py            `Inputs` (flattened tensors) and `Plan` (what to compute), the arguments of every kernel
-    support.py           `Band` and `FlatSupport`: which atoms a query sees, block by block
+    support.py           `Band` and `FlatSupport`: which atoms are visible to a query, block by block
     moments.py           `Moments`, the record that is returned, and `merge`, the sum of two sets of atoms
 
 and one of three backends: "dense" (few scores) goes to dense.py, the reference; "streaming" and "fused" go through

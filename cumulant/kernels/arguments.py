@@ -1,7 +1,8 @@
-"""The arguments of `moments` that say which keys a query sees and with what weight, as one record."""
+"""The arguments of `moments` that set which keys are visible to a query and with what weight, as one record."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 
 import torch
@@ -10,11 +11,11 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class Support:
-    """Which keys a query sees, and with what log weight: edits of the measure of the keys.
+    """Which keys are visible to a query, and with what log weight: edits of the measure of the keys.
 
     mask         Boolean, broadcastable to (batch, heads, q, n); True = visible
     causal       key j is visible to query i iff j ≤ offset + i
-    offset       where the first query stands among the keys; None: at the first of as many keys as queries
+    offset       index of the first query among the keys; None: 0, with as many keys as queries
     window       only the last ``window`` visible keys (causal), or |offset + i − j| < window
     log_weights  (batch | 1, heads | 1, n) per key or (batch | 1, heads | 1, q | 1, n) per pair; −inf hides a key
     sink         log weight of one more key at 0 with value 0: a number, (heads,) or (batch | 1, heads)
@@ -47,7 +48,7 @@ class Support:
 
     @property
     def unrestricted(self) -> bool:
-        """Every query sees every key, all with the same weight; there may be a sink."""
+        """Every key is visible to every query, all with the same weight; there may be a sink."""
         return self.mask is None and self.log_weights is None and not self.causal and self.window is None
 
     def pair_mask(self) -> Tensor | None:
@@ -67,8 +68,8 @@ class Support:
         if not self.causal and self.window is None:
             return None
         behind = (rows + (self.offset or 0))[..., None] - torch.arange(keys, device=rows.device)
-        seen = behind >= 0 if self.causal else torch.ones_like(behind, dtype=torch.bool)
-        return seen if self.window is None else seen & (behind.abs() < self.window)
+        visible = behind >= 0 if self.causal else torch.ones_like(behind, dtype=torch.bool)
+        return visible if self.window is None else visible & (behind.abs() < self.window)
 
     def weigh(self, score: Tensor, rows: Tensor | None = None) -> Tensor:
         """Scores (batch, heads, s, n) of the queries ``rows`` (s,) plus log weights, −inf where a key is hidden.
@@ -87,7 +88,7 @@ class Support:
         return score if band is None else score.masked_fill(~band, -torch.inf)
 
     def visible_keys(self, eta: Tensor, keys: int) -> tuple[Tensor, Tensor]:
-        """How many of ``keys`` a query of eta (batch, heads, q, d) sees, the sink included, and the log of their mass.
+        """How many of ``keys`` are visible to queries (batch, heads, q, d), with the sink, and the log of their mass.
 
         >>> import torch
         >>> Support(causal=True, sink=0.0).visible_keys(torch.zeros(1, 1, 3, 2), 3)[0]
@@ -113,7 +114,7 @@ class Support:
         return count + (sink > -torch.inf), torch.logaddexp(log_mass, sink)
 
     def _band_sizes(self, queries: int, keys: int, device: torch.device) -> Tensor:
-        """How many keys each query sees by causal order and window, without a table of pairs."""
+        """How many keys are visible to each query by causal order and window, without a table of pairs."""
         position = torch.arange(queries, device=device) + (self.offset or 0)
         first = torch.zeros_like(position) if self.window is None else position - self.window + 1
         if self.causal:
@@ -124,15 +125,10 @@ class Support:
 
     def of_sequences(self, index: Tensor) -> Support:
         """For some sequences of the batch; tables that all of them share stay as they are."""
-
-        def pick(table: Tensor | None) -> Tensor | None:
-            return table[index] if table is not None and len(table) > 1 else table
-
-        sink = pick(self.sink) if isinstance(self.sink, Tensor) and self.sink.ndim == 2 else self.sink
-        return replace(self, mask=pick(self.pair_mask()), log_weights=pick(self.log_weights), sink=sink)
+        return self._select(lambda table: table[index] if len(table) > 1 else table)
 
     def of_queries(self, rows: Tensor, keys: int) -> Support:
-        """For chosen queries (batch, s), other ones in every sequence, with the band written out in the mask."""
+        """For the queries (batch, s), which may differ between sequences, with the band written out in the mask."""
 
         def pick(table: Tensor | None) -> Tensor | None:
             if table is None or table.ndim < 4 or table.shape[2] == 1:
@@ -144,12 +140,17 @@ class Support:
 
     def of_heads(self, heads: list[int]) -> Support:
         """For some heads."""
+        return self._select(lambda table: table[:, heads] if table.shape[1] > 1 else table)
 
-        def pick(table: Tensor | None) -> Tensor | None:
-            return table[:, heads] if table is not None and table.shape[1] > 1 else table
-
-        sink = pick(self.sink) if isinstance(self.sink, Tensor) and self.sink.ndim == 2 else self.sink
-        return replace(self, mask=pick(self.pair_mask()), log_weights=pick(self.log_weights), sink=sink)
+    def _select(self, pick: Callable[[Tensor], Tensor]) -> Support:
+        """A part of every table (batch | 1, heads | 1, …)."""
+        mask, w, sink = self.pair_mask(), self.log_weights, self.sink
+        return replace(
+            self,
+            mask=None if mask is None else pick(mask),
+            log_weights=None if w is None else pick(w),
+            sink=pick(sink) if isinstance(sink, Tensor) and sink.ndim == 2 else sink,
+        )
 
 
 def intersect(one: Tensor | None, other: Tensor | None) -> Tensor | None:

@@ -11,8 +11,9 @@ T = TypeVar("T", Tensor, Tensor | None)
 
 
 def autocast(*tensors: T) -> tuple[T, ...]:
-    """The tensors as torch.autocast would hand them to a matrix product: unchanged outside of it; inside, every
-    floating tensor but float64 in its dtype. Gradients come back in the dtype of each tensor, through the cast.
+    """The tensors as torch.autocast casts the operands of a matrix product: inside it, all but float64 in its dtype.
+
+    Gradients have the dtype of each tensor, through the cast.
 
     >>> import torch
     >>> with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -23,8 +24,7 @@ def autocast(*tensors: T) -> tuple[T, ...]:
 
 
 def autocast_float32(*tensors: T) -> tuple[T, ...]:
-    """The tensors as torch.autocast would hand them to a loss: unchanged outside of it; inside, half precision in
-    float32.
+    """The tensors as torch.autocast casts the arguments of a loss: inside it, half precision in float32.
 
     >>> import torch
     >>> with torch.autocast("cpu", dtype=torch.bfloat16):

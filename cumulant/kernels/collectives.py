@@ -133,7 +133,7 @@ class Ranks:
                 raise ValueError(sentence(where, "the same on every rank", got, advice))
         return [m[SIGNATURE_BYTES:].view(torch.int64).tolist() for m in everyone]
 
-    # ------------------------------------------------------------------ who is late
+    # ------------------------------------------------------------------ ranks that do not answer
 
     def _device(self) -> torch.device:
         nccl = dist.get_backend(self.process_group) == "nccl"
@@ -231,12 +231,8 @@ class _Total(_Elementwise):
         return _Spread.apply(grad, ctx.ranks), None
 
 
-class _Averaged(_Elementwise):
+class _Averaged(_Spread):
     """Identity; backwards, times the number of ranks."""
-
-    @staticmethod
-    def forward(x: Tensor, ranks: Ranks) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return x.view_as(x)
 
     @staticmethod
     def backward(ctx, grad: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]

@@ -1,9 +1,9 @@
 """Per-atom quantities whose means are requested, as columns beside the values: one product averages them all.
 
-A trace is formed about one centre c for all rows:   tr Cov_p(v) = Σ p |v − c|² − |m − c|².   The nearer c is to what a
-row sees, the fewer digits the difference costs. So c is the centre of those atoms that are seen at all; rows whose own
-atoms lie many of their own widths away from it are listed in ``far`` for a computation without c, and rows that see
-one atom in ``single``: their trace is 0.
+A trace is formed about one centre c for all rows:   tr Cov_p(v) = Σ p |v − c|² − |m − c|².   The nearer c is to
+the visible atoms of a row, the fewer digits the difference costs. So c is the centre of all atoms visible to any row;
+rows whose own atoms lie many of their own widths away from it are listed in ``far`` for a computation without c, and
+rows with one visible atom in ``single``: their trace is 0.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class AtomColumns(NamedTuple):
 
 
 def _centre(x: Inputs, points: Tensor, support: FlatSupport) -> Tensor:
-    """(g, 1, ·) of the points that some query sees."""
+    """(g, 1, ·) of the points that are visible to any query."""
     if not points.shape[1]:
         return points.new_zeros(1)
     if support.everything:
@@ -67,7 +67,7 @@ def _centre(x: Inputs, points: Tensor, support: FlatSupport) -> Tensor:
 
 
 def _rows(apart: Tensor, square: Tensor, support: FlatSupport, queries: int) -> tuple[Tensor, Tensor]:
-    """Which rows see one atom, and which are far from the centre that ``apart`` is counted from."""
+    """Which rows have one visible atom, and which are far from the centre that ``apart`` is counted from."""
     table = torch.cat([apart, square[..., None], torch.ones_like(square)[..., None]], -1).double()
     sums = support.row_sums(table, queries)
     count = sums[..., -1].round()

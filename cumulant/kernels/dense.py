@@ -24,7 +24,7 @@ def dense_moments(
 
     eta (*batch, q, d), atoms (*batch, n, d), values (*batch, n, e), log_weights (*batch, n) or (*batch, q, n).
     Half precision is computed and returned in float32. An atom of log weight −inf is absent, whatever it holds; a query
-    that sees a NaN or an infinity, in an atom or in its value, has NaN for every statistic.
+    to which a NaN or an infinity is visible, in an atom or in its value, has NaN for every statistic.
 
     >>> import torch
     >>> x = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0], [1.0, 1.0]], dtype=torch.float64)
@@ -84,7 +84,7 @@ def row_weights(log_weights: Tensor | None, atoms: Tensor) -> Tensor | None:
 
 
 def without_nonfinite(eta: Tensor, atoms: Tensor, values: Tensor, present: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """NaN and infinite atoms (or values) put to 0, and NaN in their place in those queries that see one.
+    """NaN and infinite atoms (or values) put to 0, and NaN in the statistics of the queries to which they are visible.
 
     Then a product of an absent atom and its weight 0 is 0, and what is wrong shows where it is seen, nowhere else.
     """

@@ -1,13 +1,12 @@
 """Forward and backward pass of a plan: by a fast kernel where it is exact, by the reference on the other rows.
 
-The fast kernels multiply what a query does not see by its weight 0. That is nothing as long as every product is
-finite, and traces are right as long as rows are near their common centre (see `columns`). Neither need hold: padding
-may hold any bits, and what a query does not see may be 10¹² times larger than all that it sees. So, where something
-is hidden,
+The fast kernels multiply atoms that are hidden from a query by their weight 0. That is right as long as every product
+is finite, and traces are right as long as rows are near their common centre (see `columns`). Neither need hold: padding
+may hold any bits, and hidden atoms may be 10¹² times larger than all visible ones. So, where something is hidden,
 
-    atoms that no query of their group sees are put to 0 if any number is near the edge of the dtype;
-    what is still near it, or not finite, goes to the reference, whose rule holds for every kernel: a query that sees
-    a NaN or an infinity has NaN for every statistic, and for all others it is absent;
+    atoms that are visible to no query of their group are put to 0 if any number is near the edge of the dtype;
+    what is still near it, or not finite, goes to the reference, whose rule holds for every kernel: a query to which a
+    NaN or an infinity is visible has NaN for every statistic, and for all others it is absent;
     traces of rows far from the centre are those of the reference.
 """
 
@@ -79,8 +78,9 @@ def _gradients(x, plan, out, best, grad, needs) -> Gradients:
 
 
 def ordinary_inputs(x: Inputs, plan: Plan, power: int, *more: Tensor) -> tuple[Inputs, bool]:
-    """The inputs without what nobody sees, and whether all products of ``power`` of their numbers are finite; as they
-    are where all is seen, because then nothing is to be kept apart."""
+    """The inputs with hidden atoms put to 0, and whether all products of ``power`` of their numbers are finite.
+
+    Where every atom is visible to every query they are returned unchanged."""
     support = x.support(plan.band)
     if (support.everything and x.eta.shape[1]) or _finite_products(x, power, more):
         return x, True
@@ -118,8 +118,8 @@ def _add_by_reference(
         part, small = _rows(x, plan, head, rows)
         incoming = [grad[name][head, rows][None] for name in small.outputs]
         slopes = iter(pull_function(part, small)(*present(part), *incoming))
-        for slot, (mine, whole) in enumerate(zip(part[:5], total, strict=True)):
-            slope = None if mine is None else next(slopes)
+        for slot, (tensor, whole) in enumerate(zip(part[:5], total, strict=True)):
+            slope = None if tensor is None else next(slopes)
             if slope is not None and whole is not None:
                 at = (head if whole.shape[0] > 1 else 0, rows) if slot in (0, 4) else (head,)
                 whole[at] += slope[0]

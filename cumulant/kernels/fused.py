@@ -2,8 +2,8 @@
 
 `_scaled_dot_product_flash_attention_for_cpu` returns attention and its log-sum-exp at the pace of the hardware, but
 it has limits: values must be as wide as keys, the log-sum-exp has no gradient, a row without keys reports 0, an
-empty set ends the process, and rows are read by pointer as if their entries lay side by side. `refusal` says when it
-may not be used; the rest of this file keeps it inside those bounds.
+empty set ends the process, and rows are read by pointer as if their entries lay side by side. `refusal` decides when
+it may not be used; the rest of this file keeps it inside those bounds.
 
 The gradient of G comes free: the backward kernel forms δ_i = ⟨grad_out_i, out_i⟩ and p ∘ (grad_out vᵀ − δ). One more
 column with value 0, grad_out 1 and out −g_G turns δ into δ − g_G, which is exactly the missing term.
@@ -114,7 +114,7 @@ def _attend(x: Inputs, plan: Plan, points: Tensor, bias: Tensor | None) -> tuple
 
 
 def _bias(x: Inputs) -> tuple[Tensor | None, Tensor | None]:
-    """The Boolean mask as the float the kernel asks for, and the rows it leaves empty."""
+    """The Boolean mask as the float mask of the kernel, and the rows it leaves empty."""
     if x.mask is None:
         return None, None
     shape = (x.eta.shape[0], x.eta.shape[1], x.atoms.shape[1])

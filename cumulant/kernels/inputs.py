@@ -48,5 +48,5 @@ class Inputs(NamedTuple):
         return Inputs(eta, atoms, values, per_atom, per_pair, mask)
 
     def support(self, band: Band) -> FlatSupport:
-        """Which atoms each query sees, and with what weight."""
+        """Which atoms are visible to each query, and with what weight."""
         return FlatSupport(band, self.mask, self.per_atom, self.per_pair)

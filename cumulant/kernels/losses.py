@@ -5,7 +5,7 @@ With scores s_ij = ⟨η_i,x_j⟩ + b_j, weights p_ij = exp(s_ij − G_i) and ta
     ℓ_i = G_i − Σ_j t_ij s_ij + z G_i²,        ∂/∂s_ij Σ_i w_i ℓ_i = w_i ((1 + 2z G_i) p_ij − t_ij),
 
 so a strip of scores is all that its share of the loss and of every gradient needs: three matrix products and one
-softmax. Where the weights w are known in the forward pass (a mean or a sum), the gradient is found there and the
+softmax. Where the weights w are known in the forward pass (a mean or a sum), the gradient is computed there and the
 backward pass only scales it. Where they are not, and for two sides, whose column normalizers need all rows first,
 there is a second sweep.
 """
@@ -24,7 +24,7 @@ from cumulant.kernels.dense import normalize
 from cumulant.kernels.strips import LogSum, Side, Tiling, positives_of
 
 GRAPH = 1 << 18  # scores held at once with their graph, for second derivatives
-Needs = tuple[bool, bool, bool]  # which of eta, atoms and bias want a gradient
+Needs = tuple[bool, bool, bool]  # which of eta, atoms and bias need a gradient
 
 
 @dataclass(frozen=True)
@@ -183,8 +183,8 @@ class Sweep:
         """The derivative 1 − (s/c)² of the cap; 0 where there is no atom."""
         if self.plan.softcap is None:
             return None
-        kept = self.space[1, : s.numel()].view(s.shape)
-        return torch.div(s, self.plan.softcap, out=kept).clamp_min_(-1).square_().neg_().add_(1)
+        slope = self.space[1, : s.numel()].view(s.shape)
+        return torch.div(s, self.plan.softcap, out=slope).clamp_min_(-1).square_().neg_().add_(1)
 
     def _compare(self, s: Tensor, strip: slice, by_column: Tensor | None) -> tuple[Side, LogSum]:
         """The losses of a strip, and the sums of its chunks; ``s`` becomes the softmax of every chunk by itself."""
@@ -277,11 +277,11 @@ class LossGradients(torch.autograd.Function):
     def backward(ctx, *incoming):
         if all(v is None for v in incoming):
             return (None,) * 8
-        *given, positives = ctx.saved_tensors
-        eta, atoms, bias, weight, extra = given
+        *inputs, positives = ctx.saved_tensors
+        eta, atoms, bias, weight, extra = inputs
         full = PullInputs(eta, atoms, _or_zeros(bias, atoms.sum(1)), weight, _or_zeros(extra, weight))
         totals = LossSecondOrder.apply(*full, *_spread(incoming, ctx.needs), positives, ctx.plan)
-        return (*(None if t is None else total for t, total in zip(given, totals, strict=True)), None, None, None)
+        return (*(None if t is None else total for t, total in zip(inputs, totals, strict=True)), None, None, None)
 
     @staticmethod
     def vmap(info, in_dims, *args):
@@ -371,8 +371,9 @@ def _or_zeros(tensor: Tensor | None, like: Tensor) -> Tensor:
     return torch.zeros_like(like) if tensor is None else tensor
 
 
-def _spread(found, needs: Needs) -> tuple[Tensor | None, ...]:
-    left = iter(found)
+def _spread(gradients, needs: Needs) -> tuple[Tensor | None, ...]:
+    """The gradients in the slots that need one, None in the others."""
+    left = iter(gradients)
     return tuple(next(left) if need else None for need in needs)
 
 

@@ -135,9 +135,8 @@ class Moments:
         True
         """
         for name in sorted(self.statistics.keys() ^ other.statistics.keys()):
-            raise ValueError(
-                sentence("Moments.merge", f"both sides with {name!r}", "one without", "Request equal statistics.")
-            )
+            expected, advice = f"both sides with {name!r}", "Request equal statistics."
+            raise ValueError(sentence("Moments.merge", expected, "one without", advice))
         g, u, v = mixing_weights(self.log_normalizer, other.log_normalizer)
         mixed = {}
         for name, a in self.statistics.items():

@@ -54,9 +54,9 @@ def moments(
     backend      "dense" (reference), "streaming" (blocks, every statistic), "fused" (torch's attention kernel), "auto"
     statistics   names of `Moments` fields, "entropy", "effective_atoms"; G always comes. "all" is every field.
 
-    A row without atoms has G = −inf, zero statistics and zero gradient. An atom that a query does not see is absent for
-    it, whatever it holds; a query that sees a NaN or an infinity among atoms of which some are hidden from some query
-    has NaN for every statistic. Half precision is accumulated and returned in float32; under torch.autocast arguments
+    A row without atoms has G = −inf, zero statistics and zero gradient. An atom hidden from a query is absent for it,
+    whatever it holds; a query to which a NaN or an infinity is visible, where any atom is hidden from any query, has
+    NaN for every statistic. Half precision is accumulated and returned in float32; under torch.autocast arguments
     are rounded as for a matrix product. Differentiable twice in eta, atoms, values and log_weights, through every
     statistic.
 
@@ -65,7 +65,7 @@ def moments(
     >>> m = moments(q / 4, k, v, causal=True, statistics=("mean", "entropy"))
     >>> torch.allclose(m.mean, torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True))
     True
-    >>> bool(m.entropy[0, 0, 0].abs() < 1e-12)          # the first token sees only itself
+    >>> bool(m.entropy[0, 0, 0].abs() < 1e-12)          # only itself is visible to the first token
     True
     """
     eta, atoms = autocast(eta, atoms)
@@ -133,9 +133,8 @@ def _wanted(statistics: Collection[str], own_values: bool) -> frozenset[str]:
     for name in statistics:
         if name not in STATISTICS and name not in DERIVED and name != "atom_mean":
             known = ", ".join((*STATISTICS, *DERIVED))
-            raise ValueError(
-                sentence("moments.statistics", f'names among {known}, or "all"', repr(name), "Pick from them.")
-            )
+            expected = f'names among {known}, or "all"'
+            raise ValueError(sentence("moments.statistics", expected, repr(name), "Pick from them."))
         names |= set(DERIVED.get(name, (name,)))
     if not own_values:  # the values are the atoms
         names = {ATOMS_AS_VALUES.get(n, n) for n in names}
@@ -161,9 +160,8 @@ def _choose(backend: str, x: Inputs, plan: Plan) -> str:
         raise ValueError(sentence("moments.backend", f"one of {', '.join(BACKENDS)}", repr(backend), "Pick one."))
     why = fused.refusal(x, _without_score(plan))
     if backend == "fused" and why is not None:
-        raise ValueError(
-            sentence("moments.backend", "a request that 'fused' can serve", why, "Use 'streaming' or 'auto'.")
-        )
+        expected, advice = "a request that 'fused' can serve", "Use 'streaming' or 'auto'."
+        raise ValueError(sentence("moments.backend", expected, why, advice))
     if backend != "auto":
         return backend
     if _scores(x) <= SMALL:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from cumulant.checks import broadcast, holds, require_alike, require_float, sentence, shape
+from cumulant.checks import broadcast, require_alike, require_float, require_log_weights, sentence, shape
 from cumulant.kernels.dense import accumulate
 from cumulant.kernels.inputs import Inputs
 from cumulant.kernels.support import Band
@@ -40,18 +40,15 @@ class Request:
             v = require_float("moments.values", self.values)
             require_alike("moments.values", v, "atoms", atoms)
             if v.ndim < 2 or v.shape[-2] != n:
-                raise ValueError(
-                    sentence("moments.values", f"shape (*batch, n={n}, e)", shape(v), "One value per atom.")
-                )
+                expected = f"shape (*batch, n={n}, e)"
+                raise ValueError(sentence("moments.values", expected, shape(v), "One value per atom."))
         if self.log_weights is not None:
             w = require_float("moments.log_weights", self.log_weights)
             require_alike("moments.log_weights", w, "atoms", atoms)
             if w.ndim not in (atoms.ndim - 1, atoms.ndim, eta.ndim) or w.shape[-1] != n:
                 expected = f"(*batch, n={n}) or (*batch, q={eta.shape[-2]}, n={n})"
                 raise ValueError(sentence("moments.log_weights", expected, shape(w), "Match atoms or pairs."))
-            if not holds(w < torch.inf):
-                advice = "Weights are logarithms of finite masses; log 0 = -inf is legal."
-                raise ValueError(sentence("moments.log_weights", "values below +inf", "NaN or +inf", advice))
+            require_log_weights("moments.log_weights", w)
         if self.mask is not None:
             m = self.mask
             if not isinstance(m, Tensor) or m.dtype != torch.bool:
@@ -66,23 +63,22 @@ class Request:
         q, n = self.eta.shape[-2], self.atoms.shape[-2]
         if (causal or window is not None) and offset is None and q != n:
             advice = "Pass offset=0 for the first token, or the number of cached keys (n - q for a full cache)."
-            raise ValueError(
-                sentence("moments.offset", f"the key index of the first query (q={q}, n={n})", None, advice)
-            )
+            expected = f"the key index of the first query (q={q}, n={n})"
+            raise ValueError(sentence("moments.offset", expected, None, advice))
         if window is not None and window < 1:
-            raise ValueError(sentence("moments.window", "a positive number of keys", window, "1 sees one key."))
+            raise ValueError(sentence("moments.window", "a positive number of keys", window, "1 is the key itself."))
         return Band(bool(causal), window, offset or 0, max(1, q))
 
     def _heads_per_group(self) -> int:
         """How many heads of eta share one head of atoms; 1 where the axes agree or broadcast."""
         if self.eta.ndim < 3 or self.atoms.ndim < 3:
             return 1
-        mine, theirs = self.eta.shape[-3], self.atoms.shape[-3]
-        grouped = theirs > 1 and mine != theirs and mine > 1
-        if grouped and mine % theirs:
-            expected = f"a number of heads that divides eta's {mine}"
-            raise ValueError(sentence("moments.atoms", expected, theirs, "Give every group of queries one key head."))
-        return mine // theirs if grouped else 1
+        query_heads, key_heads = self.eta.shape[-3], self.atoms.shape[-3]
+        grouped = key_heads > 1 and query_heads != key_heads and query_heads > 1
+        if grouped and query_heads % key_heads:
+            expected, advice = f"a number of heads that divides eta's {query_heads}", "Give every group one key head."
+            raise ValueError(sentence("moments.atoms", expected, key_heads, advice))
+        return query_heads // key_heads if grouped else 1
 
     def _lead(self) -> torch.Size:
         """The batch axes of the answer."""

@@ -1,7 +1,7 @@
-"""One sum of exponentials over atoms that several processes hold.
+"""Sums of exponentials over atoms that are split over several processes.
 
 If all ranks hold the queries, each sums over its own atoms, and an all-reduce of a few numbers per query makes the
-whole (`sharded_sums` says which). If queries are sharded too, as tokens of a long sequence are, blocks of atoms go
+whole (`sharded_sums` has the formula). If queries are sharded too, as tokens of a long sequence are, blocks of atoms go
 round a ring and each rank meets all of them.
 
 Parts meet through their G: its rounding, ε |G| / 2, is the relative error of a part's weight. In single precision that
@@ -66,10 +66,8 @@ def sharded_moments(
     Sent per rank of R, in numbers: an all-reduce of q (1 + width of the statistics) forwards and of q d backwards, each
     2 (R − 1)/R times; in a ring (R − 1) n (d + e) forwards and (2R − 1) n (d + e) backwards.
     """
-    if eta.ndim == 1 and queries == "replicated":
-        eta, single = eta[None], True
-    else:
-        single = False
+    single = eta.ndim == 1 and queries == "replicated"
+    eta = eta[None] if single else eta
     ranks = Ranks(group, timeout)
     work = _Work(
         *(ranks, eta, atoms, values, log_weights, mask, queries, layout),
@@ -124,8 +122,8 @@ class _Work:
             expected = f"the key index of the first query (q={queries}, n={keys})"
             raise ValueError(sentence("sharded_moments.offset", expected, None, "0 for the first token."))
         first = self.offset or 0
-        mine = spans(counts, self.ranks.rank, self.layout) if self.sharded else [(0, rows)]
-        self.rows = [(first + start, n) for start, n in mine]
+        stretches = spans(counts, self.ranks.rank, self.layout) if self.sharded else [(0, rows)]
+        self.rows = [(first + start, n) for start, n in stretches]
 
     @property
     def sharded(self) -> bool:

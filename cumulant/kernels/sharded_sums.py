@@ -100,12 +100,9 @@ def _finite(top: Tensor) -> Tensor:
 
 def merge(a: Fields, b: Fields) -> Fields:
     """Two blocks as one."""
-    joined = fields_of(_record(a).merge(_record(b)))
+    first, second = (record_of({name: x for name, x in part.items() if name not in PLAIN}) for part in (a, b))
+    joined = fields_of(first.merge(second))
     return {name: a[name] + b[name] if name in PLAIN else joined[name] for name in a}
-
-
-def _record(fields: Fields) -> Moments:
-    return record_of({name: value for name, value in fields.items() if name not in PLAIN})
 
 
 def record_of(fields: Fields) -> Moments:
@@ -123,9 +120,9 @@ def fields_of(record: Moments) -> Fields:
 
 def all_reduced(ranks: Ranks, part: Part, eta: Tensor, block: Block) -> Fields:
     """Statistics over the atoms of all ranks, for queries that all ranks hold."""
-    mine = part(ranks.spread(eta), block, ranks.rank)
-    offsets = _offsets(ranks, {name: value.detach() for name, value in mine.items()})
-    return offsets.unpack(ranks.total(offsets.pack(mine)), mine)
+    local = part(ranks.spread(eta), block, ranks.rank)
+    offsets = _offsets(ranks, {name: value.detach() for name, value in local.items()})
+    return offsets.unpack(ranks.total(offsets.pack(local)), local)
 
 
 def _offsets(ranks: Ranks, part: Fields) -> Offsets:
@@ -179,8 +176,8 @@ def round_the_ring(ranks: Ranks, part: Part, eta: Tensor, block: Block, lengths:
     axes = [axis for axis, there in zip((-2, -2, -1), present, strict=True) if there]
 
     def whole(e: Tensor, tensors: Block, owner: int) -> Fields:
-        given = iter(tensors)
-        return part(e, [next(given) if there else None for there in present], owner)
+        left = iter(tensors)
+        return part(e, [next(left) if there else None for there in present], owner)
 
     schedule = RingSchedule(ranks, whole, lengths, axes)
     outputs = _Ring.apply(schedule, eta, *[t for t in block if t is not None])

@@ -1,7 +1,7 @@
 """A strip of scores of a loss: its tiling, its sums of exponentials, its positives.
 
-The matrix T of positives, T_ij = 1 where atom j is what row i should find, comes as one index per row or as a Boolean
-table. Both answer the same questions:
+The matrix T of positives, T_ij = 1 where atom j is a positive of row i, is one index per row or a Boolean table.
+Both have the same methods:
 
     row_counts, column_counts   Σ_j T_ij and Σ_i T_ij
     pick                        Σ_j T_ij s_ij / Σ_j T_ij of a strip of scores, 0 without positives; its rows' share of

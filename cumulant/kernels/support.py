@@ -1,4 +1,4 @@
-"""Which atoms a query may see, as an edit of the measure: masks, causal order, windows and log weights, block by block.
+"""Which atoms are visible to a query: masks, causal order, windows and log weights as edits of the measure, by blocks.
 
 A key outside the support has log weight −inf: G, every mean and every gradient are as if it were not there. Structural
 supports (causal, window) are never written down as queries × atoms; whole blocks are skipped or left untouched.
@@ -11,14 +11,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-TABLE = 1 << 22  # pairs looked at together, to find out who sees what
+TABLE = 1 << 22  # pairs in one table of visibility
 
 
 @dataclass(frozen=True)
 class Band:
     """Key j is visible to the query at position t iff  t − window < j ≤ t  (causal)  or  |t − j| < window.
 
-    Query row r stands at position t = offset + (r mod period): heads that share keys follow one another.
+    Query row r has position t = offset + (r mod period): heads that share keys follow one another.
     """
 
     causal: bool = False
@@ -58,9 +58,7 @@ class Band:
 
     def mask(self, rows: slice, cols: slice, device: torch.device) -> Tensor:
         """(rows, cols), True where visible."""
-        return self.visible(
-            torch.arange(rows.start, rows.stop, device=device), torch.arange(cols.start, cols.stop, device=device)
-        )
+        return self.visible(*(torch.arange(part.start, part.stop, device=device) for part in (rows, cols)))
 
     def visible(self, rows: Tensor, cols: Tensor) -> Tensor:
         """(rows, cols) for any choice of row and column numbers, True where visible."""
@@ -97,16 +95,16 @@ class FlatSupport:
 
     @property
     def everything(self) -> bool:
-        """Every query sees every atom, all with the same weight."""
+        """Every atom is visible to every query, all with the same weight."""
         return self.band.trivial and self.mask is None and self.per_atom is None and self.per_pair is None
 
     @property
     def _dense(self) -> bool:
-        """A table of queries × atoms is among what was given."""
+        """Whether there is a table of queries × atoms."""
         return self.per_pair is not None or (self.mask is not None and self.mask.shape[1] != 1)
 
     def visible(self, heads: slice, rows: Tensor, atoms: int) -> Tensor:
-        """(heads | 1, rows, atoms) for any choice of row numbers, True where a row sees an atom."""
+        """(heads | 1, rows, atoms) for any choice of row numbers, True where an atom is visible to a row."""
         seen = self.band.visible(rows, torch.arange(atoms, device=rows.device))[None]
         if self.per_atom is not None:
             seen = seen & (self.per_atom[heads, None] > -torch.inf)
@@ -117,7 +115,7 @@ class FlatSupport:
         return seen
 
     def seen_atoms(self, queries: int, atoms: int, device: torch.device) -> Tensor:
-        """(groups | 1, atoms), True where some query of the group sees the atom."""
+        """(groups | 1, atoms), True where the atom is visible to any query of the group."""
         every = slice(None)
         if self._dense:
             parts = [self.visible(every, rows, atoms).any(1) for rows in self._row_numbers(queries, atoms, device)]
@@ -131,13 +129,13 @@ class FlatSupport:
         return self._weighed_in(seen)
 
     def _weighed_in(self, seen: Tensor) -> Tensor:
-        """Less the atoms that no query sees by mask or weight, where neither is a table of pairs."""
+        """Less the atoms that mask or weight hide from every query, where neither is a table of pairs."""
         if self.mask is not None:
             seen = seen & self.mask[:, 0]
         return seen if self.per_atom is None else seen & (self.per_atom > -torch.inf)
 
     def row_sums(self, table: Tensor, queries: int) -> Tensor:
-        """(groups, queries, k): for every query the sum of a (groups, atoms, k) table over the atoms it sees."""
+        """(groups, queries, k): for every query the sum of a (groups, atoms, k) table over its visible atoms."""
         atoms, device = table.shape[1], table.device
         if self._dense:
             parts = [
@@ -178,8 +176,5 @@ class FlatSupport:
 
 def block(table: Tensor, heads: slice, rows: slice, cols: slice) -> Tensor:
     """A part of a (g | 1, q | 1, n) table; an axis of size 1 serves all."""
-    return table[
-        heads if table.shape[0] > 1 else slice(None),
-        rows if table.shape[1] > 1 else slice(None),
-        cols,
-    ]
+    every = slice(None)
+    return table[heads if table.shape[0] > 1 else every, rows if table.shape[1] > 1 else every, cols]

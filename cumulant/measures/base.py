@@ -1,4 +1,4 @@
-"""The one noun of the library.
+"""`Measure`: the base class of all measures.
 
     G(η) = log ∫ e^⟨x,η⟩ h(dx)      the log-normalizer (cumulant generating function) of an intrinsic measure h
     ∇G(η) = E_η[x]                  `mean`: attention, when h counts the keys and η is the query
@@ -6,7 +6,7 @@
     G*(μ) = sup_η ⟨η,μ⟩ − G(η)      `conjugate`: maximum entropy;  its argmax η is `natural`, the canonical link
 
 Here p_η(dx) = e^{⟨x,η⟩ − G(η)} h(dx) is h tilted by η and normalised. A measure implements `log_normalizer`; everything
-else follows by differentiation, and a family replaces what it knows in closed form.
+else follows by differentiation, and a family overrides what it has in closed form.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ M = TypeVar("M", bound="Measure")
 
 
 def per_query(method: Callable[Concatenate[M, Tensor, P], R]) -> Callable[Concatenate[M, Tensor, P], R]:
-    """Lets a method see η as (*batch, q, d) only.
+    """Decorator that passes η to a method as (*batch, q, d).
 
-    η (and any further tensor argument) is checked and broadcast against the measure's batch; a single query (d,) gets a
-    query axis on the way in and loses it on the way out.
+    η (and any further tensor argument) is checked and broadcast against the batch of the measure; a single query (d,)
+    gets a query axis before the call and loses it after.
     """
 
     @functools.wraps(method)
@@ -43,8 +43,9 @@ def per_query(method: Callable[Concatenate[M, Tensor, P], R]) -> Callable[Concat
         if not torch.compiler.is_compiling():
             for tensor in (eta, *others):
                 self.check_queries(tensor, method.__name__)
-            for count in (a for a in args if isinstance(a, int)):
-                self.check_count(count, method.__name__)
+            for count in (a for a in args if isinstance(a, int) and a < 1):
+                where = f"{type(self).__name__}.{method.__name__}"
+                raise ValueError(sentence(where, "at least one draw per query", count, "Pass n ≥ 1."))
         single = all(t.ndim == 1 for t in (eta, *others))
         rows = [t[None] if t.ndim == 1 else t for t in (eta, *others)]
         full = broadcast(
@@ -63,7 +64,7 @@ def per_query(method: Callable[Concatenate[M, Tensor, P], R]) -> Callable[Concat
 
 
 class Hull(NamedTuple):
-    """What `natural` must know of the closed hull of the support; q is 1 unless each query row has its own measure.
+    """The closed hull of the support, as `natural` needs it; q is 1 unless each query row has its own measure.
 
     diameter  (*batch, q)        a length scale of the support
     span      (*batch, q, d, d)  orthonormal basis of its directions in columns, padded by zero columns
@@ -107,7 +108,7 @@ class Measure(ABC):
     @per_query
     def mean(self, eta: Queries) -> Queries:
         """∇G(η) = E_η[x]:  (*batch, q, d) → (*batch, q, d)."""
-        gradient, value = torch.func.grad_and_value(lambda e: self._total(e))(eta)
+        gradient, value = torch.func.grad_and_value(lambda e: self.log_normalizer(e).sum())(eta)
         self._check_domain(eta, value)
         return gradient
 
@@ -155,7 +156,7 @@ class Measure(ABC):
     def natural(self, mean: Queries, *, max_steps: int = 100) -> Solution:
         """η with ∇G(η) = μ, the canonical link ∇G*:  (*batch, q, d) → `Solution` of (*batch, q, d).
 
-        The status says CONVERGED, BOUNDARY (η at infinity) or OUTSIDE (no η) per query. Differentiable to first order
+        The status is CONVERGED, BOUNDARY (η at infinity) or OUTSIDE (no η) per query. Differentiable to first order
         in μ and in the parameters of the measure, by the implicit function theorem: dη = ∇²G⁻¹ (dμ − d∇G).
         See `cumulant.measures.dual` for the method and the width of the undecided band.
         """
@@ -184,14 +185,9 @@ class Measure(ABC):
 
     def sample(self, eta: Queries, n: int, *, generator: torch.Generator | None = None) -> Draws:
         """n independent draws from p_η for every query:  (*batch, q, d) → (*batch, q, n, d)."""
-        raise TypeError(
-            sentence(
-                f"{type(self).__name__}.sample",
-                "a measure that can be sampled",
-                "one that defines log_normalizer only",
-                "Implement sample(eta, n, *, generator) on it.",
-            )
-        )
+        where, advice = f"{type(self).__name__}.sample", "Implement sample(eta, n, *, generator) on it."
+        got = "one that defines log_normalizer only"
+        raise TypeError(sentence(where, "a measure that can be sampled", got, advice))
 
     # ------------------------------------------------------------------ algebra: acts on h, what happens to G follows
 
@@ -249,10 +245,8 @@ class Measure(ABC):
         """The same measure with every floating tensor in another dtype or on another device."""
         if not is_dataclass(self):
             if first_tensor(tuple(vars(self).values())) is not None:
-                where = f"{type(self).__name__}.to"
-                raise TypeError(
-                    sentence(where, "a dataclass", "a plain class", "Decorate it with @dataclass(frozen=True).")
-                )
+                where, advice = f"{type(self).__name__}.to", "Decorate it with @dataclass(frozen=True)."
+                raise TypeError(sentence(where, "a dataclass", "a plain class", advice))
             return self
         moved = {f.name: _moved(getattr(self, f.name), target) for f in fields(self) if f.init}
         return replace(self, **moved)  # pyright: ignore[reportReturnType]
@@ -263,19 +257,15 @@ class Measure(ABC):
 
     def empty_tensor(self) -> Tensor:
         """An empty tensor with the dtype and device of the measure; float64 where it holds no tensor."""
-        found = first_tensor(self)
-        return torch.empty(0, dtype=torch.float64) if found is None else found.new_empty(0)
-
-    def _total(self, eta: Tensor) -> Tensor:
-        return self.log_normalizer(eta).sum()
+        own = first_tensor(self)
+        return torch.empty(0, dtype=torch.float64) if own is None else own.new_empty(0)
 
     def check_queries(self, eta: object, method: str) -> None:
         where = f"{type(self).__name__}.{method}"
         if not isinstance(eta, Tensor) or not eta.is_floating_point():
             got = eta.dtype if isinstance(eta, Tensor) else type(eta).__name__
-            raise TypeError(
-                sentence(where, "queries as a floating torch.Tensor", got, "Call .to(torch.float64) on them.")
-            )
+            expected, advice = "queries as a floating torch.Tensor", "Call .to(torch.float64) on them."
+            raise TypeError(sentence(where, expected, got, advice))
         if eta.ndim == 0 or eta.shape[-1] != self.dim:
             expected = f"queries of shape (*batch, q, d={self.dim}) or (d={self.dim},)"
             raise ValueError(sentence(where, expected, shape(eta), "Check the last axis."))
@@ -284,30 +274,20 @@ class Measure(ABC):
             advice = f"Call .to({own.dtype}) on the queries or .to({eta.dtype}) on the measure."
             raise TypeError(sentence(where, f"dtype {own.dtype} as the measure", eta.dtype, advice))
         if own is not None and eta.device != own.device:
-            raise ValueError(
-                sentence(where, f"device {own.device} as the measure", eta.device, "Move both to one device.")
-            )
+            expected, advice = f"device {own.device} as the measure", "Move both to one device."
+            raise ValueError(sentence(where, expected, eta.device, advice))
         rows = self.query_rows
         if rows is not None and ((eta.ndim == 1 and rows != 1) or (eta.ndim > 1 and eta.shape[-2] not in (1, rows))):
             expected = f"q={rows} query rows, one for each row of log_weights"
             raise ValueError(sentence(where, expected, shape(eta), f"Pass eta of shape (*batch, {rows}, {self.dim})."))
 
-    def check_count(self, n: int, method: str) -> None:
-        if n < 1:
-            where = f"{type(self).__name__}.{method}"
-            raise ValueError(sentence(where, "at least one draw per query", n, "Pass n ≥ 1."))
-
     def _check_domain(self, eta: Tensor, log_normalizer: Tensor) -> None:
         """Means, covariances and samples need G(η) < ∞."""
         if not holds(log_normalizer < torch.inf):
-            raise ValueError(
-                sentence(
-                    f"{type(self).__name__}.eta",
-                    "natural parameters inside the domain, where G is finite",
-                    f"G = +inf for at least one of {shape(eta)}",
-                    "Keep η inside the domain (log_normalizer itself returns +inf there).",
-                )
-            )
+            expected = "natural parameters inside the domain, where G is finite"
+            got = f"G = +inf for at least one of {shape(eta)}"
+            advice = "Keep η inside the domain (log_normalizer itself returns +inf there)."
+            raise ValueError(sentence(f"{type(self).__name__}.eta", expected, got, advice))
 
 
 def first_tensor(value: object) -> Tensor | None:

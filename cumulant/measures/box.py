@@ -1,4 +1,4 @@
-"""The uniform law on a box: small queries seen from the centre of an edge, large ones from its favoured end.
+"""The uniform law on a box, by expansions about the centre of an edge for small queries, about its end for large ones.
 
 A coordinate of a uniform point on S² is uniform on an interval (Archimedes), so that `natural` of an edge is that of
 the sphere in R³.
@@ -114,18 +114,18 @@ class Box(Measure):
         offset = mu - exact._centre()
         point = half == 0
         position = torch.where(point, 0, offset / torch.where(point, 1, half))
-        found = inverse_resultant(1.5, position.detach().abs(), max_steps)
-        y = found.value[..., 0] * position.detach().sign()
+        radial = inverse_resultant(1.5, position.detach().abs(), max_steps)
+        y = radial.value[..., 0] * position.detach().sign()
         eta = torch.where(point, 0, y / torch.where(point, 1, half))
         missed = point & (offset.abs() > 1e-9 * (1 + mu.abs()))
-        status = torch.where(missed, int(Status.OUTSIDE), found.status).amax(-1)
+        status = torch.where(missed, int(Status.OUTSIDE), radial.status).amax(-1)
         residual = mu - exact.mean(eta)
         if residual.requires_grad:
             usable = (status == Status.CONVERGED)[..., None] & ~point
             step = torch.where(usable, residual / torch.where(usable, exact._variances(eta), 1), 0)
             eta = eta + step - step.detach()
         norms = torch.linalg.vector_norm(residual.detach(), dim=-1)
-        return Solution(eta.to(mean.dtype), status, found.steps.amax(-1), norms, norms[None])
+        return Solution(eta.to(mean.dtype), status, radial.steps.amax(-1), norms, norms[None])
 
     @per_query
     def conjugate(self, mean: Queries) -> PerQuery:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import final
 
 import torch
@@ -79,33 +79,38 @@ class _Line(Measure):
         """The lower end of the support and G* there; −inf if there is none."""
         return -torch.inf, torch.tensor(torch.inf)
 
+    @property
+    def batch_shape(self) -> torch.Size:
+        return getattr(self, fields(self)[0].name).shape  # pyright: ignore[reportArgumentType]
+
+    def _inside(self, eta: Tensor) -> Tensor:
+        """t, refused outside the domain."""
+        self._check_domain(eta, self._g(eta[..., 0]))
+        return eta[..., 0]
+
     @per_query
     def log_normalizer(self, eta: Queries) -> PerQuery:
         return self._g(eta[..., 0])
 
     @per_query
     def mean(self, eta: Queries) -> Queries:
-        self._check_domain(eta, self._g(eta[..., 0]))
-        return self._m(eta[..., 0])[..., None]
+        return self._m(self._inside(eta))[..., None]
 
     @per_query
     def fisher_mv(self, eta: Queries, v: Queries) -> Queries:
-        self._check_domain(eta, self._g(eta[..., 0]))
-        return self._v(eta[..., 0])[..., None] * v
+        return self._v(self._inside(eta))[..., None] * v
 
     @per_query
     def fisher(self, eta: Queries) -> Matrices:
-        self._check_domain(eta, self._g(eta[..., 0]))
-        return self._v(eta[..., 0])[..., None, None]
+        return self._v(self._inside(eta))[..., None, None]
 
     @per_query
     def log_volume(self, eta: Queries) -> PerQuery:
-        self._check_domain(eta, self._g(eta[..., 0]))
-        return torch.log1p(self._v(eta[..., 0]))
+        return torch.log1p(self._v(self._inside(eta)))
 
     @per_query
     def sample(self, eta: Queries, n: int, *, generator: torch.Generator | None = None) -> Draws:
-        self._check_domain(eta, self._g(eta[..., 0]))
+        self._inside(eta)
         return self._draw(eta.expand(*eta.shape[:-1], n), generator)[..., None]
 
     @per_query
@@ -136,10 +141,6 @@ class PoissonLaw(_Line):
 
     rate: Tensor
 
-    @property
-    def batch_shape(self) -> torch.Size:
-        return self.rate.shape
-
     def _g(self, t: Tensor) -> Tensor:
         return times_expm1(self.rate[..., None], t)
 
@@ -165,10 +166,6 @@ class GammaLaw(_Line):
 
     concentration: Tensor
     rate: Tensor
-
-    @property
-    def batch_shape(self) -> torch.Size:
-        return self.rate.shape
 
     def _left(self, t: Tensor) -> tuple[Tensor, Tensor]:
         """β − η where positive, 1 elsewhere; and where."""
@@ -205,10 +202,6 @@ class NegativeBinomialLaw(_Line):
 
     total_count: Tensor
     probs: Tensor
-
-    @property
-    def batch_shape(self) -> torch.Size:
-        return self.probs.shape
 
     def _odds(self) -> Tensor:
         """p/(1−p), with which e^G = (1 − odds (e^η − 1))^−r: no difference of logarithms."""
@@ -253,10 +246,6 @@ class LaplaceLaw(_Line):
 
     loc: Tensor
     scale: Tensor
-
-    @property
-    def batch_shape(self) -> torch.Size:
-        return self.loc.shape
 
     def _square(self, t: Tensor) -> tuple[Tensor, Tensor]:
         s = (self.scale[..., None] * t).square()

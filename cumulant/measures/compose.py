@@ -1,4 +1,4 @@
-"""Several measures made one: named classes, nested at will, each passing the closed forms of its parts through.
+"""Compositions of several measures, whose closed forms follow from those of the parts; they may be nested.
 
 h + g           Sum           logaddexp(G_h, G_g)     concatenate keys, shards, cache blocks; mixtures
 convolve(h, g)  Convolution   G_h + G_g               sum of independent draws; heads writing to one stream
@@ -48,7 +48,7 @@ def product(*measures: Measure) -> Measure:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class _Several(Measure):
-    """What Sum, Convolution and Product share: parts with one dtype, device and compatible batches."""
+    """Base of Sum, Convolution and Product: parts with one dtype, device and compatible batches."""
 
     parts: tuple[Measure, ...]
 
@@ -56,11 +56,7 @@ class _Several(Measure):
         name = type(self).__name__
         if not self.parts:
             raise ValueError(sentence(f"{name}.parts", "at least one measure", "none", "Pass measures."))
-        for part in self.parts:
-            if not isinstance(part, Measure):
-                raise TypeError(
-                    sentence(f"{name}.parts", "measures", type(part).__name__, "Wrap points in Empirical(...).")
-                )
+        _require_measures(f"{name}.parts", self.parts)
         _agree(name, *self.parts)
 
     @property
@@ -80,10 +76,8 @@ class _SameSpace(_Several):
         super().__post_init__()
         dims = [p.dim for p in self.parts]
         if len(set(dims)) > 1:
-            name = type(self).__name__
-            raise ValueError(
-                sentence(f"{name}.parts", "measures of equal dim", f"dims {dims}", "Map one with A @ h first.")
-            )
+            where, advice = f"{type(self).__name__}.parts", "Map one with A @ h first."
+            raise ValueError(sentence(where, "measures of equal dim", f"dims {dims}", advice))
 
     @property
     def dim(self) -> int:
@@ -159,9 +153,9 @@ class Sum(_SameSpace):
         which = torch.multinomial(flat, n, replacement=True, generator=generator).reshape(*share.shape[:-1], n)
         draws = eta.new_zeros(*eta.shape[:-1], n, self.dim)
         for i, part in enumerate(self.parts):
-            chosen = which == i
-            if chosen.any():  # a part of mass 0 cannot be sampled, and is never chosen
-                draws = torch.where(chosen[..., None], part.sample(eta, n, generator=generator), draws)
+            from_part = which == i
+            if from_part.any():  # a part of mass 0 cannot be sampled, and no draw comes from it
+                draws = torch.where(from_part[..., None], part.sample(eta, n, generator=generator), draws)
         return draws
 
     def hull(self) -> Hull:
@@ -243,8 +237,8 @@ class Product(_Several):
     @per_query
     def natural(self, mean: Queries, *, max_steps: int = 100) -> Solution:
         """Each part on its own; the worst status of the parts is the status."""
-        found = [p.natural(b, max_steps=max_steps) for p, b in zip(self.parts, self._split(mean), strict=True)]
-        return _join([f.value for f in found], found)
+        blocks = zip(self.parts, self._split(mean), strict=True)
+        return _join([p.natural(block, max_steps=max_steps) for p, block in blocks])
 
     @per_query
     def conjugate(self, mean: Queries) -> PerQuery:
@@ -253,24 +247,29 @@ class Product(_Several):
 
 def _flatten(kind: type, measures: tuple[Measure, ...], name: str) -> tuple[Measure, ...]:
     """Associative compositions stay flat: (a + b) + c holds three parts."""
-    for m in measures:
-        if not isinstance(m, Measure):
-            raise TypeError(sentence(name, "measures", type(m).__name__, "Wrap points in Empirical(...)."))
+    _require_measures(name, measures)
     return tuple(part for m in measures for part in (m.parts if type(m) is kind else (m,)))  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _require_measures(where: str, parts: tuple[object, ...]) -> None:
+    for part in parts:
+        if not isinstance(part, Measure):
+            raise TypeError(sentence(where, "measures", type(part).__name__, "Wrap points in Empirical(...)."))
 
 
 def _fold(function, tensors: list[Tensor]) -> Tensor:
     return functools.reduce(function, tensors)
 
 
-def _join(values: list[Tensor], found: list[Solution]) -> Solution:
-    longest = max(f.trace.shape[0] for f in found)
-    traces = [torch.cat([f.trace, f.trace[-1:].expand(longest - f.trace.shape[0], *f.trace.shape[1:])]) for f in found]
+def _join(parts: list[Solution]) -> Solution:
+    """Solutions of independent blocks as one; shorter traces repeat their last entry."""
+    longest = max(p.trace.shape[0] for p in parts)
+    traces = [torch.cat([p.trace, p.trace[-1:].expand(longest - p.trace.shape[0], *p.trace.shape[1:])]) for p in parts]
     return Solution(
-        torch.cat(values, dim=-1),
-        _fold(torch.maximum, [f.status for f in found]),
-        _fold(torch.maximum, [f.steps for f in found]),
-        torch.linalg.vector_norm(torch.stack([f.residual for f in found]), dim=0),
+        torch.cat([p.value for p in parts], dim=-1),
+        _fold(torch.maximum, [p.status for p in parts]),
+        _fold(torch.maximum, [p.steps for p in parts]),
+        torch.linalg.vector_norm(torch.stack([p.residual for p in parts]), dim=0),
         torch.linalg.vector_norm(torch.stack(traces), dim=0),
     )
 
@@ -281,9 +280,8 @@ def _agree(where: str, *parts: Measure) -> None:
     for t in tensors[1:]:
         if t.dtype != tensors[0].dtype or t.device != tensors[0].device:
             expected = f"one dtype and device ({tensors[0].dtype}, {tensors[0].device})"
-            raise TypeError(
-                sentence(f"{where}.parts", expected, f"{t.dtype}, {t.device}", "Call .to(...) on one measure.")
-            )
+            got, advice = f"{t.dtype}, {t.device}", "Call .to(...) on one measure."
+            raise TypeError(sentence(f"{where}.parts", expected, got, advice))
     broadcast(f"{where}.parts", *(p.batch_shape for p in parts))
     rows = {p.query_rows for p in parts} - {None}
     if len(rows) > 1:

@@ -16,6 +16,8 @@ Where G* has no finite bound on the hull (continuous laws on bounded sets, half-
 diameters away along a direction in which ∇²G is flat, and on their BOUNDARY `conjugate` is a lower bound.
 """
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -39,9 +41,8 @@ def natural(measure: Measure, mean: Tensor, max_steps: int) -> Solution:
     if torch.is_grad_enabled():
         value = _with_gradient(exact, mu, solution, hull)
     dtype = mean.dtype
-    return Solution(
-        value.to(dtype), solution.status, solution.steps, solution.residual.to(dtype), solution.trace.to(dtype)
-    )
+    residual, trace = solution.residual.to(dtype), solution.trace.to(dtype)
+    return replace(solution, value=value.to(dtype), residual=residual, trace=trace)
 
 
 def conjugate(measure: Measure, mean: Tensor) -> Tensor:
@@ -114,9 +115,8 @@ def _solve(measure: Measure, mu: Tensor, hull: Hull, max_steps: int, precision: 
 
     tol = 512 * eps * (1 + size / unit)
     solution = newton(potential, gradient, hessian, origin, tol=tol, max_steps=max_steps, reach=REACH, verdict=verdict)
-    return Solution(
-        to_eta(solution.value), solution.status, solution.steps, solution.residual * unit, solution.trace * unit
-    )
+    eta, residual, trace = to_eta(solution.value), solution.residual * unit, solution.trace * unit
+    return replace(solution, value=eta, residual=residual, trace=trace)
 
 
 def _with_gradient(measure: Measure, mu: Tensor, solution: Solution, hull: Hull) -> Tensor:

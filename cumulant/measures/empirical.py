@@ -6,7 +6,16 @@ from typing import final
 import torch
 from torch import Tensor
 
-from cumulant.checks import broadcast, holds, require_alike, require_finite, require_float, sentence, shape
+from cumulant.checks import (
+    broadcast,
+    holds,
+    require_alike,
+    require_finite,
+    require_float,
+    require_log_weights,
+    sentence,
+    shape,
+)
 from cumulant.kernels import Moments, fisher_product, moments
 from cumulant.kernels.dense import accumulate, normalize, row_weights
 from cumulant.measures.base import Hull, Measure, per_query
@@ -42,14 +51,8 @@ class Empirical(Measure):
     def __post_init__(self):
         atoms = require_float("Empirical.atoms", self.atoms)
         if atoms.ndim < 2:
-            raise ValueError(
-                sentence(
-                    "Empirical.atoms",
-                    "shape (*batch, n, d)",
-                    shape(atoms),
-                    "Add the atom axis: atoms[:, None] for d=1.",
-                )
-            )
+            advice = "Add the atom axis: atoms[:, None] for d=1."
+            raise ValueError(sentence("Empirical.atoms", "shape (*batch, n, d)", shape(atoms), advice))
         require_finite("Empirical.atoms", atoms)
         if self.log_weights is not None:
             self._check_log_weights(require_float("Empirical.log_weights", self.log_weights))
@@ -61,15 +64,7 @@ class Empirical(Measure):
             expected = f"(*batch, n={n}) per atom or (*batch, q, n={n}) per query, with atoms {shape(self.atoms)}"
             raise ValueError(sentence(where, expected, shape(w), "Match the atom axis."))
         broadcast(where, self.atoms.shape[:-2], self._weights_batch(w))
-        if not holds(w < torch.inf):  # also false for NaN
-            raise ValueError(
-                sentence(
-                    where,
-                    "values below +inf",
-                    "NaN or +inf",
-                    "Weights are logarithms of finite masses; log 0 = -inf is legal.",
-                )
-            )
+        require_log_weights(where, w)
 
     def _weights_batch(self, w: Tensor) -> torch.Size:
         return w.shape[:-1] if w.ndim == self.atoms.ndim - 1 else w.shape[:-2]
@@ -110,9 +105,8 @@ class Empirical(Measure):
             return torch.stack([self.fisher_mv(eta, e.expand_as(eta)) for e in basis], dim=-1)
         p, atoms = self._probabilities(eta), accumulate(self.atoms)
         atoms = atoms.expand(*p.shape[:-2], *atoms.shape[-2:])[..., None, :, :]
-        if p.shape[
-            -1
-        ]:  # seen from the likeliest atom, so that a rare one's variance does not meet the rounding of a mean
+        if p.shape[-1]:
+            # relative to the likeliest atom, so that the variance of a rare one does not meet the rounding of a mean
             atoms = atoms - torch.take_along_dim(atoms, p.argmax(-1)[..., None, None], dim=-2).detach()
         centred = atoms - p[..., None, :] @ atoms  # (*batch, q, n, d)
         return (centred.mT @ (p[..., None] * centred)).to(eta.dtype)
@@ -126,22 +120,23 @@ class Empirical(Measure):
     @per_query
     def sample(self, eta: Queries, n: int, *, generator: torch.Generator | None = None) -> Draws:
         if not holds(self.log_normalizer(eta) > -torch.inf):
-            raise ValueError(
-                sentence(
-                    "Empirical.sample", "at least one atom of positive weight per query", "an empty row", "Unmask one."
-                )
-            )
+            expected = "at least one atom of positive weight per query"
+            raise ValueError(sentence("Empirical.sample", expected, "an empty row", "Unmask one."))
         step = max(1, LARGE // max(1, self.atoms.shape[-2] * eta.shape[:-2].numel()))
         draws = []
         for start in range(0, eta.shape[-2], step):
             rows = slice(start, start + step)
             p = self._rows(rows)._probabilities(eta[..., rows, :])
-            index = torch.multinomial(p.reshape(-1, p.shape[-1]), n, replacement=True, generator=generator)
-            index = index.reshape(*p.shape[:-1], n)
-            atoms = self.atoms.expand(*p.shape[:-2], *self.atoms.shape[-2:])
-            flat = index.flatten(-2)[..., None].expand(*index.shape[:-2], -1, self.dim)
-            draws.append(atoms.gather(-2, flat).unflatten(-2, index.shape[-2:]))
+            draws.append(self.draw_atoms(p, n, generator))
         return torch.cat(draws, dim=-3)
+
+    def draw_atoms(self, p: Tensor, n: int, generator: torch.Generator | None) -> Tensor:
+        """n atoms for every row of probabilities (*batch, q, atoms)."""
+        index = torch.multinomial(p.reshape(-1, p.shape[-1]), n, replacement=True, generator=generator)
+        index = index.reshape(*p.shape[:-1], n)
+        atoms = self.atoms.expand(*p.shape[:-2], *self.atoms.shape[-2:])
+        flat = index.flatten(-2)[..., None].expand(*index.shape[:-2], -1, self.dim)
+        return atoms.gather(-2, flat).unflatten(-2, index.shape[-2:])
 
     def _rows(self, rows: slice) -> "Empirical":
         """The measures of some query rows."""

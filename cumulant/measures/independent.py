@@ -33,15 +33,11 @@ class Independent(Transformed):
 
     def __post_init__(self):
         if not self.base.batch_shape:
-            got = "batch_shape ()"
-            raise ValueError(
-                sentence("independent(h)", "a measure with a batch axis", got, "Use product(h, g) for a few.")
-            )
+            got, advice = "batch_shape ()", "Use product(h, g) for a few."
+            raise ValueError(sentence("independent(h)", "a measure with a batch axis", got, advice))
         if self.base.query_rows is not None:
-            got = f"one measure for each of {self.base.query_rows} query rows"
-            raise ValueError(
-                sentence("independent(h)", "one measure for all queries", got, "Give log_weights per atom.")
-            )
+            got, advice = f"one measure for each of {self.base.query_rows} query rows", "Give log_weights per atom."
+            raise ValueError(sentence("independent(h)", "one measure for all queries", got, advice))
 
     @property
     def dim(self) -> int:
@@ -85,13 +81,13 @@ class Independent(Transformed):
 
     @per_query
     def natural(self, mean: Queries, *, max_steps: int = 100) -> Solution:
-        found = self.base.natural(self._blocks(mean), max_steps=max_steps)
+        blocks = self.base.natural(self._blocks(mean), max_steps=max_steps)
         return Solution(
-            self._joined(found.value),
-            found.status.amax(-2),
-            found.steps.amax(-2),
-            torch.linalg.vector_norm(found.residual, dim=-2),
-            torch.linalg.vector_norm(found.trace, dim=-2),
+            self._joined(blocks.value),
+            blocks.status.amax(-2),
+            blocks.steps.amax(-2),
+            torch.linalg.vector_norm(blocks.residual, dim=-2),
+            torch.linalg.vector_norm(blocks.trace, dim=-2),
         )
 
     @per_query

@@ -1,4 +1,4 @@
-"""A set of atoms that the processes of a group hold together: measures add, so shards are only more summands."""
+"""An empirical measure whose atoms are split over a process group: the sum of the measures of its ranks."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from cumulant.typing import Draws, Matrices, PerQuery, Queries
 def shard(measure: Empirical, group: Group = None, *, timeout: float = TIMEOUT) -> Sharded:
     """Split the atoms of a measure, the same on every rank, over the ranks of a process group.
 
-    Each rank keeps an equal run of atoms (the first ranks one more) and forgets the others. Atoms that never were in
-    one place need no splitting: ``Sharded(Empirical(own atoms), group)``.
+    Each rank keeps an equal run of atoms (the first ranks one more). Atoms that were never in one process need no
+    splitting: ``Sharded(Empirical(own atoms), group)``.
     """
     if not isinstance(measure, Empirical):
         advice = "Other measures have closed forms: there is nothing to split."
@@ -41,9 +41,9 @@ class Sharded(Measure):
 
     part     the atoms of this rank; none is legal
     group    a ProcessGroup, a DeviceMesh of one axis, or None for all processes
-    timeout  seconds after which a rank that says nothing is named in a TimeoutError
+    timeout  seconds after which a rank that does not answer is named in a TimeoutError
 
-    Every rank asks with the same queries at the same time and gets the same answer. The gradient of the queries is
+    Every rank calls with the same queries at the same time and gets the same result. The gradient of the queries is
     whole on every rank, that of the atoms is each rank's own. `sample` needs generators in the same state everywhere.
     """
 
@@ -79,14 +79,8 @@ class Sharded(Measure):
         return self.part.query_rows
 
     def _moments(self, eta: Tensor, *statistics: str):
-        return sharded_moments(
-            eta,
-            self.part.atoms,
-            log_weights=self.part.log_weights,
-            group=self.group,
-            statistics=statistics,
-            timeout=self.timeout,
-        )
+        options = {"group": self.group, "timeout": self.timeout, "statistics": statistics}
+        return sharded_moments(eta, self.part.atoms, log_weights=self.part.log_weights, **options)
 
     @per_query
     def log_normalizer(self, eta: Queries) -> PerQuery:
@@ -113,44 +107,40 @@ class Sharded(Measure):
         ranks = self._ranks
         eta, v = ranks.spread(eta), ranks.spread(v)
         g, mean = ranks.spread(whole.log_normalizer), ranks.spread(whole.mean)
-        mine = self.part.log_normalizer(eta)
-        share = torch.where(mine == -torch.inf, 0, torch.exp(mine - torch.where(g == -torch.inf, 0, g)))
+        own = self.part.log_normalizer(eta)
+        share = torch.where(own == -torch.inf, 0, torch.exp(own - torch.where(g == -torch.inf, 0, g)))
         return ranks, eta, v, share, self.part.mean(eta) - mean
 
     @per_query
     def sample(self, eta: Queries, n: int, *, generator: torch.Generator | None = None) -> Draws:
         ranks = self._ranks
-        mine = self.part.log_normalizer(eta)
-        shares = torch.zeros(*mine.shape, ranks.size, dtype=mine.dtype, device=mine.device)
-        shares[..., ranks.rank] = torch.exp(mine - self.log_normalizer(eta))
+        log_mass = self.part.log_normalizer(eta)
+        shares = torch.zeros(*log_mass.shape, ranks.size, dtype=log_mass.dtype, device=log_mass.device)
+        shares[..., ranks.rank] = torch.exp(log_mass - self.log_normalizer(eta))
         shares = ranks.sum(shares)
         if not holds(shares.sum(-1) > 0):
             expected = "at least one atom of positive weight per query"
             raise ValueError(sentence("Sharded.sample", expected, "an empty row", "Unmask one."))
         flat = shares.reshape(-1, ranks.size)
-        owner = torch.multinomial(flat, n, replacement=True, generator=generator).reshape(*mine.shape, n)
+        owner = torch.multinomial(flat, n, replacement=True, generator=generator).reshape(*log_mass.shape, n)
         # every rank draws as often, so that the generators stay in step
         seed = int(torch.randint(2**62, (1,), generator=generator))
-        own = torch.Generator(mine.device).manual_seed((seed + ranks.rank) % 2**62)
-        draws = torch.zeros(*mine.shape, n, self.dim, dtype=eta.dtype, device=eta.device)
-        held = mine > -torch.inf
-        if bool(held.any()):
-            safe = self.part if bool(held.all()) else None
-            found = self._draw(eta, n, own, held) if safe is None else safe.sample(eta, n, generator=own)
-            draws = torch.where((owner == ranks.rank)[..., None], found, 0)
+        own = torch.Generator(log_mass.device).manual_seed((seed + ranks.rank) % 2**62)
+        draws = torch.zeros(*log_mass.shape, n, self.dim, dtype=eta.dtype, device=eta.device)
+        nonempty = log_mass > -torch.inf
+        if bool(nonempty.any()):
+            whole = bool(nonempty.all())
+            local = self.part.sample(eta, n, generator=own) if whole else self._draw(eta, n, own, nonempty)
+            draws = torch.where((owner == ranks.rank)[..., None], local, 0)
         return ranks.sum(draws)
 
-    def _draw(self, eta: Tensor, n: int, generator: torch.Generator, held: Tensor) -> Tensor:
-        """Draws where this rank has atoms; rows without any are never chosen."""
+    def _draw(self, eta: Tensor, n: int, generator: torch.Generator, nonempty: Tensor) -> Tensor:
+        """Draws where this rank has atoms; rows without any are overwritten by the caller."""
         logits = eta @ self.part.atoms.mT
         w = row_weights(self.part.log_weights, self.part.atoms)
         logits = logits if w is None else logits + w
-        logits = torch.where(held[..., None], logits, 0)
-        index = torch.multinomial(logits.softmax(-1).reshape(-1, logits.shape[-1]), n, True, generator=generator)
-        index = index.reshape(*held.shape, n)
-        atoms = self.part.atoms.expand(*held.shape[:-1], *self.part.atoms.shape[-2:])
-        flat = index.flatten(-2)[..., None].expand(*held.shape[:-1], -1, self.dim)
-        return atoms.gather(-2, flat).unflatten(-2, index.shape[-2:])
+        logits = torch.where(nonempty[..., None], logits, 0)
+        return self.part.draw_atoms(logits.softmax(-1), n, generator)
 
     def hull(self) -> Hull:
         """As for one set of atoms: G* ≤ max(−w_n) on the convex hull of all of them."""

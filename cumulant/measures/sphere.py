@@ -1,7 +1,7 @@
 """The uniform law on a sphere: von Mises–Fisher when tilted, the measure behind cosine similarity (§10)."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, final
 
 import torch
@@ -40,9 +40,8 @@ class Sphere(Measure):
         radius = self.radius if isinstance(self.radius, Tensor) else torch.tensor(float(self.radius))
         require_float("Sphere.radius", radius)
         if not holds((radius > 0) & radius.isfinite()):
-            raise ValueError(
-                sentence("Sphere.radius", "positive finite numbers", self.radius, "A point is Empirical(x[None]).")
-            )
+            advice = "A point is Empirical(x[None])."
+            raise ValueError(sentence("Sphere.radius", "positive finite numbers", self.radius, advice))
 
     @property
     def batch_shape(self) -> torch.Size:
@@ -125,12 +124,12 @@ class Sphere(Measure):
         radius = exact._radius(mu)
         length = torch.linalg.vector_norm(mu, dim=-1)
         resultant = length / radius
-        found = inverse_resultant(self.dim / 2, resultant.detach(), max_steps)
+        radial = inverse_resultant(self.dim / 2, resultant.detach(), max_steps)
         # κ ↦ η = κ μ/(r|μ|); near 0 the ratio κ/|μ| tends to d/r
         safe = torch.where(length > 0, length, 1)
-        slope = torch.where(resultant > 0, found.value[..., 0] / safe, self.dim / radius)
-        eta = exact._attach(mu, (slope / radius)[..., None] * mu.detach(), found.status)
-        return Solution(eta.to(mean.dtype), found.status, found.steps, found.residual * radius, found.trace * radius)
+        slope = torch.where(resultant > 0, radial.value[..., 0] / safe, self.dim / radius)
+        eta = exact._attach(mu, (slope / radius)[..., None] * mu.detach(), radial.status)
+        return replace(radial, value=eta.to(mean.dtype), residual=radial.residual * radius, trace=radial.trace * radius)
 
     def _attach(self, mu: Tensor, eta: Tensor, status: Tensor) -> Tensor:
         """The implicit gradient dη = ∇²G⁻¹(dμ − d∇G), across and along η."""

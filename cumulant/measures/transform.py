@@ -1,4 +1,4 @@
-"""Measures made of one other measure: each class wraps a base and passes its closed forms through.
+"""Transformations of one measure, whose closed forms follow from those of the base.
 
 c * h           Scaled        G + log c        mass
 A @ h           Image         G(Aᵀη)           W_K, W_V
@@ -24,7 +24,7 @@ from cumulant.typing import Draws, Matrices, PerQuery, Queries
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Transformed(Measure):
-    """Base of the measures made of one other: batch and query rows are those of ``base``."""
+    """A measure derived from ``base``, by default with its batch, its query rows and its family at `_pull(η)`."""
 
     base: Measure
 
@@ -48,6 +48,30 @@ class Transformed(Measure):
         require_finite(where, v)
         _agree_tensor(where, v, self.base)
         broadcast(where, v.shape[:-1], self.base.batch_shape)
+
+    def _pull(self, eta: Tensor) -> Tensor:
+        """The natural parameter of ``base`` that belongs to η."""
+        return eta
+
+    @per_query
+    def log_normalizer(self, eta: Queries) -> PerQuery:
+        return self.base.log_normalizer(self._pull(eta))
+
+    @per_query
+    def mean(self, eta: Queries) -> Queries:
+        return self.base.mean(self._pull(eta))
+
+    @per_query
+    def fisher_mv(self, eta: Queries, v: Queries) -> Queries:
+        return self.base.fisher_mv(self._pull(eta), v)
+
+    @per_query
+    def fisher(self, eta: Queries) -> Matrices:
+        return self.base.fisher(self._pull(eta))
+
+    @per_query
+    def sample(self, eta: Queries, n: int, *, generator: torch.Generator | None = None) -> Draws:
+        return self.base.sample(self._pull(eta), n, generator=generator)
 
 
 @final
@@ -90,9 +114,8 @@ class Scaled(Transformed):
         w = self.log_scale
         if not isinstance(w, Tensor):
             return self.base.batch_shape
-        return broadcast(
-            "batch_shape", w.shape if self.base.query_rows is None else w.shape[:-1], self.base.batch_shape
-        )
+        own = w.shape if self.base.query_rows is None else w.shape[:-1]
+        return broadcast("batch_shape", own, self.base.batch_shape)
 
     def _rows(self, like: Tensor) -> Tensor:
         """log c with a query axis."""
@@ -130,9 +153,9 @@ class Scaled(Transformed):
 
     @per_query
     def natural(self, mean: Queries, *, max_steps: int = 100) -> Solution:
-        found = self.base.natural(mean, max_steps=max_steps)
-        status = torch.where(self._rows(mean) == -torch.inf, int(Status.OUTSIDE), found.status)
-        return replace(found, status=status.to(found.status.dtype))
+        solution = self.base.natural(mean, max_steps=max_steps)
+        status = torch.where(self._rows(mean) == -torch.inf, int(Status.OUTSIDE), solution.status)
+        return replace(solution, status=status.to(solution.status.dtype))
 
     @per_query
     def conjugate(self, mean: Queries) -> PerQuery:
@@ -183,10 +206,6 @@ class Image(Transformed):
         return x @ self.matrix.mT
 
     @per_query
-    def log_normalizer(self, eta: Queries) -> PerQuery:
-        return self.base.log_normalizer(self._pull(eta))
-
-    @per_query
     def mean(self, eta: Queries) -> Queries:
         return self._push(self.base.mean(self._pull(eta)))
 
@@ -231,14 +250,6 @@ class Shifted(Transformed):
         return vanish(self.base.mean(eta) + self.offset[..., None, :], self.base.log_normalizer(eta))
 
     @per_query
-    def fisher_mv(self, eta: Queries, v: Queries) -> Queries:
-        return self.base.fisher_mv(eta, v)
-
-    @per_query
-    def fisher(self, eta: Queries) -> Matrices:
-        return self.base.fisher(eta)
-
-    @per_query
     def sample(self, eta: Queries, n: int, *, generator: torch.Generator | None = None) -> Draws:
         return self.base.sample(eta, n, generator=generator) + self.offset[..., None, None, :]
 
@@ -268,33 +279,13 @@ class Tilted(Transformed):
     def batch_shape(self) -> torch.Size:
         return broadcast("batch_shape", self.eta0.shape[:-1], self.base.batch_shape)
 
-    def _moved(self, eta: Tensor) -> Tensor:
+    def _pull(self, eta: Tensor) -> Tensor:
         return eta + self.eta0[..., None, :]
 
     @per_query
-    def log_normalizer(self, eta: Queries) -> PerQuery:
-        return self.base.log_normalizer(self._moved(eta))
-
-    @per_query
-    def mean(self, eta: Queries) -> Queries:
-        return self.base.mean(self._moved(eta))
-
-    @per_query
-    def fisher_mv(self, eta: Queries, v: Queries) -> Queries:
-        return self.base.fisher_mv(self._moved(eta), v)
-
-    @per_query
-    def fisher(self, eta: Queries) -> Matrices:
-        return self.base.fisher(self._moved(eta))
-
-    @per_query
-    def sample(self, eta: Queries, n: int, *, generator: torch.Generator | None = None) -> Draws:
-        return self.base.sample(self._moved(eta), n, generator=generator)
-
-    @per_query
     def natural(self, mean: Queries, *, max_steps: int = 100) -> Solution:
-        found = self.base.natural(mean, max_steps=max_steps)
-        return replace(found, value=found.value - self.eta0[..., None, :])
+        solution = self.base.natural(mean, max_steps=max_steps)
+        return replace(solution, value=solution.value - self.eta0[..., None, :])
 
     @per_query
     def conjugate(self, mean: Queries) -> PerQuery:
@@ -319,6 +310,5 @@ def _agree_tensor(where: str, tensor: Tensor, base: Measure) -> None:
     own = first_tensor(base)
     if own is not None and (own.dtype != tensor.dtype or own.device != tensor.device):
         expected = f"dtype {own.dtype} on {own.device} as the measure"
-        raise TypeError(
-            sentence(where, expected, f"{tensor.dtype} on {tensor.device}", "Call .to(...) on one of them.")
-        )
+        got, advice = f"{tensor.dtype} on {tensor.device}", "Call .to(...) on one of them."
+        raise TypeError(sentence(where, expected, got, advice))

@@ -62,7 +62,7 @@ def diagnose(draws: Tensor) -> Diagnosis:
 def effective_sample_size(draws: Tensor) -> Tensor:
     """m n / τ over split chains (module docstring):  (chains, n, *event) → (*event).
 
-    Draws that are all equal count in full. Antithetic chains may be worth more than their number; the answer is capped
+    Draws that are all equal count in full. Antithetic chains may be worth more than their number; the result is capped
     at m n log₁₀(m n), beyond which τ is noise.
 
     >>> import torch

@@ -1,7 +1,7 @@
 """The Rao–Blackwellised particle filter: sampled modes, everything else in closed form (S1-F1).
 
 A particle is a mode path with its belief about x, which the model's own `predict` and `update` carry along. Each
-particle looks at every mode before it chooses:
+particle weighs every mode by its likelihood before one is drawn:
 
     L_nj = p(y | path n, s' = j),     q_nj = P(j | s_n) L_nj / Σ_j P(j | s_n) L_nj
     weight  w_n ← w_n Σ_j P(j | s_n) L_nj,    then  s'_n ~ q_n
@@ -84,7 +84,7 @@ def init(
     sequences, modes = torch.Size(batch_shape).numel(), log_weights.shape[0]
     flat = log_weights.new_zeros(sequences, particles)
     drawn = torch.zeros_like(flat, dtype=torch.int64)
-    if propagator.start == "belief":  # otherwise the first observation has a say in the first mode
+    if propagator.start == "belief":  # otherwise the first mode is drawn given the first observation
         probabilities = torch.softmax(log_weights, 0).mT[:, None]
         drawn = draw_modes(probabilities.expand(sequences, particles, modes), generator)
         belief = _select(belief, drawn.reshape(1, -1), modes)

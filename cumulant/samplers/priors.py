@@ -1,4 +1,4 @@
-"""Conjugate priors of a natural parameter: the law of η given χ, what has been observed in sum, and ν, how often.
+"""Conjugate priors of a natural parameter η, with the sum χ of the prior observations and their number ν.
 
     p(η) ∝ e^{⟨χ,η⟩ − νG(η)},     after an observation x: (χ + x, ν + 1)
 
@@ -10,7 +10,7 @@ It is the image of a member of an exponential family (`cumulant.families`):
 | `Gaussian(μ, Σ)`                      | N((νΣ)⁻¹(χ − νμ), (νΣ)⁻¹)                                 | Σ regular       |
 | Poisson, rate λ                       | λe^η ~ Gamma(χ, ν)                                        | χ > 0           |
 | Gamma, concentration α, rate β        | β − η ~ Gamma(αν + 1, χ)                                  | χ > 0           |
-| negative binomial, count r, chance p  | p e^η ~ Beta(χ, νr + 1)                                   | χ > 0           |
+| negative binomial, count r, prob p    | p e^η ~ Beta(χ, νr + 1)                                   | χ > 0           |
 
 with ν > 0 in every row. Bernoulli and categorical laws are simplices.
 """
@@ -49,7 +49,7 @@ class ConjugatePrior:
     >>> from torch.distributions import Bernoulli
     >>> from cumulant import from_distribution
     >>> coin = from_distribution(Bernoulli(torch.tensor(0.5, dtype=torch.float64)))
-    >>> prior = ConjugatePrior(coin, torch.tensor([2.0], dtype=torch.float64), 5.0)   # the chance is Beta(2, 3)
+    >>> prior = ConjugatePrior(coin, torch.tensor([2.0], dtype=torch.float64), 5.0)   # P(1) is Beta(2, 3)
     >>> prior.mean, prior.posterior(torch.ones(1, dtype=torch.float64)).mean
     (tensor([0.4000], dtype=torch.float64), tensor([0.5000], dtype=torch.float64))
     """

@@ -17,7 +17,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from cumulant.checks import holds, require_float, sentence, shape
+from cumulant.checks import holds, require_float, require_log_weights, sentence, shape
 
 
 @runtime_checkable
@@ -105,9 +105,7 @@ def _weights(where: str, log_weights: Tensor) -> Tensor:
     w = require_float(where, log_weights)
     if w.ndim == 0 or w.shape[-1] == 0:
         raise ValueError(sentence(where, "shape (*batch, n ≥ 1)", shape(w), "Particles go on the last axis."))
-    if not holds(w < torch.inf):  # also false for NaN
-        advice = "Weights are logarithms of finite masses; log 0 = -inf is legal."
-        raise ValueError(sentence(where, "values below +inf", "NaN or +inf", advice))
+    require_log_weights(where, w)
     return w
 
 

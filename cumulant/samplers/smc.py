@@ -164,26 +164,18 @@ def temper(
     proposal = redraw(measure, start) if proposal is None else proposal
     state = init(measure, start, particles, generator=generator)
     path, infos = [state.temperature], []
+    options = {"target": target, "moves": moves, "resample": resample, "generator": generator}
     for count in range(max_steps if ladder is None else len(ladder)):
-        state, info = step(
-            state,
-            end - start,
-            proposal,
-            temperature=None if ladder is None else ladder[count],
-            target=target,
-            moves=moves,
-            resample=resample,
-            generator=generator,
-        )
+        temperature = None if ladder is None else ladder[count]
+        state, info = step(state, end - start, proposal, temperature=temperature, **options)
         path.append(state.temperature)
         infos.append(info)
         if bool((state.temperature >= 1).all()):
             break
     status = torch.where(state.temperature >= 1, int(Status.CONVERGED), int(Status.MAX_STEPS)).to(torch.int8)
     effective, acceptance = (torch.stack(part) for part in zip(*infos, strict=True))
-    return Tempered(
-        state.particles, state.log_weights, state.log_ratio, torch.stack(path), effective, acceptance, status
-    )
+    last = state.particles, state.log_weights, state.log_ratio
+    return Tempered(*last, torch.stack(path), effective, acceptance, status)
 
 
 def redraw(measure: Measure, start: Tensor) -> Proposal:

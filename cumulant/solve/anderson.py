@@ -27,7 +27,7 @@ class AndersonState(NamedTuple):
 class Anderson:
     """``memory`` past points, mixing ``gate`` g, and a ridge relative to the residuals that keeps α bounded.
 
-    width  features of a token, where features are tokens one after the other and α is to look at none that comes later;
+    width  features of a token, where features are tokens one after the other and α must not depend on later ones;
            None: one α for the whole sample
     """
 

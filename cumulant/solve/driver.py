@@ -1,4 +1,4 @@
-"""The loop that every fixed-point method shares: freezing finished samples, the best iterate, the trace, the status.
+"""The loop of all fixed-point methods: freezing finished samples, the best iterate, the trace, the status.
 
 A method is a `Stepper` on tensors (samples, features) that only proposes the next point; its file reads as its formula.
 

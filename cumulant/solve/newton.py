@@ -2,7 +2,7 @@
 
 x⁺ = x − t H(x)⁺ ∇φ(x),     t the first of 1, ½, ¼, … with φ(x⁺) ≤ φ(x) − 10⁻⁴ t ∇φᵀH⁺∇φ
 
-or, where φ is a difference of large numbers and can no longer tell, with φ(x⁺) ≈ φ(x) and |∇φ(x⁺)| ≤ ½|∇φ(x)|.
+or, where φ is a difference of large numbers and rounding hides its descent, with φ(x⁺) ≈ φ(x) and |∇φ(x⁺)| ≤ ½|∇φ(x)|.
 """
 
 from collections.abc import Callable
@@ -48,8 +48,8 @@ def newton(
     ``reach`` bounds how far one step may go: eigenvalues of H below |∇φ|/reach are raised to it, which keeps Newton's
     speed near the minimum and makes far, flat regions crossable.
 
-    ``verdict`` may stop samples for reasons of the caller's own: it maps a `Local` to status codes, −1 for "go on", and
-    is asked before the residual is.
+    ``verdict`` is a stopping rule of the caller: it maps a `Local` to status codes, −1 for "go on", and is evaluated
+    before the residual.
 
     >>> import torch
     >>> zero = torch.zeros(1, dtype=torch.float64)
@@ -87,7 +87,7 @@ def newton(
 def _evaluate(value, gradient, hessian, x: Tensor, reach: float) -> Local:
     slope = gradient(x)
     matrix = hessian(x)
-    # a Hessian that is not finite says as little as a flat one: no curvature, no step
+    # a Hessian that is not finite counts as flat: no curvature, no step
     broken = ~matrix.isfinite().all(-1).all(-1)[..., None]
     matrix = torch.where(broken[..., None], torch.eye(x.shape[-1], dtype=x.dtype, device=x.device), matrix)
     eigenvalues, vectors = torch.linalg.eigh(matrix)
@@ -113,7 +113,7 @@ def _rounding(value: Tensor) -> Tensor:
 
 
 def _step(value, gradient, local: Local, active: Tensor) -> tuple[Tensor, Tensor]:
-    """Where every sample is after the line search, and which of them it moved."""
+    """The samples after the line search, and which of them moved."""
     step = local.proposal - local.x
     descent = -(local.gradient * step).sum(-1)
     noise, nearly = _rounding(local.value), local.value + NEARLY * (1 + local.value.abs())

@@ -50,7 +50,7 @@ class Status(CodeWithMessage):
 
 @dataclass(frozen=True, eq=False)
 class Solution:
-    """The answer of an iterative solver, one status per sample.
+    """The result of an iterative solver, one status per sample.
 
     value     (*samples, *event)  the solution, or the best iterate where none was found
     status    (*samples)          codes of `Status`

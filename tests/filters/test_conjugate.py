@@ -13,14 +13,8 @@ from torch.autograd import gradcheck
 
 from cumulant import from_distribution
 from cumulant.filters import exact, gpb, imm, init, m_projection_in, step
-from cumulant.filters.conjugate import (
-    BetaBernoulli,
-    DirichletCategorical,
-    GammaPoisson,
-    NormalGamma,
-    NormalNormal,
-    SwitchingConjugate,
-)
+from cumulant.filters.conjugate import SwitchingConjugate
+from cumulant.filters.pairs import BetaBernoulli, DirichletCategorical, GammaPoisson, NormalGamma, NormalNormal
 from cumulant.samplers import particle_filter
 from tests.compare import close
 
@@ -619,19 +613,19 @@ BAD = {
     ),
     "clutter": (
         lambda: SwitchingConjugate(DirichletCategorical([None]), TWO, GAMMA),
-        "DirichletCategorical.clutter: expected M=2 entries, None or chances, got 1 entries",
+        "DirichletCategorical.clutter: expected M=2 entries, None or probabilities, got 1 entries",
     ),
     "chances": (
         lambda: SwitchingConjugate(DirichletCategorical([None, tensor(0.2, 0.2)]), TWO, GAMMA),
-        "DirichletCategorical.clutter: expected K=2 chances ≥ 0 with sum 1, got (2) with sum 0.4 for mode 1",
+        "DirichletCategorical.clutter: expected K=2 probabilities ≥ 0 with sum 1, got (2) with sum 0.4 for mode 1",
     ),
     "categories": (
         lambda: SwitchingConjugate(DirichletCategorical([None, tensor(0.5, 0.5)]), TWO, tensor(1.0, 1.0, 1.0)),
-        "DirichletCategorical.clutter: expected K=3 chances ≥ 0 with sum 1, got (2)",
+        "DirichletCategorical.clutter: expected K=3 probabilities ≥ 0 with sum 1, got (2)",
     ),
     "coins": (
         lambda: SwitchingConjugate(BetaBernoulli([None, tensor(0.5, 0.5)]), TWO, GAMMA),
-        "BetaBernoulli.clutter: expected M=2 entries, None or the chance of a 1",
+        "BetaBernoulli.clutter: expected M=2 entries, None or the probability of a 1",
     ),
     "count": (
         lambda: imm(SwitchingConjugate(GammaPoisson(), TWO, GAMMA), tensor([1.0], [1.5])),

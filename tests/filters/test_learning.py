@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from cumulant.filters import SwitchingLinearGaussian, gpb
-from cumulant.filters.conjugate import GammaPoisson, SwitchingConjugate
+from cumulant.filters import GammaPoisson, SwitchingConjugate, SwitchingLinearGaussian, gpb
 from cumulant.filters.fitting import Joint, LinearLaw, completed, fit
 from cumulant.filters.learning import PARAMETERS, em
 from cumulant.solve import Status

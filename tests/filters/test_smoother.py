@@ -11,8 +11,16 @@ import numpy as np
 import pytest
 import torch
 
-from cumulant.filters import SmootherWarning, SwitchingLinearGaussian, exact, gpb, imm, kalman
-from cumulant.filters.conjugate import GammaPoisson, SwitchingConjugate
+from cumulant.filters import (
+    GammaPoisson,
+    SmootherWarning,
+    SwitchingConjugate,
+    SwitchingLinearGaussian,
+    exact,
+    gpb,
+    imm,
+    kalman,
+)
 from cumulant.filters.forecast import Forecast, forecast
 from cumulant.filters.smoother import Smoothed, kim, regression, smooth
 from cumulant.filters.variance_excess import variance_excess

@@ -12,8 +12,7 @@ from torch import distributions as td
 
 import cumulant.samplers.resampling as resampling_module
 from cumulant import Empirical, Gaussian, Sphere, Status, from_distribution
-from cumulant.filters import SwitchingLinearGaussian, exact, gpb, kalman
-from cumulant.filters.conjugate import GammaPoisson, NormalGamma, SwitchingConjugate
+from cumulant.filters import GammaPoisson, NormalGamma, SwitchingConjugate, SwitchingLinearGaussian, exact, gpb, kalman
 from cumulant.samplers import (
     ConjugatePrior,
     autocovariance,
