@@ -26,7 +26,7 @@ class TensorBoard:
     Per layer: the mean over heads of each quantity, the least entropy and the largest score of its heads, how many are
     dead and collapsed, and the expansion of its block. Alarms are written as text.
 
-    >>> monitor = Monitor(model, every=50, writer=TensorBoard("runs/first"))                # doctest: +SKIP
+        monitor = Monitor(model, every=50, writer=TensorBoard("runs/first"))
     """
 
     def __init__(self, directory: str | PathLike, *, heads: bool = False):

@@ -16,7 +16,7 @@ from cumulant.observatory.monitor.monitor import Monitor
 class MonitorCallback(TrainerCallback):
     """Counts the steps of a Trainer for a `Monitor`, resumed ones included.
 
-    >>> trainer = Trainer(model, arguments, callbacks=[MonitorCallback(Monitor(model, every=50))])    # doctest: +SKIP
+        trainer = Trainer(model, arguments, callbacks=[MonitorCallback(Monitor(model, every=50))])
 
     The first forward pass of a step is observed, so that accumulated gradients cost nothing more. When training ends
     the monitor lets go of the model and keeps its history.

@@ -55,9 +55,12 @@ def attach(
     hidden_states  also keep the law of the hidden states before and after every sublayer
     alter          what is measured in the place of a call, for nulls; the model itself goes on with its own
 
-    >>> with attach(model) as recorder:                                                    # doctest: +SKIP
-    ...     model(**inputs)
-    >>> recorder.record()                                                                  # doctest: +SKIP
+    >>> from cumulant.nn import MultiheadAttention
+    >>> model, x = MultiheadAttention(8, 2, batch_first=True), torch.ones(1, 5, 8)      # five tokens that are alike
+    >>> with attach(model) as recorder:
+    ...     _ = model(x, x, x)
+    >>> recorder.record().tally("entropy").mean                                         # log 5 for both heads
+    tensor([1.6094, 1.6094], dtype=torch.float64)
 
     While inside, everything that was compiled runs as written, and a model on flash or flex attention computes by sdpa,
     which is equal to rounding. Attention that a model does not send through transformers' AttentionInterface is named

@@ -92,7 +92,7 @@ def ablate(
     A decoder with its language-model head is judged by its perplexity, any other model by the mean over the tokens of
     its last hidden state. Blocks before the replaced head are not computed again.
 
-    >>> ablate(load("minilm"), ["A head is an average."]).all_at_once                      # doctest: +SKIP
+        ablate(load("minilm"), ["A head is an average."]).all_at_once
     """
     trial = _Trial(model, _approximation(kind, components, seed))
     threshold = THRESHOLDS[trial.measure] if threshold is None else threshold
