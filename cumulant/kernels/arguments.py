@@ -65,9 +65,13 @@ class Support:
 
     def band(self, rows: Tensor, keys: int) -> Tensor | None:
         """(*, s, n) True where causal order and window show a key to queries (*, s); None without either."""
+        return self.in_band(rows[..., None], torch.arange(keys, device=rows.device))
+
+    def in_band(self, rows: Tensor, keys: Tensor) -> Tensor | None:
+        """True where causal order and window show the key of a number to the query of a number, broadcast."""
         if not self.causal and self.window is None:
             return None
-        behind = (rows + (self.offset or 0))[..., None] - torch.arange(keys, device=rows.device)
+        behind = rows + (self.offset or 0) - keys
         visible = behind >= 0 if self.causal else torch.ones_like(behind, dtype=torch.bool)
         return visible if self.window is None else visible & (behind.abs() < self.window)
 

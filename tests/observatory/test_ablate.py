@@ -357,7 +357,7 @@ def test_the_command_writes_the_ablation(tmp_path):
         page = (place / "report.html").read_text(encoding="utf-8")
         assert "Can heads be replaced by their Gaussian approximation?" in page
         shown = unpack(re.search(r'id="data">([^<]*)<', page)[1])["heads"][0]
-        assert shown["values"]["ablation_damage"]["mean"] == pytest.approx(told["rows"][0]["damage"], rel=1e-3)
+        assert shown["values"]["ablation_damage"]["value"] == pytest.approx(told["rows"][0]["damage"], rel=1e-3)
     (place / "ablation.json").write_text("[]", encoding="utf-8")
     broken = testing.CliRunner().invoke(cli.application(), ["report", str(place)])
     assert broken.exit_code == 2

@@ -127,13 +127,14 @@ def _first_mass(call: AttentionCall, g: Tensor, first: int | Tensor) -> Tensor:
     key = call.key.take_along_dim(index, 2).repeat_interleave(heads // call.key.shape[1], 1)  # (batch, heads, 1, d)
     logit = (call.eta @ key.mT)[..., 0] - g
     weights, mask = call.support.pair_weights(heads), call.support.pair_mask()
-    band = call.support.band(torch.arange(call.eta.shape[2], device=index.device), n)
+    in_band = call.support.in_band(torch.arange(call.eta.shape[2], device=index.device), index[..., 0])
     if weights is not None:
         logit = logit + weights.take_along_dim(index, 3)[..., 0]
-    for table in (mask, None if band is None else band[None, None]):
-        if table is not None:
-            seen = table.expand(-1, -1, -1, n).take_along_dim(index, 3)[..., 0]
-            logit = logit.masked_fill(~seen, -torch.inf)
+    if mask is not None:
+        visible = mask.expand(-1, -1, -1, n).take_along_dim(index, 3)[..., 0]
+        logit = logit.masked_fill(~visible, -torch.inf)
+    if in_band is not None:
+        logit = logit.masked_fill(~in_band, -torch.inf)
     return logit.exp()
 
 
