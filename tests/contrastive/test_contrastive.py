@@ -527,6 +527,7 @@ def test_a_point_alone_with_itself_reaches_nothing():
     assert not z.grad.any()
 
 
+@pytest.mark.long
 def test_absent_rows_when_compiled_and_under_vmap():
     h, w, targets = draw(6, 3), draw(9, 3, seed=1), torch.tensor([0, 1, -100, 3, 4, 5])
     expected = with_slopes(lambda h, w: linear_cross_entropy(h, w, targets), h, w)

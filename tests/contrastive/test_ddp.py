@@ -14,7 +14,8 @@ from cumulant.contrastive import info_nce, nt_xent
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("size", [2, 3])
 def test_gradients_under_ddp_are_those_of_one_process(size, tmp_path):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={size}"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}

@@ -388,6 +388,7 @@ print("half precision ok")
 """
 
 
+@pytest.mark.long
 def test_half_precision_accumulates_in_float32():
     environment = os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_FP16"}
     run = subprocess.run([sys.executable, "-c", HALF], env=environment, capture_output=True, text=True)

