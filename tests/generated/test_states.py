@@ -264,10 +264,10 @@ def test_a_verdict_is_given_from_the_stated_number_of_tokens_on(case: Budget) ->
         if row.sliced_w2.value <= row.sliced_w2.null_high:
             assert answer.answer == "yes", answer
         return
-    told = int(answer.words.split("read ")[-1].split(" tokens")[0].replace(",", ""))
-    assert told > case.tokens
-    assert told < 4 * (max(512, 2 * case.channels) + 16 * case.length) / case.looked  # and not without need
-    again = read(replace(case, tokens=told).states()).statistics["layers.1/out/within"]
+    needed = int(answer.words.split("read ")[-1].split(" tokens")[0].replace(",", ""))
+    assert needed > case.tokens
+    assert needed < 4 * (max(512, 2 * case.channels) + 16 * case.length) / case.looked  # and not without need
+    again = read(replace(case, tokens=needed).states()).statistics["layers.1/out/within"]
     assert isinstance(again, WithinScatter)
     assert int(again.tokens - again.sequences) >= max(512, 2 * case.channels)
 
@@ -283,10 +283,10 @@ def test_a_model_of_many_gaussian_blocks_is_gaussian():
     assert (answer.answer, far.answer) == ("yes", "no")
     assert verdicts([], [row, edge], [], 1)[0].answer == "yes"
     wide = row._replace(channels=2048, sliced_w2=NullComparison())
-    (told,) = verdicts([], [wide, wide], [], 1)
-    assert told.answer == "open"
-    assert "2,048" in told.words
-    assert "read" not in told.words
+    (verdict,) = verdicts([], [wide, wide], [], 1)
+    assert verdict.answer == "open"
+    assert "2,048" in verdict.words
+    assert "read" not in verdict.words
 
 
 # ---------------------------------------------------------------------- spectra and norms

@@ -24,12 +24,12 @@ from cumulant.observatory.record.recorder import NOT_RECORDED
 from tests.generated.properties import holds_for
 from tests.generated.tensors import seeds
 from tests.observatory.tiny_models import (
-    HEARING,
+    AUDIO_MODELS,
     OFF_THE_INTERFACE,
     ON_THE_INTERFACE,
     PARTLY_ON_THE_INTERFACE,
-    SIGHTED,
     TWO_SIDED,
+    VISION_MODELS,
     WITHOUT_ATTENTION,
     hf,
     hooks_of,
@@ -82,10 +82,10 @@ class Reading:
         text = {"input_ids": ids} | ({} if mask is None else {"attention_mask": mask})
         dtype = getattr(torch, self.dtype)
         pixels = torch.randn(self.batch, 3, 8, 8, generator=generator, dtype=torch.float64).to(dtype)
-        if self.kind in HEARING:
+        if self.kind in AUDIO_MODELS:
             sound = torch.randn(self.batch, 8, 20, generator=generator, dtype=torch.float64).to(dtype)
             return {"input_features": sound} | {f"decoder_{name}": tensor for name, tensor in text.items()}
-        if self.kind in SIGHTED:
+        if self.kind in VISION_MODELS:
             return {"pixel_values": pixels} | (text if self.kind in IMAGES_AND_TEXT else {})
         if self.kind in TWO_SIDED:
             return text | {f"decoder_{name}": tensor for name, tensor in self._decoder_inputs(generator).items()}
@@ -117,7 +117,11 @@ class Reading:
         given = self.inputs()
         side = "decoder_attention_mask" if "decoder" in name.split(".") and "decoder_input_ids" in given else None
         mask = given.get(side or "attention_mask")
-        if mask is None or (self.kind in SIGHTED and "text_model" not in name) or (self.kind in HEARING and not side):
+        if (
+            mask is None
+            or (self.kind in VISION_MODELS and "text_model" not in name)
+            or (self.kind in AUDIO_MODELS and not side)
+        ):
             return np.ones((self.batch, q), dtype=bool)
         return mask.numpy().astype(bool)
 

@@ -266,8 +266,8 @@ def sent() -> int:
     for name in os.listdir("/proc/self/fd"):
         try:
             with socket.socket(fileno=os.dup(int(name))) as copy:
-                told = copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
-                first, again = struct.unpack_from("<QQ", told, 200)
+                info = copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+                first, again = struct.unpack_from("<QQ", info, 200)
                 total += first - again
         except OSError:
             continue

@@ -84,30 +84,30 @@ def test_bytes_sent_are_those_of_the_cost_model(size, tmp_path):
 def test_bad_input_is_one_sentence_on_every_rank_and_an_absent_rank_is_named(tmp_path):
     found = run("refusals", 3, tmp_path)
     assert len(found) == 2  # the absent rank wrote nothing
-    for told in found:
-        assert "eta float64 (2, 3)" in told["shape"]
-        assert "(3, 3)" in told["shape"]
-        assert "on rank 1" in told["shape"]
-        assert "float32" in told["dtype"]
-        assert "float64" in told["dtype"]
-        assert "mean" in told["statistics"]
-        assert "atoms float64 (*, 3)" in told["dimension"]
-        assert "(*, 2)" in told["dimension"]
-        assert "gradients True" in told["gradients"]
-        assert "gradients False" in told["gradients"]
-        assert "Pad the sequence" in told["zigzag"]
-        assert "key index of the first query (q=2, n=12)" in told["offset"]
-        assert "no table of pairs" in told["ring mask"]
-        assert "replicated or sharded" in told["queries"]
-        assert "with sharded queries" in told["layout"]
-        assert "Empirical" in told["measure"]
-        assert "positive number of seconds" in told["timeout"]
-        assert "0 … 11" in told["words"]
-        assert "label_smoothing over a group" in told["smooth cap"]
-        assert "None with symmetric" in told["symmetric"]
-        assert "nothing from rank 1" in told["absent"]
-        assert "within 1.5 s" in told["absent"]
-        assert float(told["seconds"]) < 10
+    for messages in found:
+        assert "eta float64 (2, 3)" in messages["shape"]
+        assert "(3, 3)" in messages["shape"]
+        assert "on rank 1" in messages["shape"]
+        assert "float32" in messages["dtype"]
+        assert "float64" in messages["dtype"]
+        assert "mean" in messages["statistics"]
+        assert "atoms float64 (*, 3)" in messages["dimension"]
+        assert "(*, 2)" in messages["dimension"]
+        assert "gradients True" in messages["gradients"]
+        assert "gradients False" in messages["gradients"]
+        assert "Pad the sequence" in messages["zigzag"]
+        assert "key index of the first query (q=2, n=12)" in messages["offset"]
+        assert "no table of pairs" in messages["ring mask"]
+        assert "replicated or sharded" in messages["queries"]
+        assert "with sharded queries" in messages["layout"]
+        assert "Empirical" in messages["measure"]
+        assert "positive number of seconds" in messages["timeout"]
+        assert "0 … 11" in messages["words"]
+        assert "label_smoothing over a group" in messages["smooth cap"]
+        assert "None with symmetric" in messages["symmetric"]
+        assert "nothing from rank 1" in messages["absent"]
+        assert "within 1.5 s" in messages["absent"]
+        assert float(messages["seconds"]) < 10
 
 
 def test_without_a_group_it_says_how_to_start():

@@ -328,13 +328,13 @@ def test_torch_compiles_it():
 
 def test_listeners_hear_what_reproduces_the_output():
     _, ours = pair(batch_first=True, add_zero_attn=True)
-    x, padding, heard = normal(BATCH, QUERIES, WIDTH), blocked(BATCH, QUERIES), []
-    with on_attention(heard.append):
+    x, padding, calls = normal(BATCH, QUERIES, WIDTH), blocked(BATCH, QUERIES), []
+    with on_attention(calls.append):
         for need_weights in (False, True):
             ours(x, x, x, key_padding_mask=padding, need_weights=need_weights, is_causal=True)
     assert not is_observed()
-    assert len(heard) == 2
-    for call in heard:
+    assert len(calls) == 2
+    for call in calls:
         assert call.module is ours
         assert torch.equal(call.rows, ~padding)
         assert call.scale == (WIDTH // HEADS) ** -0.5
@@ -342,7 +342,7 @@ def test_listeners_hear_what_reproduces_the_output():
         mean = moments(call.eta, call.key, call.value, statistics=("mean",), **call.support.arguments()).mean
         assert (mean - call.output).abs().max() < 1e-12
     ours(x, x, x)
-    assert len(heard) == 2
+    assert len(calls) == 2
 
 
 def test_a_listener_that_fails_is_still_removed():
@@ -614,12 +614,12 @@ def test_closed_layers_take_over_trained_ones(kind):
     closed = kind.of(exact)
     assert [*closed.state_dict()] == [*exact.state_dict()]
     assert closed.out_proj.weight is exact.out_proj.weight
-    x, heard = normal(2, 30, WIDTH), []
-    with on_attention(heard.append):
+    x, calls = normal(2, 30, WIDTH), []
+    with on_attention(calls.append):
         out, weights = closed(x, x, x, key_padding_mask=blocked(2, 30))
     assert weights is None
     assert out.shape == x.shape
-    (call,) = heard
+    (call,) = calls
     options = {"components": 8} if kind is MixtureHead else {}
     function = approximate_by_mixture if options else approximate_by_gaussian
     again = function(call.eta, call.key, call.value, **options, **call.support.arguments())

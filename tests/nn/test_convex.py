@@ -227,10 +227,10 @@ def test_other_context_sizes_and_leading_axes():
 
 @kinds
 def test_listeners_hear_the_attention(kind):
-    made, x, heard = block(**kind), tokens(3, 5, 6), []
-    with on_attention(heard.append):
+    made, x, calls = block(**kind), tokens(3, 5, 6), []
+    with on_attention(calls.append):
         made(x)
-    (call,) = heard
+    (call,) = calls
     atoms = call.key.shape[-2]
     seen = torch.ones(5, atoms, dtype=torch.bool).tril(atoms if call.support.offset is None else call.support.offset)
     p = torch.softmax((call.eta @ call.key.mT).masked_fill(~seen, -torch.inf), -1).nan_to_num(0.0)

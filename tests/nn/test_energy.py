@@ -265,12 +265,12 @@ def test_shapes_and_zero_steps():
 
 @kinds
 def test_listeners_hear_the_attention_of_the_first_step(kind):
-    made, x, heard = block(**kind), tokens(3, 5, 8), []
+    made, x, calls = block(**kind), tokens(3, 5, 8), []
     padding = torch.zeros(3, 5, dtype=torch.bool)
     padding[0, 3:] = True
-    with on_attention(heard.append):
+    with on_attention(calls.append):
         made(x, padding)
-    (call,) = heard
+    (call,) = calls
     scores = call.eta @ call.key.mT
     seen = torch.as_tensor(np.stack([visible(5, kind, p) for p in padding.numpy()]))[:, None]
     p = torch.softmax(scores.masked_fill(~seen, -torch.inf), -1).nan_to_num(0.0)

@@ -315,10 +315,10 @@ def test_all_padding_and_leading_axes():
 
 
 def test_listeners_hear_the_fixed_point_and_nothing_else():
-    made, x, heard = block(causal=True), tokens(3, 5, 8), []
-    with on_attention(heard.append):
+    made, x, calls = block(causal=True), tokens(3, 5, 8), []
+    with on_attention(calls.append):
         z = made(x).detach()
-    (call,) = heard
+    (call,) = calls
     p = torch.softmax((call.eta @ call.key.mT).masked_fill(~torch.ones(5, 5).tril().bool(), -torch.inf), -1)
     torch.testing.assert_close(call.output, p @ call.value, rtol=0, atol=1e-12)
     torch.testing.assert_close(call.key[:, 0], z @ made.key[0].detach().mT, rtol=0, atol=1e-12)

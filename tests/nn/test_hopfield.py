@@ -204,12 +204,12 @@ def test_states_that_do_not_come_to_rest_are_told_of_once():
 
 
 def test_listeners_hear_the_state_at_rest():
-    layer, heard = memory(4, 2, beta=[1.0, 3.0]), []
+    layer, calls = memory(4, 2, beta=[1.0, 3.0]), []
     state, stored = normal(2, 3, 4), normal(5, 4, seed=1)
     padding = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
-    with on_attention(heard.append):
+    with on_attention(calls.append):
         out = layer(state, stored, key_padding_mask=padding)
-    (call,) = heard
+    (call,) = calls
     assert call.scale == pytest.approx(2.0)
     assert call.key.shape == (2, 2, 5, 2)
     mean = moments(call.eta, call.key, call.value, statistics=("mean",), **call.support.arguments()).mean

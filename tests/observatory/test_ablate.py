@@ -169,18 +169,18 @@ def test_own_output_in_its_own_place_changes_nothing(kind, implementation):
     if implementation == "eager" or kind != "gptoss":
         model.set_attn_implementation(implementation)
     before = model.config._attn_implementation
-    heard: list[AttentionCall] = []
+    calls: list[AttentionCall] = []
     with torch.no_grad():
         own = model(**given).last_hidden_state
         with replace_attention(model, lambda call: call.output):
             assert torch.equal(model(**given).last_hidden_state, own)
         with (
             replace_attention(model, lambda call: torch.zeros_like(call.output)),
-            observe_attention(model, heard.append),
+            observe_attention(model, calls.append),
         ):
             assert not torch.equal(model(**given).last_hidden_state, own)
-        assert heard
-        assert heard[0].output.abs().max() > 0
+        assert calls
+        assert calls[0].output.abs().max() > 0
         message = r"replace_attention\(.*\): expected shape \(batch, heads, q, e\)"
         with pytest.raises(ValueError, match=message), replace_attention(model, lambda call: call.output[:, :1, :1]):
             model(**given)
@@ -344,13 +344,13 @@ def test_the_command_writes_the_ablation(tmp_path):
     )
     assert run.exit_code == 0, run.output
     words = " ".join(run.output.split())
-    told = json.loads((place / "ablation.json").read_text(encoding="utf-8"))
-    assert f"{told['can_go']} of 72 heads can go" in words
+    stored = json.loads((place / "ablation.json").read_text(encoding="utf-8"))
+    assert f"{stored['can_go']} of 72 heads can go" in words
     assert "as many heads chosen at random" in words
     table = polars.read_parquet(place / "ablation.parquet")
     assert table.columns == ["layer", "head", "name", "damage", "r2", "can_go", "together"]
-    assert table["can_go"].sum() == told["can_go"] > 0
-    assert told["all_at_once"] >= 0
+    assert table["can_go"].sum() == stored["can_go"] > 0
+    assert stored["all_at_once"] >= 0
     for again in (False, True):
         if again:
             told_again = testing.CliRunner().invoke(cli.application(), ["report", str(place)])
@@ -358,7 +358,7 @@ def test_the_command_writes_the_ablation(tmp_path):
         page = (place / "report.html").read_text(encoding="utf-8")
         assert "Can heads be replaced by their Gaussian approximation?" in page
         shown = unpack(re.search(r'id="data">([^<]*)<', page)[1])["heads"][0]
-        assert shown["values"]["ablation_damage"]["value"] == pytest.approx(told["rows"][0]["damage"], rel=1e-3)
+        assert shown["values"]["ablation_damage"]["value"] == pytest.approx(stored["rows"][0]["damage"], rel=1e-3)
     (place / "ablation.json").write_text("[]", encoding="utf-8")
     broken = testing.CliRunner().invoke(cli.application(), ["report", str(place)])
     assert broken.exit_code == 2

@@ -312,9 +312,9 @@ def test_data_that_break_off_are_unreadable_from_there(tmp_path):
     texts, unreadable = all_of(plan(tmp_path))
     assert 0 < sum("a.jsonl.gz" in text.name for text in texts) < 500
     assert [text.index & (1 << 40) - 1 for text in texts if "b.parquet" in text.name] == list(range(100, 300))
-    told = "data that cannot be decoded"
+    reason = "data that cannot be decoded"
     names = [(os.path.basename(name).split(":")[0], why) for name, why in unreadable]
-    assert names == [("a.jsonl.gz", told), ("b.parquet", told), ("c.parquet", "no Parquet file")]
+    assert names == [("a.jsonl.gz", reason), ("b.parquet", reason), ("c.parquet", "no Parquet file")]
     assert unreadable[1].name == f"{path}:0"
 
 
@@ -427,7 +427,7 @@ def test_the_hash_is_of_texts_and_of_what_was_skipped(tmp_path):
         reading = texts_of(shard, None, unreadable := [])
         assert next(reading).body
         assert reading.sha256() == hash_of(shard) == reading.sha256()
-        assert not unreadable  # what is read for the hash alone is not told
+        assert not unreadable  # what is read for the hash alone is not reported
         assert next(reading, None) is None
     assert len(hashes) == 6
     (tmp_path / "elsewhere").mkdir()

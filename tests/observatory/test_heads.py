@@ -70,8 +70,8 @@ def test_the_model_computes_what_it_always_does(kind):
     with torch.no_grad():
         plain = model(**inputs)[0]
     before = model.config._attn_implementation
-    heard, calls = calls_of(model, inputs)
-    assert torch.equal(plain, heard)
+    observed, calls = calls_of(model, inputs)
+    assert torch.equal(plain, observed)
     assert model.config._attn_implementation == before
     assert len(calls) == {"t5": 6, "whisper": 6}.get(kind, 2)
     with pytest.raises(RuntimeError, match="stop"), observe_attention(model, lambda call: None):
@@ -83,7 +83,7 @@ def test_the_model_computes_what_it_always_does(kind):
 
 @each_kind
 def test_weights_are_those_of_eager_attention(kind):
-    """The measure that is heard gives the weights that the model itself returns."""
+    """The measure that is observed gives the weights that the model itself returns."""
     model, inputs = build(kind)
     _, calls = calls_of(model, inputs)
     model.set_attn_implementation("eager")

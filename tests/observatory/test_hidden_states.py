@@ -159,12 +159,12 @@ def test_outputs_do_not_change_and_nothing_stays_behind(kind):
         plain = model(**inputs(kind), output_hidden_states=True)
         before, seed = hooks_of(model), torch.get_rng_state()
         calls = []
-        with observe_hidden_states(model), observe_attention(model, calls.append) as ear:
+        with observe_hidden_states(model), observe_attention(model, calls.append) as hooks:
             watched = model(**inputs(kind), output_hidden_states=True)
     assert hooks_of(model) == before
     assert torch.equal(seed, torch.get_rng_state())
     assert torch.equal(plain.last_hidden_state, watched.last_hidden_state)
-    assert ear.calls == len(attention_modules(model))  # the second call of a block is not heard
+    assert hooks.calls == len(attention_modules(model))  # the second call of a block is not observed
     one = plain.encoder_hidden_states if "encoder_hidden_states" in plain else plain.hidden_states
     two = watched.encoder_hidden_states if "encoder_hidden_states" in plain else watched.hidden_states
     assert len(one) == len(two)

@@ -65,7 +65,7 @@ def model_and_input(seed: int = 0, **sizes):
     return Model(**sizes), torch.randn(3, 6, sizes.get("dim", 8))
 
 
-def heard(b=3, heads=2, q=7, n=7, d=4, *, key_heads=None, rows=None, seed=0, **support) -> AttentionCall:
+def attention_call(b=3, heads=2, q=7, n=7, d=4, *, key_heads=None, rows=None, seed=0, **support) -> AttentionCall:
     g = torch.Generator().manual_seed(seed)
     eta = torch.randn(b, heads, q, d, generator=g, dtype=torch.float64)
     key = torch.randn(b, key_heads or heads, n, d, generator=g, dtype=torch.float64)
@@ -129,19 +129,19 @@ def per_pair(b, h, q, n):
 
 
 CALLS = {
-    "plain": lambda: heard(),
-    "causal": lambda: heard(causal=True, offset=0),
-    "cached": lambda: heard(q=4, n=7, causal=True, offset=3),
-    "window": lambda: heard(causal=True, offset=0, window=2),
-    "band": lambda: heard(window=3, offset=0),
-    "grouped": lambda: heard(heads=4, key_heads=2, causal=True, offset=0),
-    "mask for all": lambda: heard(mask=(torch.arange(7) != 3)[None]),
-    "mask per sequence": lambda: heard(mask=torch.arange(7) < torch.tensor([7, 5, 2])[:, None, None, None]),
-    "mask and causal": lambda: heard(mask=torch.arange(7)[None, None, None] != 1, causal=True, offset=0),
-    "bias per pair": lambda: heard(log_weights=per_pair(3, 2, 7, 7)),
-    "weight per atom": lambda: heard(heads=4, key_heads=2, log_weights=per_pair(3, 2, 7, 7)[:, :, 0]),
-    "sink": lambda: heard(sink=torch.tensor([0.5, -1.0], dtype=torch.float64), causal=True, offset=0),
-    "cross": lambda: heard(q=5, n=3),
+    "plain": lambda: attention_call(),
+    "causal": lambda: attention_call(causal=True, offset=0),
+    "cached": lambda: attention_call(q=4, n=7, causal=True, offset=3),
+    "window": lambda: attention_call(causal=True, offset=0, window=2),
+    "band": lambda: attention_call(window=3, offset=0),
+    "grouped": lambda: attention_call(heads=4, key_heads=2, causal=True, offset=0),
+    "mask for all": lambda: attention_call(mask=(torch.arange(7) != 3)[None]),
+    "mask per sequence": lambda: attention_call(mask=torch.arange(7) < torch.tensor([7, 5, 2])[:, None, None, None]),
+    "mask and causal": lambda: attention_call(mask=torch.arange(7)[None, None, None] != 1, causal=True, offset=0),
+    "bias per pair": lambda: attention_call(log_weights=per_pair(3, 2, 7, 7)),
+    "weight per atom": lambda: attention_call(heads=4, key_heads=2, log_weights=per_pair(3, 2, 7, 7)[:, :, 0]),
+    "sink": lambda: attention_call(sink=torch.tensor([0.5, -1.0], dtype=torch.float64), causal=True, offset=0),
+    "cross": lambda: attention_call(q=5, n=3),
 }
 
 
@@ -155,7 +155,7 @@ def test_every_query_agrees_with_brute_force(name):
 
 def test_padding_is_left_out_and_the_first_token_is_the_first_that_is_one():
     rows = torch.tensor([[1] * 7, [0, 0, 0, 1, 1, 1, 1], [1, 1, 0, 0, 0, 0, 0]], dtype=torch.bool)
-    call = heard(rows=rows, mask=rows[:, None, None], causal=True, offset=0)
+    call = attention_call(rows=rows, mask=rows[:, None, None], causal=True, offset=0)
     heads, expected = head_statistics(call), brute(call, rows.numpy(), rows.int().argmax(1).numpy())
     for quantity in MEANS:
         np.testing.assert_allclose(getattr(heads, quantity).numpy(), expected[quantity], rtol=1e-12, err_msg=quantity)
@@ -164,7 +164,7 @@ def test_padding_is_left_out_and_the_first_token_is_the_first_that_is_one():
 
 @pytest.mark.parametrize(("sequences", "queries"), [(1, 3), (2, 5), (3, 1)])
 def test_a_sample_is_the_same_queries_of_the_whole(sequences, queries):
-    call = heard(causal=True, offset=0, log_weights=per_pair(3, 2, 7, 7))
+    call = attention_call(causal=True, offset=0, log_weights=per_pair(3, 2, 7, 7))
     chosen = {1: [0], 2: [0, 1], 3: [0, 1, 2]}[sequences]
     picked = [(k + 1) * 7 // queries - 1 for k in range(queries)]
     counted = np.zeros((3, 7), bool)
@@ -176,7 +176,7 @@ def test_a_sample_is_the_same_queries_of_the_whole(sequences, queries):
 
 @pytest.mark.parametrize("sizes", [{"b": 0}, {"q": 0}, {"n": 0}, {"q": 1, "n": 1}], ids=str)
 def test_where_nothing_can_be_chosen_nothing_is_seen(sizes):
-    heads = head_statistics(heard(**sizes))
+    heads = head_statistics(attention_call(**sizes))
     assert heads.queries == 0
     assert heads.finite
     assert bool(torch.stack(heads[:-1]).isnan().all())
@@ -184,13 +184,13 @@ def test_where_nothing_can_be_chosen_nothing_is_seen(sizes):
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_what_is_not_finite_is_seen_and_does_not_raise(bad):
-    call = heard()
+    call = attention_call()
     call.key[0, 0, 0, 0] = bad
     assert not head_statistics(call).finite
-    call = heard()
+    call = attention_call()
     call.output[0, 0, 0, 0] = bad
     assert not head_statistics(call).finite
-    assert not head_statistics(heard(log_weights=torch.full((3, 2, 7), bad, dtype=torch.float64))).finite
+    assert not head_statistics(attention_call(log_weights=torch.full((3, 2, 7), bad, dtype=torch.float64))).finite
 
 
 def test_half_precision_is_seen_in_single():
@@ -207,12 +207,12 @@ def test_half_precision_is_seen_in_single():
 
 
 def test_two_calls_of_a_layer_are_averaged_by_their_queries():
-    one, other = head_statistics(heard(q=4)), head_statistics(heard(q=7, seed=1))
+    one, other = head_statistics(attention_call(q=4)), head_statistics(attention_call(q=7, seed=1))
     both = one.merge(other)
     assert both.queries == one.queries + other.queries
     torch.testing.assert_close(both.entropy, (12 * one.entropy + 21 * other.entropy) / 33)
     torch.testing.assert_close(both.max_score, torch.maximum(one.max_score, other.max_score))
-    empty = head_statistics(heard(b=0))
+    empty = head_statistics(attention_call(b=0))
     assert empty.merge(one) is one
     assert one.merge(empty) is one
 
@@ -332,7 +332,7 @@ def test_closed_monitors_and_copies_of_the_model_are_silent():
     assert monitor.history.last is None
     with monitor:
         model(x)
-    assert monitor.history.last is not None  # closing counts what was heard
+    assert monitor.history.last is not None  # closing counts what was observed
     model(x)
     monitor.step()
     assert len(monitor.history) == 1

@@ -297,9 +297,9 @@ def test_an_open_link_says_how_many_tokens_it_needs():
     (few,) = verdicts([row], [], [], 1)
     assert few.answer == "open"
     assert "needs 129 sampled queries and has 120 from 4,096 tokens" in few.words
-    told = int(few.words.split("read ")[1].split(" tokens")[0].replace(",", ""))
-    drawn = np.random.default_rng(0).binomial(told, 120 / 4096, size=100_000)
-    assert told > 4096
+    needed = int(few.words.split("read ")[1].split(" tokens")[0].replace(",", ""))
+    drawn = np.random.default_rng(0).binomial(needed, 120 / 4096, size=100_000)
+    assert needed > 4096
     assert (drawn < 129).mean() < 1e-3
     assert drawn.mean() < 2 * 129
     model = make("bert")
@@ -402,9 +402,9 @@ def test_the_directory_can_be_read_by_others(directory):
     )
     assert {"layer", "block", "stage", "rms", "effective_rank", "sliced_w2", "sliced_w2_null"} <= set(layers.columns)
     assert {"token", "entropy", "log_normalizer"} <= set(tokens.columns)
-    told = json.loads((directory / "record.json").read_text())["meta"]
-    assert told["tokens"] == 600
-    assert len(told["text_hash"]) == len(told["fingerprint"]) == 64
+    meta = json.loads((directory / "record.json").read_text())["meta"]
+    assert meta["tokens"] == 600
+    assert len(meta["text_hash"]) == len(meta["fingerprint"]) == 64
     assert (directory / "null-random" / "record.json").is_file()
     assert (directory / "null-shuffled" / "record.json").is_file()
     page = (directory / "report.html").read_text(encoding="utf-8")

@@ -68,8 +68,8 @@ def save_step(run, number: int, model: LanguageModel, /, **about) -> None:
     place = run / f"step-{number:06d}"
     place.mkdir(parents=True)
     config = {"block": model.config.block, **SMALL, "causal": True}
-    told = {"format": FORMAT, "task": "language", "step": number, "seed": 0, "model": config} | about
-    (place / "config.json").write_text(json.dumps(told))
+    config_file = {"format": FORMAT, "task": "language", "step": number, "seed": 0, "model": config} | about
+    (place / "config.json").write_text(json.dumps(config_file))
     (place / "tokenizer.json").write_text(tokenizer_json())
     plain = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": SMALL["context"], "pad_token": "<|end|>"}
     (place / "tokenizer_config.json").write_text(json.dumps(plain))
@@ -116,7 +116,7 @@ def observed(run, text, tmp_path_factory):
     return out, words
 
 
-# ------------------------------------------------------------------ hearing
+# ------------------------------------------------------------------ observing
 
 
 def by_hand(kind: str, model: LanguageModel, ids, mask) -> dict[str, np.ndarray]:
@@ -165,11 +165,11 @@ def test_what_is_heard_of_our_layers_is_what_they_compute(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_block_is_heard_and_its_states_before_and_after(kind):
     model, ids = language_model(kind), torch.arange(22).reshape(2, 11)
-    heard = []
-    with observe_attention(model, lambda call: heard.append(call)):
+    calls = []
+    with observe_attention(model, lambda call: calls.append(call)):
         model(ids)
-    assert [call.name for call in heard] == [f"trunk.blocks.{i}{ENDING[kind]}" for i in range(2)]
-    assert all(call.eta.shape == (2, 2, 11, 8) and call.output.shape == call.eta.shape for call in heard)
+    assert [call.name for call in calls] == [f"trunk.blocks.{i}{ENDING[kind]}" for i in range(2)]
+    assert all(call.eta.shape == (2, 2, 11, 8) and call.output.shape == call.eta.shape for call in calls)
     with attach(model) as recorder:
         after = model(ids)
     record = recorder.record()
@@ -202,24 +202,24 @@ def test_masks_beside_an_order_and_sinks_reach_the_call():
 
 def test_only_the_layers_of_the_model_are_heard_and_none_afterwards():
     inside, outside, x = EnergyBlock(8, 2), EnergyBlock(8, 2), torch.randn(1, 3, 8)
-    model, heard = nn.ModuleDict({"only": inside}), []
-    with observe_attention(model, lambda call: heard.append(call.name)) as ear:
+    model, calls = nn.ModuleDict({"only": inside}), []
+    with observe_attention(model, lambda call: calls.append(call.name)) as observer:
         inside(x)
         outside(x)
     inside(x)
-    assert heard == ["only"]
-    assert ear.calls == 1
+    assert calls == ["only"]
+    assert observer.calls == 1
     assert attention_modules(model) == ["only"]
 
 
 def test_our_layers_are_heard_inside_a_transformers_model_too():
     small = hf.BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8, vocab_size=9)
-    model, heard = hf.BertModel(small).eval(), []
+    model, calls = hf.BertModel(small).eval(), []
     model.extra = EnergyBlock(8, 2)
-    with observe_attention(model, lambda call: heard.append(call.name)) as ear:
+    with observe_attention(model, lambda call: calls.append(call.name)) as observer:
         model.extra(model(torch.ones(1, 3, dtype=torch.long)).last_hidden_state)
-    assert heard == ["encoder.layer.0.attention.self", "extra"]
-    assert ear.calls == 2
+    assert calls == ["encoder.layer.0.attention.self", "extra"]
+    assert observer.calls == 2
 
 
 def test_models_without_attention_and_changes_of_our_layers_are_refused():

@@ -96,14 +96,14 @@ def opened(
 
 
 def require_equal(one: Record, other: Record, but: tuple[str, ...] = ("created",)) -> None:
-    """Every bit of every tensor, and everything that is told."""
+    """Every bit of every tensor, and all metadata."""
     mine, theirs = one.tensors(exact=True), other.tensors(exact=True)
     assert mine.keys() == theirs.keys()
     for name, tensor in mine.items():
         torch.testing.assert_close(tensor, theirs[name], rtol=0, atol=0, equal_nan=True, msg=name)
     plain, others = json.loads(json.dumps(one.plain())), json.loads(json.dumps(other.plain()))
-    for told in (plain, others):
-        told["meta"] = {key: value for key, value in told["meta"].items() if key not in but}
+    for data in (plain, others):
+        data["meta"] = {key: value for key, value in data["meta"].items() if key not in but}
     assert plain == others
 
 

@@ -128,12 +128,12 @@ def run(place, corpus, asked, loaded, max_tokens=None, progress=None, **options)
 
 
 def same(one: Record, other: Record) -> bool:
-    """Every tensor to the last bit, and all that is told but for the time."""
+    """Every tensor to the last bit, and all metadata but for the time."""
     mine, theirs = one.tensors(exact=True), other.tensors(exact=True)
-    told = [{k: v for k, v in r.plain()["meta"].items() if k not in CHANGING} for r in (one, other)]
+    metadata = [{k: v for k, v in r.plain()["meta"].items() if k not in CHANGING} for r in (one, other)]
     bits = all(torch.equal(mine[k].nan_to_num(7.5), theirs[k].nan_to_num(7.5)) for k in mine if k in theirs)
     alike = one.plain() | {"meta": {}} == other.plain() | {"meta": {}}
-    return mine.keys() == theirs.keys() and bits and alike and told[0] == told[1]
+    return mine.keys() == theirs.keys() and bits and alike and metadata[0] == metadata[1]
 
 
 class Stop(Exception):
@@ -354,13 +354,13 @@ def test_a_changed_run_is_refused_by_what_changed(begun, corpus, asked, loaded, 
     elif what == "max_tokens":
         max_tokens = 334
     elif what == "version":
-        told = json.loads(path.read_text())
-        path.write_text(json.dumps(told | {"versions": told["versions"] | {"torch": "0"}}))
+        metadata = json.loads(path.read_text())
+        path.write_text(json.dumps(metadata | {"versions": metadata["versions"] | {"torch": "0"}}))
     else:
         asked = asked._replace(**{what: {"max_length": 16, "quantities": ("cheap",)}[what]})
     if what == "less":
-        told = json.loads(path.read_text())
-        path.write_text(json.dumps(told | {"files": [list(f) for f in corpus.files]}))
+        metadata = json.loads(path.read_text())
+        path.write_text(json.dumps(metadata | {"files": [list(f) for f in corpus.files]}))
         corpus = plan([SOURCE], shard_bytes=200)
     before = sorted(p.name for p in (begun / "shards").iterdir())
     with pytest.raises(ValueError, match=rf"--resume: expected the run that was begun in .*{CHANGES[what]}.*--force"):

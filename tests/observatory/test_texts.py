@@ -304,9 +304,9 @@ def test_a_panic_is_caught_and_an_interrupt_is_not(words):
 
 
 def test_no_token_at_all_is_an_error_of_its_own(words):
-    with pytest.raises(NoTokens, match=r"got 1 texts without one and 1 that the tokenizer fails on. Give") as told:
+    with pytest.raises(NoTokens, match=r"got 1 texts without one and 1 that the tokenizer fails on. Give") as error:
         list(batches(["", "poison"], Picky(words), max_length=4, batch_size=8, unreadable=[]))
-    assert told.value.skipped == 1
+    assert error.value.skipped == 1
 
 
 @pytest.mark.parametrize(

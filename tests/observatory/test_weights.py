@@ -140,13 +140,13 @@ def test_an_operation_between_norm_and_projection_is_not_guessed():
 
 
 def test_finding_weights_leaves_no_trace():
-    model, heard, hooked = make("whisper"), [], []
+    model, calls, hooked = make("whisper"), [], []
     handle = model.decoder.layers[0].register_forward_hook(lambda *args: hooked.append(1))
     state = torch.get_rng_state()
-    with observe_attention(model, heard.append):
+    with observe_attention(model, calls.append):
         assert isinstance(head_weights(model, "decoder.layers.0.encoder_attn"), HeadWeights)
     handle.remove()
-    assert not heard
+    assert not calls
     assert not hooked
     assert torch.equal(state, torch.get_rng_state())
 

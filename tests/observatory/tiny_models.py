@@ -91,9 +91,9 @@ GROUPED_DECODERS = (
     *("glm", "glm4", "helium", "nemotron", "exaone4", "arcee", "apertus", "seed_oss", "doge", "vaultgemma", "eurobert"),
 )
 TWO_SIDED = ("t5", "mt5", "umt5", "bart", "mbart", "pegasus", "marian", "m2m_100", "blenderbot")
-SIGHTED = ("vit", "deit", "dinov2", "clip", "siglip")
-HEARING = ("whisper",)
-ON_THE_INTERFACE = (*ENCODERS, *DECODERS, *GROUPED_DECODERS, *TWO_SIDED, *SIGHTED, *HEARING)
+VISION_MODELS = ("vit", "deit", "dinov2", "clip", "siglip")
+AUDIO_MODELS = ("whisper",)
+ON_THE_INTERFACE = (*ENCODERS, *DECODERS, *GROUPED_DECODERS, *TWO_SIDED, *VISION_MODELS, *AUDIO_MODELS)
 
 OFF_THE_INTERFACE = (
     *("mpnet", "deberta", "deberta-v2", "gpt_neo", "gptj", "bloom", "falcon", "mpt", "xlm", "codegen", "roformer"),
@@ -179,7 +179,7 @@ def _config(kind: str, heads: int, key_heads: int, head_dim: int, layers: int):
     elif kind in ("clip", "siglip"):
         given = {"text_config": text | sizes, "vision_config": image}
         given |= {"projection_dim": 8} if kind == "clip" else {}
-    elif kind in SIGHTED:
+    elif kind in VISION_MODELS:
         given = image
     elif kind in ("mpt", "xlm"):
         names = {"mpt": ("d_model", "n_heads", "n_layers"), "xlm": ("emb_dim", "n_heads", "n_layers")}[kind]

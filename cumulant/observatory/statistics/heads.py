@@ -63,7 +63,7 @@ QUANTITIES: tuple[Quantity, ...] = (
     Quantity("fisher_trace", "Fisher trace", "s · tr Cov_p(k)", "Expansion rate of the query by the head's own keys.", "", "full"),
     Quantity("collapse_loss", "collapse loss", "tr Cov_p(v)", "What the output forgets of the mixture of values it averages (S2-C9).", "", "full"),
     Quantity("k90", "keys for 90 %", "least k with k largest pⱼ ≥ 0.9", "Hopfield class I–IV by its median: the size of what the head retrieves.", "keys", "sampled"),
-    Quantity("k90_share", "share of keys for 90 %", "k/N", "The same as a share of the keys in sight: above 1/2 class I, 1/8 II, 1/32 III, else IV.", "share", "sampled"),
+    Quantity("k90_share", "share of keys for 90 %", "k/N", "The same as a share of the visible keys: above 1/2 class I, 1/8 II, 1/32 III, else IV.", "share", "sampled"),
     Quantity("fisher_top", "top Fisher eigenvalue", "s · λ_max(Cov_p(k))", "Above 1 the head can hold several memories.", "", "sampled"),
     Quantity("fisher_volume", "log-volume, keys", "log det(I + s·Cov_p(k))", "Expansion of volume by η + ∇G, the step of the theory (X-1).", "nats", "sampled"),
     Quantity("head_volume", "log-volume, head", "log|det(I + s·Cov_p(v,k)·W_Q W_O)|", "Expansion of volume in the residual stream by this head, keys frozen.", "nats", "sampled"),
