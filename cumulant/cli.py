@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import typer
 
 
@@ -15,11 +17,12 @@ def application() -> typer.Typer:
     """The commands, assembled."""
     import typer
 
+    from cumulant.doctor import doctor_command
     from cumulant.paper.verify.command import verify_command
     from cumulant.terminal import Commands
 
     app = typer.Typer(cls=Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_show_locals=False)
-    app.callback()(_about)
+    app.callback()(_callback())
     observatory = {"observe": "observe_command", "report": "report_command", "compare": "compare_command"}
     _add(app, "cumulant.observatory.command", observatory, "hf,report")
     _add(app, "cumulant.paper.experiments.command", {"experiment": "experiment_command"}, "lab")
@@ -27,6 +30,7 @@ def application() -> typer.Typer:
     _add(app, "cumulant.paper.trainings.command", {"train": "train_command"}, "train")
     app.command("verify")(verify_command)
     _add_bench(app)
+    app.command("doctor")(doctor_command)
     return app
 
 
@@ -91,8 +95,23 @@ def _spelled(arguments: list[str]) -> list[str]:
     return out
 
 
-def _about() -> None:
-    """Attention as the mean of an exponential family: observe models, verify the theory, track targets, measure."""
+def _callback() -> Callable[..., None]:
+    """What stands before a command: the line of help, and --version."""
+    import typer
+
+    from cumulant import __version__
+
+    def print_version(asked: bool) -> None:
+        if asked:
+            typer.echo(f"cumulant {__version__}")
+            raise typer.Exit
+
+    option = typer.Option(False, "--version", help="Print the version.", is_eager=True, callback=print_version)
+
+    def about(version: bool = option) -> None:
+        """Attention as the mean of an exponential family: observe models, verify the theory, track targets, measure."""
+
+    return about
 
 
 if __name__ == "__main__":

@@ -57,6 +57,7 @@ ROOMS = [
     "paper.verify",
     "paper",
     "training",
+    "doctor",
     "cli",
     "__main__",
 ]
@@ -131,7 +132,7 @@ def test_imports_go_downward(path: Path):
 def test_core_needs_only_torch_numpy_and_jaxtyping():
     allowed = {"torch", "numpy", "jaxtyping", "cumulant"} | set(sys.stdlib_module_names)
     # these say which extra to install, and are not imported by the core
-    extras = ("cli", "figures", "filters.tracking", "observatory", "paper", "terminal", "training")
+    extras = ("cli", "doctor", "figures", "filters.tracking", "observatory", "paper", "terminal", "training")
     # imported where they are needed, with a sentence where they are missing
     inside = {"integrate.py": {"torchdiffeq", "scipy"}, "files.py": {"polars"}}
     for path in FILES:
@@ -145,8 +146,15 @@ def test_core_needs_only_torch_numpy_and_jaxtyping():
                 assert name.split(".")[0] in here, f"{path.name} imports {name}"
 
 
-def test_import_takes_under_two_seconds_beyond_torch():
-    code = "import torch, time; t = time.perf_counter(); import cumulant; print(time.perf_counter() - t)"
+def test_import_takes_under_two_seconds_beyond_torch_and_loads_no_library():
+    code = """
+import sys, time, torch
+start = time.perf_counter()
+import cumulant
+print(time.perf_counter() - start)
+library = sys.modules.get("cumulant.kernels.native.library")
+assert library is None or library.find.cache_info().currsize == 0
+"""
     seconds = float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
     assert seconds < 2
 
