@@ -1,17 +1,53 @@
-// What every library of the kernel exports to Python; plain C, loaded by ctypes.
-#include <cstdint>
+// Sums of exponentials over keys: entry points. The drawing is in panel.h; docs/kernels.md explains the whole.
+//
+//   vectors.h      vectors of the compiler, exponential, transposes, half precision
+//   microkernel.h  the one matrix product
+//   arguments.h    what a call is given
+//   pool.h         threads and memory
+//   panel.h        queries in lanes: statistics of a block, merged over blocks
+//   forward.h      many queries        few_rows.h  at most four: decoding
+//   backward.h     gradients           fisher.h    Cov_p(x) u and its gradient
+//
+// Each returns the number of irregular results (not finite: the caller computes them in a slower, careful way), or −1 where
+// there was no memory.
+#include <new>
 
-#define EXPORTED extern "C" __attribute__((visibility("default")))
+#include "backward.h"
+#include "few_rows.h"
+#include "fisher.h"
 
-// Compared with ABI_VERSION of library.py: raise both when an argument or an entry point changes.
-EXPORTED int64_t cumulant_abi_version(void) { return 1; }
+#define EXPORT extern "C" __attribute__((visibility("default")))
 
-EXPORTED const char* cumulant_instruction_set(void) {
+namespace {
+template <class F> int64_t guarded(F&& run) {
+  try {
+    return run();
+  } catch (...) { return -1; }
+}
+}  // namespace
+
+EXPORT int64_t cumulant_abi_version(void) { return CUMULANT_ABI_VERSION; }
+EXPORT int64_t cumulant_call_bytes(void) { return sizeof(Call); }
+EXPORT const char* cumulant_instruction_set(void) {
 #if defined(__AVX512F__)
   return "x86-64-v4";
 #elif defined(__AVX2__)
   return "x86-64-v3";
-#else
+#elif defined(__aarch64__)
   return "aarch64";
+#else
+  return "other";
 #endif
+}
+EXPORT int64_t cumulant_forward(const Call* c) {
+  return guarded([&] { return c->precision == 4 ? forward<float>(*c) : forward<double>(*c); });
+}
+EXPORT int64_t cumulant_backward(const Call* c) {
+  return guarded([&] { return c->precision == 4 ? Backward<float, PANEL_VECTORS>::run(*c) : Backward<double, PANEL_VECTORS>::run(*c); });
+}
+EXPORT int64_t cumulant_fisher(const Call* c) {
+  return guarded([&] { return c->precision == 4 ? Fisher<float, PANEL_VECTORS>::run(*c) : Fisher<double, PANEL_VECTORS>::run(*c); });
+}
+EXPORT int64_t cumulant_fisher_backward(const Call* c) {
+  return guarded([&] { return c->precision == 4 ? Fisher<float, PANEL_VECTORS>::backward(*c) : Fisher<double, PANEL_VECTORS>::backward(*c); });
 }

@@ -1,0 +1,60 @@
+// What a call of the kernel is given: the C ABI, mirrored field by field in call.py.
+//
+// A call is made of groups. All queries of a group see the same keys: `fold` heads that share them (grouped-query
+// attention), each with `period` queries; row r of a group is query r % period of head r / period. Groups are numbered
+// over up to four batch axes; every tensor has a stride for each of them (0: shared), so that no layout is ever copied.
+// Entries of a row lie side by side. Strides count elements.
+#pragma once
+#include <cstdint>
+
+#define CUMULANT_ABI_VERSION 1
+
+extern "C" {
+
+struct Operand {
+  void* data;        // null: absent
+  int64_t dtype;     // vectors.h, Dtype
+  int64_t group[4];  // strides of the batch axes
+  int64_t fold;      // from head to head among those that share keys
+  int64_t row;       // from query to query, or from key to key
+};
+
+struct Call {
+  int64_t axes[4];  // sizes of the batch axes, 1 where there are fewer
+  int64_t fold, period, keys, width, value_width;
+  int64_t precision;                // bytes of the numbers that sums are formed in: 4 or 8; all results have them
+  int64_t causal, window, offset;   // key j is visible to query t iff j <= offset + t, |offset + t - j| < window (0: none)
+  int64_t threads;
+  double scale;                     // natural parameters are scale · eta
+  const int64_t *starts, *lengths;  // per group: first key (in rows of atoms, values and per_atom) and number of keys; or null
+  Operand eta, atoms, values;       // values absent: there is no mean of values
+  Operand per_atom, per_pair, mask; // log weights of keys (row: stride 1) and of pairs; bytes, 0 = hidden
+  Operand sink;                     // log weight of one more atom at 0 with value 0, of each head
+  Operand value_centre, atom_centre;  // points about which traces are formed; absent: a key that all queries of a block see
+  Operand output;                   // rows of results: strides count rows, data is not used
+
+  // results, (rows) or (rows, width), contiguous; null where not wanted
+  void *log_normalizer, *mean, *atom_mean, *mean_score, *score_variance, *mean_log_weight, *value_trace, *atom_trace;
+  void *max_score, *log_sum_square, *sink_mass, *max_logit;
+  int64_t* best;                    // the key of max_score, the first of equals
+  int64_t bins;                     // number of bins of the distance |offset + t - j|, at most 16
+  const int64_t* edges;             // bins of them, ascending: bin b holds edges[b] <= distance < edges[b + 1]; the last is open
+  void* bin_mass;                   // (rows, bins)
+  Operand marked;                   // bytes, per key: a set of keys whose mass is wanted
+  void* marked_mass;                // (rows)
+  int64_t irregular;                // out: rows whose results are not all finite though they have keys
+  uint8_t* irregular_rows;          // (rows), set to 1 for these; null where not wanted
+
+  // backward: gradients that come in, (rows) or (rows, width), null: zero; the results above are then what forward gave
+  const void *d_log_normalizer, *d_mean, *d_atom_mean, *d_mean_score, *d_score_variance, *d_mean_log_weight;
+  const void *d_value_trace, *d_atom_trace, *d_log_sum_square;
+  // and that go out: rows; (groups, keys, ·) contiguous; per_pair with the strides of the operand `d_per_pair`; null: not wanted
+  void *d_eta, *d_atoms, *d_values, *d_per_atom, *d_sink;
+  Operand d_per_pair;
+
+  // Fisher product: (rows, width) contiguous. Forward: fisher = Cov_p(x) vector. Backward: d_fisher comes in, d_vector goes out.
+  const void *vector, *d_fisher;
+  void *fisher, *d_vector;
+};
+
+}

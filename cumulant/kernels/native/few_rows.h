@@ -1,0 +1,325 @@
+// At most four queries of a group (decoding): a panel would be nearly empty, so lanes run along the channels of a key for
+// scores and means, and along keys for the statistics. Keys are split over the threads, and the parts merged.
+#pragma once
+#include "forward.h"
+
+namespace {
+
+template <class T> struct FewRows {
+  static constexpr int L = LANES<T>, KEYS = 128, MAX_ROWS = 4;
+  typedef Vec<T> V;
+  typedef Mask<T> I;
+
+  // running statistics of one query over some keys: as in Panel, with numbers in place of lanes
+  struct State {
+    T top, mass, mean, spread, square, weight, value_trace, atom_trace, max_score, marked;
+    T bins[MAX_BINS];
+    int64_t best;
+    T *value_sum, *atom_sum;
+  };
+  static void clear(const Call& c, State& s, T* vectors) {
+    s.top = s.max_score = MINUS_INF<T>;
+    s.mass = s.mean = s.spread = s.square = s.weight = s.value_trace = s.atom_trace = s.marked = 0;
+    std::fill(s.bins, s.bins + MAX_BINS, T(0));
+    s.best = 0;
+    const int64_t e = c.mean ? c.value_width : 0, d = c.atom_mean ? c.width : 0;
+    s.value_sum = e ? vectors : nullptr;
+    s.atom_sum = d ? vectors + e : nullptr;
+    std::fill(vectors, vectors + e + d, T(0));
+  }
+  static void put_sink(State& s, T weight) {
+    if (weight == MINUS_INF<T>) return;
+    s.top = s.weight = weight;
+    s.mass = s.square = 1;
+  }
+
+  static void dots(T* to, const T* q, const T* a, int64_t stride, int keys, int64_t width) {
+    for (int j = 0; j < keys; j += L) {
+      V acc[L];
+      UNROLL for (int t = 0; t < L; t++) {
+        const T* k = a + std::min(j + t, keys - 1) * stride;
+        V x = splat<T>(0);
+        int64_t c = 0;
+        for (; c + L <= width; c += L) x += load<T>(k + c) * load<T>(q + c);
+        for (; c < width; c++) x[0] += k[c] * q[c];
+        acc[t] = x;
+      }
+      at<T>(to + j) = sums<T>(acc);
+    }
+  }
+  static void average(T* to, const T* p, const T* v, int64_t stride, int keys, int64_t width) {  // Σ p v
+    int64_t c = 0;
+    for (; c + 4 * L <= width; c += 4 * L) {
+      V a[4], b[4];
+      UNROLL for (int x = 0; x < 4; x++) a[x] = b[x] = splat<T>(0);
+      int j = 0;
+      for (; j + 2 <= keys; j += 2)
+        UNROLL for (int x = 0; x < 4; x++) {
+          a[x] += p[j] * load<T>(v + j * stride + c + x * L);
+          b[x] += p[j + 1] * load<T>(v + (j + 1) * stride + c + x * L);
+        }
+      if (j < keys) UNROLL for (int x = 0; x < 4; x++) a[x] += p[j] * load<T>(v + j * stride + c + x * L);
+      UNROLL for (int x = 0; x < 4; x++) store<T>(to + c + x * L, a[x] + b[x]);
+    }
+    for (; c + L <= width; c += L) {
+      V a = splat<T>(0);
+      for (int j = 0; j < keys; j++) a += p[j] * load<T>(v + j * stride + c);
+      store<T>(to + c, a);
+    }
+    for (; c < width; c++) {
+      T a = 0;
+      for (int j = 0; j < keys; j++) a += p[j] * v[j * stride + c];
+      to[c] = a;
+    }
+  }
+
+  struct Buffers {
+    T *score, *p, *bias, *square, *fresh, *atoms, *values, *queries;
+    static size_t bytes(const Call& c) {
+      const int64_t converted = (c.atoms.dtype != OWN<T> ? c.width : 0) + (c.values.dtype != OWN<T> ? c.value_width : 0);
+      return (4 * (KEYS + L) + std::max(c.width, c.value_width) + KEYS * converted + MAX_ROWS * c.width) * sizeof(T) + 8 * 64;
+    }
+    Buffers(const Call& c, Scratch& m) {
+      score = m.take<T>(KEYS + L); p = m.take<T>(KEYS + L); bias = m.take<T>(KEYS + L); square = m.take<T>(KEYS + L);
+      fresh = m.take<T>(std::max(c.width, c.value_width));
+      atoms = c.atoms.dtype != OWN<T> ? m.take<T>(KEYS * c.width) : nullptr;
+      values = c.values.dtype != OWN<T> ? m.take<T>(KEYS * c.value_width) : nullptr;
+      queries = m.take<T>(MAX_ROWS * c.width);
+    }
+  };
+
+  // the new block's Σ p v in `fresh` joins `sum`; its spread about `centre` and the gap between both means join the trace
+  static void join(T* sum, const T* fresh, int64_t width, T shrink, T old_mass, T new_mass, T& trace, const T* centre, T squares) {
+    const T per_old = old_mass == 0 ? T(0) : shrink / old_mass, per_new = 1 / new_mass;
+    T within = 0, between = 0;
+    if (centre)
+      for (int64_t k = 0; k < width; k++) {
+        const T m = fresh[k] * per_new, a = m - centre[k], b = sum[k] * per_old - m;
+        within += a * a;
+        between += b * b;
+      }
+    for (int64_t k = 0; k < width; k++) sum[k] = sum[k] * shrink + fresh[k];
+    if (!centre) return;
+    const T inside = squares - new_mass * within;
+    trace = trace * shrink + (inside < 0 ? T(0) : inside) + (old_mass == 0 ? T(0) : between * (old_mass / (old_mass + new_mass)) * new_mass);
+  }
+
+  // keys [first, last) of a row's visible ones, at most KEYS
+  static void absorb(const Group<T>& g, State& s, int64_t r, const T* q, int64_t first, int64_t last, const Rows<T>& atoms, const Rows<T>& values, const Buffers& m) {
+    const Call& c = g.call;
+    const int keys = int(last - first), vectors = (keys + L - 1) / L;
+    T *score = m.score, *p = m.p, *bias = m.bias;
+    dots(score, q, atoms.data, atoms.stride, keys, c.width);
+    for (int j = 0; j < vectors * L; j++) bias[j] = j < keys ? T(0) : MINUS_INF<T>;
+    if (c.per_pair.data) {
+      const char* pair = g.row(c.per_pair, r) + first * bytes_of(c.per_pair.dtype);
+      widen<T>(bias, pair, c.per_pair.dtype, keys);
+    }
+    if (c.per_atom.data) {
+      const T* w = (const T*)g.key_rows(c.per_atom) + first;
+      for (int j = 0; j < keys; j++) bias[j] += w[j];
+    }
+    if (c.mask.data) {
+      const uint8_t* visible = (const uint8_t*)g.row(c.mask, r) + first;
+      for (int j = 0; j < keys; j++) if (!visible[j]) bias[j] = MINUS_INF<T>;
+    }
+    V largest = splat<T>(MINUS_INF<T>), there = splat<T>(0);
+    for (int v = 0; v < vectors; v++) {
+      V &x = at<T>(score + v * L), w = at<T>(bias + v * L);
+      x = w == MINUS_INF<T> ? splat<T>(0) : x;  // whatever a hidden key holds
+      const V logit = x + w;
+      const I better = logit > largest;
+      largest = better ? logit : largest;
+      there = better ? x : there;
+    }
+    const T block_top = max<T>(largest);
+    bool nan = false;
+    if (block_top == MINUS_INF<T>) {
+      for (int j = 0; j < keys; j++) nan |= bias[j] > MINUS_INF<T> && score[j] != score[j];
+      if (!nan) return;
+    }
+    if (c.max_score)
+      for (int j = 0; j < keys; j++) if (bias[j] > MINUS_INF<T> && score[j] > s.max_score) { s.max_score = score[j]; s.best = first + j; }
+    const T now = block_top > s.top ? block_top : s.top, over = now == MINUS_INF<T> ? T(0) : now;
+    const T shrink = s.top == MINUS_INF<T> ? T(0) : std::exp(s.top - over);
+    T centre = s.mean;
+    if (block_top > s.top + 1) for (int i = 0; i < L; i++) if (largest[i] == block_top) centre = there[i];
+    V mass = splat<T>(0), one = mass, two = mass, square = mass, weight = mass;
+    const bool moments = c.mean_score || c.score_variance || c.mean_log_weight;
+    for (int v = 0; v < vectors; v++) {
+      const V x = at<T>(score + v * L), w = at<T>(bias + v * L), e = exponential(x + w - over);
+      at<T>(p + v * L) = e;
+      mass += e;
+      if (moments) {
+        const I hidden = w == MINUS_INF<T>;
+        const V y = hidden ? splat<T>(0) : x - centre, ey = e * y;
+        one += ey;
+        two += ey * y;
+        weight += e * (hidden ? splat<T>(0) : w);
+      }
+      square += e * e;
+    }
+    const T fresh = sum<T>(mass), before = s.mass * shrink, total = before + fresh;
+    if (c.mean) mix(c.value_trace, s.value_sum, values, c.value_width, keys, shrink, before, fresh, s.value_trace, m);
+    if (c.atom_mean) mix(c.atom_trace, s.atom_sum, atoms, c.width, keys, shrink, before, fresh, s.atom_trace, m);
+    if (moments) {
+      const T gap = s.mean - centre, first_moment = sum<T>(one) + before * gap, step = first_moment / total;
+      const T rest = sum<T>(two) + s.spread * shrink + before * gap * gap - first_moment * step;
+      s.mean = centre + step;
+      s.spread = rest < 0 ? T(0) : rest;
+      s.weight = s.weight * shrink + sum<T>(weight);
+    }
+    s.square = s.square * shrink * shrink + sum<T>(square);
+    if (c.bin_mass) {
+      for (int64_t b = 0; b < c.bins; b++) s.bins[b] *= shrink;
+      for (int j = 0; j < keys; j++) {
+        const int64_t distance = std::abs(g.position(r) - (first + j));
+        int64_t b = c.bins;
+        while (b > 0 && c.edges[b - 1] > distance) b--;
+        if (b > 0) s.bins[b - 1] += p[j];
+      }
+    }
+    if (c.marked_mass) {
+      const uint8_t* mark = (const uint8_t*)g.key_rows(c.marked) + first;
+      s.marked *= shrink;
+      for (int j = 0; j < keys; j++) if (mark[j]) s.marked += p[j];
+    }
+    s.mass = total;
+    s.top = now;
+  }
+  static void mix(const void* with_trace, T* sum_, const Rows<T>& points, int64_t width, int keys, T shrink, T before, T fresh, T& trace, const Buffers& m) {
+    average(m.fresh, m.p, points.data, points.stride, keys, width);
+    const T* centre = nullptr;
+    V squares = splat<T>(0);
+    if (with_trace) {  // about the first visible key of the block
+      int j = 0;
+      while (j + 1 < keys && m.bias[j] == MINUS_INF<T>) j++;
+      centre = points.data + j * points.stride;
+      squared_distances<T>(m.square, points, 0, keys, width, centre);
+      for (int v = 0; v < keys; v += L) { const V p = at<T>(m.p + v); squares += p == T(0) ? splat<T>(0) : p * at<T>(m.square + v); }
+    }
+    join(sum_, m.fresh, width, shrink, before, fresh, trace, centre, sum<T>(squares));
+  }
+
+  static void merge(const Call& c, State& a, const State& b) {
+    if (b.mass == 0) return;
+    const T now = b.top > a.top ? b.top : a.top, over = now == MINUS_INF<T> ? T(0) : now;
+    const T u = a.mass == 0 ? T(0) : std::exp(a.top - over), w = std::exp(b.top - over);
+    const T x = a.mass * u, y = b.mass * w, total = x + y, gap = b.mean - a.mean, cross = x == 0 ? T(0) : (x / total) * y;
+    a.spread = a.spread * u + b.spread * w + cross * gap * gap;
+    a.mean += gap * (y / total);
+    a.square = a.square * u * u + b.square * w * w;
+    a.weight = a.weight * u + b.weight * w;
+    a.marked = a.marked * u + b.marked * w;
+    for (int64_t i = 0; i < c.bins; i++) a.bins[i] = a.bins[i] * u + b.bins[i] * w;
+    auto vectors = [&](T* to, const T* from, int64_t width, T& trace, T other) {
+      T apart = 0;
+      const T per_a = a.mass == 0 ? T(0) : 1 / a.mass, per_b = 1 / b.mass;
+      for (int64_t k = 0; to && k < width; k++) {
+        const T d = to[k] * per_a - from[k] * per_b;
+        apart += d * d;
+        to[k] = to[k] * u + from[k] * w;
+      }
+      trace = trace * u + other * w + (cross == 0 ? T(0) : apart * cross);
+    };
+    vectors(a.value_sum, b.value_sum, c.value_width, a.value_trace, b.value_trace);
+    vectors(a.atom_sum, b.atom_sum, c.width, a.atom_trace, b.atom_trace);
+    if (b.max_score > a.max_score) { a.max_score = b.max_score; a.best = b.best; }
+    a.top = now;
+    a.mass = total;
+  }
+
+  static bool finish(const Group<T>& g, State& s, int64_t r) {  // true: irregular
+    const Call& c = g.call;
+    const int64_t i = g.out(r);
+    const T per = s.mass == 0 ? T(0) : 1 / s.mass, G = s.mass == 0 ? MINUS_INF<T> : s.top + std::log(s.mass);
+    auto put = [&](void* to, T x) { if (to) ((T*)to)[i] = x; };
+    T broken = (s.mass + s.mean + s.spread + s.value_trace + s.atom_trace + s.weight) * T(0);
+    auto vector = [&](void* to, const T* sum_, int64_t width) {
+      for (int64_t k = 0; to && k < width; k++) { broken += sum_[k] * T(0); ((T*)to)[i * width + k] = sum_[k] * per; }
+    };
+    vector(c.mean, s.value_sum, c.value_width);
+    vector(c.atom_mean, s.atom_sum, c.width);
+    put(c.log_normalizer, G);
+    put(c.max_logit, s.top);
+    put(c.mean_score, s.mean);
+    put(c.score_variance, s.spread * per);
+    put(c.mean_log_weight, s.weight * per);
+    put(c.value_trace, s.value_trace * per);
+    put(c.atom_trace, s.atom_trace * per);
+    put(c.marked_mass, s.marked * per);
+    put(c.log_sum_square, s.square == 0 ? MINUS_INF<T> : 2 * s.top + std::log(s.square));
+    put(c.max_score, s.max_score);
+    if (c.sink_mass) { const T w = *(const T*)g.row(c.sink, r); put(c.sink_mass, w == MINUS_INF<T> ? T(0) : std::exp(w - G)); }
+    if (c.best) c.best[i] = s.best;
+    for (int64_t b = 0; c.bin_mass && b < c.bins; b++) ((T*)c.bin_mass)[i * c.bins + b] = s.bins[b] * per;
+    if (broken == 0) return false;
+    if (c.irregular_rows) c.irregular_rows[i] = 1;
+    return true;
+  }
+
+  static int64_t run(const Call& c) {
+    const int64_t groups = groups_of(c), rows = c.fold * c.period;
+    int64_t splits = 1;
+    if (c.threads > 1 && groups < 4 * c.threads) splits = std::min<int64_t>((4 * c.threads + groups - 1) / groups, std::max<int64_t>(1, c.keys / 512));
+    const int64_t numbers = (c.mean ? c.value_width : 0) + (c.atom_mean ? c.width : 0);
+    std::vector<State> states(groups * splits * rows);
+    std::vector<T> vectors(states.size() * numbers + 1);
+    parallel(c.threads, groups * splits, [&](int64_t t) {
+      const Group<T> g(c, t / splits);
+      Scratch& memory = scratch();
+      memory.reserve(Buffers::bytes(c));
+      const Buffers m(c, memory);
+      int64_t low[MAX_ROWS], high[MAX_ROWS], from = INT64_MAX, to = -1;
+      for (int64_t r = 0; r < rows; r++) {
+        State& s = states[t * rows + r];
+        clear(c, s, vectors.data() + (t * rows + r) * numbers);
+        if (c.sink.data && t % splits == 0) put_sink(s, *(const T*)g.row(c.sink, r));
+        widen<T>(m.queries + r * c.width, g.row(c.eta, r), c.eta.dtype, c.width);
+        for (int64_t k = 0; k < c.width; k++) m.queries[r * c.width + k] *= T(c.scale);
+        low[r] = g.first_visible(g.position(r));
+        high[r] = g.last_visible(g.position(r));
+        from = std::min(from, low[r]);
+        to = std::max(to, high[r] + 1);
+      }
+      const int64_t length = (g.keys + splits - 1) / splits, part = t % splits;
+      from = std::max(from, part * length);
+      to = std::min({to, (part + 1) * length, g.keys});
+      for (int64_t j = from; j < to; j += KEYS) {
+        const int64_t last = std::min(j + KEYS, to);
+        const Rows<T> atoms(g.key_rows(c.atoms), c.atoms, j, last - j, c.width, m.atoms);
+        const Rows<T> values = c.mean ? Rows<T>(g.key_rows(c.values), c.values, j, last - j, c.value_width, m.values) : Rows<T>();
+        for (int64_t r = 0; r < rows; r++) {
+          const int64_t a = std::max(j, low[r]), b = std::min(last, high[r] + 1);
+          if (a >= b) continue;
+          Rows<T> x = atoms, v = values;
+          x.data += (a - j) * x.stride;
+          if (v.data) v.data += (a - j) * v.stride;
+          absorb(g, states[t * rows + r], r, m.queries + r * c.width, a, b, x, v, m);
+        }
+      }
+    });
+    int64_t irregular = 0;
+    for (int64_t n = 0; n < groups; n++) {
+      const Group<T> g(c, n);
+      for (int64_t r = 0; r < rows; r++) {
+        State& s = states[n * splits * rows + r];
+        for (int64_t k = 1; k < splits; k++) merge(c, s, states[(n * splits + k) * rows + r]);
+        irregular += finish(g, s, r);
+      }
+    }
+    return irregular;
+  }
+};
+
+// which of them serves: lanes that stay empty cost as much as full ones
+template <class T> int64_t forward(const Call& c) {
+  const int64_t rows = c.fold * c.period;
+  if (groups_of(c) * rows == 0) return 0;
+  if (rows <= FewRows<T>::MAX_ROWS) return FewRows<T>::run(c);
+  if (rows <= LANES<T>) return Forward<T, 1>::run(c);
+  if (PANEL_VECTORS > 2 && rows <= 2 * LANES<T>) return Forward<T, 2>::run(c);
+  return Forward<T, PANEL_VECTORS>::run(c);
+}
+
+}  // namespace

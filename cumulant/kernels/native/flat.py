@@ -1,0 +1,159 @@
+"""The native kernel on flattened inputs: forward, backward, Fisher product and its gradient."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from cumulant.kernels.columns import AtomColumns
+from cumulant.kernels.inputs import Inputs, Plan
+from cumulant.kernels.native.call import GRADIENTS_IN, Call, enter, point
+from cumulant.kernels.streaming import empty_output
+
+Gradients = list[Tensor | None]
+
+
+def refusal(x: Inputs) -> str | None:
+    """Why the native kernel cannot serve these tensors; None if it can."""
+    if x.eta.device.type != "cpu":
+        return f"it runs on the CPU, not on {x.eta.device.type}"
+    if x.eta.dtype not in (torch.float32, torch.float64):
+        return f"sums are formed in float32 and float64, not {x.eta.dtype}"
+    return None
+
+
+def _packed(tensor: Tensor) -> Tensor:
+    """The tensor with entries of a row side by side; a copy only if they are not."""
+    return tensor if tensor.shape[-1] <= 1 or tensor.stride(-1) == 1 else tensor.contiguous()
+
+
+def _call(x: Inputs, plan: Plan) -> tuple[Call, list[Tensor]]:
+    """The kernel's arguments but for results, and the tensors that must live as long as it runs."""
+    groups, rows, width = x.eta.shape
+    period = max(1, min(rows, plan.band.period)) if not plan.band.trivial else max(1, rows)
+    c = Call()
+    c.axes[:] = (1, 1, 1, groups)
+    c.fold, c.period = rows // period, period
+    c.keys, c.width = x.atoms.shape[1], width
+    c.value_width = width if x.values is None else x.values.shape[2]
+    c.precision = x.eta.element_size()
+    c.causal, c.window, c.offset = int(plan.band.causal), plan.band.window or 0, plan.band.offset
+    c.scale = 1.0
+    alive = []
+
+    def give(name: str, tensor: Tensor | None) -> None:
+        if tensor is None:
+            return
+        tensor = _packed(tensor)
+        alive.append(tensor)
+        group = tensor.stride(0) if tensor.shape[0] > 1 else 0
+        if name in ("eta", "per_pair", "mask"):
+            row = tensor.stride(1) if tensor.shape[1] > 1 else 0
+            point(getattr(c, name), tensor, (0, 0, 0, group, period * row), row)
+        else:
+            point(getattr(c, name), tensor, (0, 0, 0, group, 0), tensor.stride(1) if tensor.ndim > 2 else 1)
+
+    for name, tensor in zip(Inputs._fields, x, strict=True):
+        give(name, None if tensor is None else tensor.detach())
+    c.output.group[:] = (0, 0, 0, rows)
+    c.output.fold = period
+    return c, alive
+
+
+def _centres(c: Call, columns: AtomColumns | None) -> list[Tensor]:
+    alive = []
+    for name, centre in ({} if columns is None else columns.centre).items():
+        centre = centre.detach().contiguous()
+        alive.append(centre)
+        group = centre.shape[-1] if centre.ndim > 1 and centre.shape[0] > 1 else 0
+        point(getattr(c, name.replace("trace", "centre")), centre, (0, 0, 0, group, 0), 0)
+    return alive
+
+
+def forward(x: Inputs, plan: Plan, columns: AtomColumns | None) -> tuple[dict[str, Tensor], Tensor | None, Tensor | None]:
+    """The outputs of the plan, the index of the best atom, and which rows (g, q) are not finite (None: all are)."""
+    c, alive = _call(x, plan)
+    alive += _centres(c, columns)
+    out = {name: empty_output(x, name) for name in plan.outputs}
+    for name, tensor in out.items():
+        setattr(c, name, tensor.data_ptr())
+    best = None
+    if "max_score" in out:
+        best = x.eta.new_empty(x.eta.shape[:2], dtype=torch.int64)
+        c.best = best.data_ptr()
+    irregular = torch.zeros(x.eta.shape[:2], dtype=torch.bool)
+    c.irregular_rows = irregular.data_ptr()
+    return out, best, irregular if enter("forward", c) else None
+
+
+def backward(
+    x: Inputs, plan: Plan, out: dict[str, Tensor], grad: dict[str, Tensor], needs: tuple[bool, ...]
+) -> tuple[Gradients, bool]:
+    """Gradients of eta, atoms, values, per_atom and per_pair, not those through max_score; and whether all are finite."""
+    c, alive = _call(x, plan)
+    for name, tensor in out.items():
+        tensor = tensor.detach().contiguous()
+        alive.append(tensor)
+        setattr(c, name, tensor.data_ptr())
+    for name in GRADIENTS_IN:
+        if name in grad:
+            tensor = grad[name].detach().contiguous()
+            alive.append(tensor)
+            setattr(c, f"d_{name}", tensor.data_ptr())
+    total: Gradients = [None] * 5
+    groups = x.eta.shape[0]
+    for slot, name in enumerate(Inputs._fields[:5]):
+        tensor = x[slot]
+        if tensor is None or not needs[slot]:
+            continue
+        if name == "per_pair":
+            total[slot] = table = tensor.new_zeros(tensor.shape)
+            c.d_per_pair = c.per_pair
+            point(c.d_per_pair, table, (0, 0, 0, *_steps(table, c.period)), table.shape[2] if table.shape[1] > 1 else 0)
+            continue
+        moved = name == "values" and not grad.keys() & {"mean", "value_trace"}
+        total[slot] = tensor.new_zeros(tensor.shape) if moved else tensor.new_empty(tensor.shape)
+        setattr(c, f"d_{name}", total[slot].data_ptr())
+    shared = total[4] is not None and total[4].shape[0] == 1 < groups  # one table for all groups: one thread adds to it
+    return total, not enter("backward", c, 1 if shared else None)
+
+
+def _steps(table: Tensor, period: int) -> tuple[int, int]:
+    """Strides of a contiguous table of pairs from group to group and from head to head."""
+    group = table.shape[1] * table.shape[2] if table.shape[0] > 1 else 0
+    return group, period * table.shape[2] if table.shape[1] > 1 else 0
+
+
+def fisher(x: Inputs, vector: Tensor, plan: Plan) -> tuple[Tensor, bool]:
+    """∇²G(η) v for eta and vector (g, q, d), and whether all of it is finite."""
+    c, alive = _call(x, plan)
+    vector = vector.detach().contiguous()
+    out = torch.empty_like(vector)
+    c.vector, c.fisher = vector.data_ptr(), out.data_ptr()
+    return out, not enter("fisher", c)
+
+
+def fisher_backward(
+    x: Inputs, vector: Tensor, plan: Plan, product: Tensor, grad: Tensor
+) -> tuple[Gradients, Tensor, bool]:
+    """Gradients of the five inputs and of the vector through ∇²G(η) v, and whether all are finite."""
+    needed = Plan(frozenset({"log_normalizer", "atom_mean"}), plan.band)
+    out, _, irregular = forward(x, needed, None)
+    c, alive = _call(x, plan)
+    alive += [vector := vector.detach().contiguous(), grad := grad.detach().contiguous(), product := product.contiguous()]
+    for name, tensor in {**out, "vector": vector, "d_fisher": grad, "fisher": product}.items():
+        setattr(c, name, tensor.data_ptr())
+    total: Gradients = [None] * 5
+    for slot, name in enumerate(("eta", "atoms", None, "per_atom")):
+        tensor = x[slot]
+        if tensor is not None and name is not None:
+            total[slot] = tensor.new_empty(tensor.shape)
+            setattr(c, f"d_{name}", total[slot].data_ptr())
+    if x.per_pair is not None:
+        total[4] = table = x.per_pair.new_zeros(x.per_pair.shape)
+        point(c.d_per_pair, table, (0, 0, 0, *_steps(table, c.period)), table.shape[2] if table.shape[1] > 1 else 0)
+    d_vector = torch.empty_like(vector)
+    c.d_vector = d_vector.data_ptr()
+    shared = x.per_pair is not None and x.per_pair.shape[0] == 1 < x.eta.shape[0]
+    fine = irregular is None and not enter("fisher_backward", c, 1 if shared else None)
+    return total, d_vector, fine

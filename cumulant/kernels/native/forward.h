@@ -1,0 +1,133 @@
+// The forward pass over panels: a task takes some panels of one group, and keys in blocks that stay in cache for all of them.
+#pragma once
+#include "panel.h"
+
+namespace {
+
+template <class T, int N> struct Forward {
+  typedef Panel<T, N> P;
+  static constexpr int L = P::L, W = P::W;
+
+  struct Buffers {
+    typename P::Space space;
+    T *atoms, *values;                // converted blocks
+    T *value_square, *atom_square;
+    static size_t bytes(const Call& c) {
+      const int64_t wide = std::max(c.width, c.value_width), rows = std::max<int64_t>(BLOCK, c.width);
+      const int64_t converted = (c.atoms.dtype != OWN<T> ? c.width : 0) + (c.values.dtype != OWN<T> ? c.value_width : 0);
+      return ((2 * BLOCK + wide + rows) * W + BLOCK * converted + 3 * (BLOCK + L)) * sizeof(T) + 10 * 64;
+    }
+    Buffers(const Call& c, Scratch& m) {
+      T* zeros = m.take<T>(BLOCK);
+      std::fill(zeros, zeros + BLOCK, T(0));
+      T *S = m.take<T>(BLOCK * W), *table = m.take<T>(BLOCK * W), *fresh = m.take<T>(std::max(c.width, c.value_width) * W);
+      space = {S, table, fresh, m.take<T>(std::max<int64_t>(BLOCK, c.width) * W), zeros};
+      atoms = c.atoms.dtype != OWN<T> ? m.take<T>(BLOCK * c.width) : nullptr;
+      values = c.values.dtype != OWN<T> ? m.take<T>(BLOCK * c.value_width) : nullptr;
+      value_square = m.take<T>(BLOCK + L);
+      atom_square = m.take<T>(BLOCK + L);
+    }
+  };
+
+  // Keys [first, last) of a group as a block. Traces are formed about one of its keys: every query that sees any key of the
+  // block sees the first visible one (causal order, masks of keys); where that does not hold the caller gives a centre.
+  static KeyBlock<T> key_block(const Group<T>& g, int64_t first, int64_t last, const Buffers& m) {
+    const Call& c = g.call;
+    KeyBlock<T> b;
+    b.first = first;
+    b.last = last;
+    b.atoms = Rows<T>(g.key_rows(c.atoms), c.atoms, first, last - first, c.width, m.atoms);
+    if (c.mean) b.values = Rows<T>(g.key_rows(c.values), c.values, first, last - first, c.value_width, m.values);
+    if (c.per_atom.data) b.weights = (const T*)g.key_rows(c.per_atom) + first;
+    if (!c.value_trace && !c.atom_trace) return b;
+    int64_t common = 0;
+    const bool of_keys = c.mask.data && c.mask.row == 0 && c.mask.fold == 0;
+    const uint8_t* visible = of_keys ? (const uint8_t*)g.row(c.mask, 0) + first : nullptr;
+    while (common < last - first - 1 && ((visible && !visible[common]) || (b.weights && b.weights[common] == MINUS_INF<T>))) common++;
+    if (c.value_trace) {
+      b.value_centre = c.value_centre.data ? (const T*)c.value_centre.data + g.offset(c.value_centre) : b.values.data + common * b.values.stride;
+      squared_distances<T>(m.value_square, b.values, 0, last - first, c.value_width, b.value_centre);
+      b.value_square = m.value_square;
+    }
+    if (c.atom_trace) {
+      b.atom_centre = c.atom_centre.data ? (const T*)c.atom_centre.data + g.offset(c.atom_centre) : b.atoms.data + common * b.atoms.stride;
+      squared_distances<T>(m.atom_square, b.atoms, 0, last - first, c.width, b.atom_centre);
+      b.atom_square = m.atom_square;
+    }
+    return b;
+  }
+
+  static void touch(const Rows<T>& rows, int64_t count, int64_t width) {
+    for (int64_t j = 0; j < count; j++)
+      for (int64_t k = 0; k < width; k += int64_t(64 / sizeof(T))) __builtin_prefetch(rows.data + j * rows.stride + k);
+  }
+
+  // all keys in [from, to) that some panel sees
+  static void sweep(const Group<T>& g, P* const* panels, int count, int64_t from, int64_t to, const Buffers& m) {
+    int64_t low = INT64_MAX, high = -1;
+    for (int i = 0; i < count; i++) { low = std::min(low, panels[i]->low_min); high = std::max(high, panels[i]->high_max); }
+    low = std::max(from, low / BLOCK * BLOCK);
+    to = std::min(to, high + 1);
+    for (int64_t j = low; j < to; j += BLOCK) {
+      const KeyBlock<T> b = key_block(g, j, std::min(j + BLOCK, to), m);
+      if (count * W <= 32) {  // few queries read each key once: fetch the whole block before it is needed
+        touch(b.atoms, b.last - b.first, g.call.width);
+        if (g.call.mean) touch(b.values, b.last - b.first, g.call.value_width);
+      }
+      for (int i = 0; i < count; i++) panels[i]->absorb(g, b, m.space);
+    }
+  }
+
+  static int64_t run(const Call& c) {
+    const int64_t groups = groups_of(c), rows = c.fold * c.period, count = (rows + W - 1) / W;
+    int64_t each = std::min<int64_t>(count, std::max(1, 256 / W));
+    if (groups * ((count + each - 1) / each) < 2 * c.threads) each = std::max<int64_t>(1, groups * count / (2 * c.threads));
+    const int64_t chunks = (count + each - 1) / each, tasks = groups * chunks;
+    if (c.threads > 1 && tasks < c.threads && c.keys >= 4 * BLOCK) return run_split(c, groups, count);
+    std::atomic<int64_t> irregular{0};
+    parallel(c.threads, tasks, [&](int64_t t) {
+      const Group<T> g(c, t / chunks);
+      const int64_t chunk = c.causal ? chunks - 1 - t % chunks : t % chunks;  // the longest first
+      Scratch& memory = scratch();
+      memory.reserve(each * P::scratch_bytes(c) + Buffers::bytes(c));
+      const Buffers buffers(c, memory);
+      P* panels[64];
+      int here = 0;
+      for (int64_t i = chunk * each; i < std::min(count, (chunk + 1) * each); i++) {
+        panels[here] = P::make(c, memory);
+        panels[here++]->start(g, i * W, buffers.space.rows, true);
+      }
+      sweep(g, panels, here, 0, g.keys, buffers);
+      int64_t bad = 0;
+      for (int i = 0; i < here; i++) bad += panels[i]->finish(g);
+      if (bad) irregular += bad;
+    });
+    return irregular;
+  }
+
+  // too few panels for the threads: each is swept over parts of the keys, and the parts are merged in order
+  static int64_t run_split(const Call& c, int64_t groups, int64_t count) {
+    const int64_t panels = groups * count, splits = std::min<int64_t>((4 * c.threads + panels - 1) / panels, c.keys / (2 * BLOCK));
+    Scratch shared;
+    shared.reserve(panels * splits * P::scratch_bytes(c));
+    std::vector<P*> parts(panels * splits);
+    for (auto& p : parts) p = P::make(c, shared);
+    parallel(c.threads, panels * splits, [&](int64_t t) {
+      const Group<T> g(c, t / splits / count);
+      const int64_t part = t % splits, length = (g.keys + splits - 1) / splits;
+      Scratch& memory = scratch();
+      memory.reserve(Buffers::bytes(c));
+      const Buffers buffers(c, memory);
+      parts[t]->start(g, (t / splits % count) * W, buffers.space.rows, part == 0);
+      sweep(g, &parts[t], 1, std::min(g.keys, part * length), std::min(g.keys, (part + 1) * length), buffers);
+    });
+    int64_t irregular = 0;
+    for (int64_t i = 0; i < panels; i++) {
+      for (int64_t s = 1; s < splits; s++) parts[i * splits]->merge(c, *parts[i * splits + s]);
+      irregular += parts[i * splits]->finish(Group<T>(c, i / count));
+    }
+    return irregular;
+  }
+};
+
+}  // namespace

@@ -1,0 +1,192 @@
+// Vectors by the extensions of GCC and Clang: one source for every instruction set, no intrinsics but for half precision.
+#pragma once
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <utility>
+#if defined(__F16C__)
+#include <immintrin.h>
+#endif
+
+#ifndef VECTOR_BYTES
+#if defined(__AVX512F__)
+#define VECTOR_BYTES 64
+#elif defined(__AVX2__)
+#define VECTOR_BYTES 32
+#else
+#define VECTOR_BYTES 16
+#endif
+#endif
+#define INLINE inline __attribute__((always_inline))
+#define UNROLL _Pragma("GCC unroll 16")  // without it loops over registers stay loops below -O3
+
+namespace {
+
+template <class T> struct Simd;
+template <> struct Simd<float> {
+  typedef float V __attribute__((vector_size(VECTOR_BYTES)));
+  typedef int32_t I __attribute__((vector_size(VECTOR_BYTES)));  // what comparisons give: -1 or 0
+  typedef int32_t Int;
+};
+template <> struct Simd<double> {
+  typedef double V __attribute__((vector_size(VECTOR_BYTES)));
+  typedef int64_t I __attribute__((vector_size(VECTOR_BYTES)));
+  typedef int64_t Int;
+};
+template <class T> using Vec = typename Simd<T>::V;
+template <class T> using Mask = typename Simd<T>::I;
+template <class T> constexpr int LANES = VECTOR_BYTES / sizeof(T);
+template <class T> constexpr T MINUS_INF = -std::numeric_limits<T>::infinity();
+
+template <class T> INLINE Vec<T> splat(T x) {
+  Vec<T> v;
+  UNROLL for (int i = 0; i < LANES<T>; i++) v[i] = x;
+  return v;
+}
+template <class V> INLINE V larger(V a, V b) { return a > b ? a : b; }  // b where a is NaN
+template <class T> INLINE Vec<T> load(const T* p) { Vec<T> v; std::memcpy(&v, p, VECTOR_BYTES); return v; }
+template <class T> INLINE void store(T* p, Vec<T> v) { std::memcpy(p, &v, VECTOR_BYTES); }
+template <class T> INLINE Vec<T>& at(T* p) { return *reinterpret_cast<Vec<T>*>(p); }  // aligned
+template <class T> INLINE const Vec<T>& at(const T* p) { return *reinterpret_cast<const Vec<T>*>(p); }
+template <class T> INLINE T sum(Vec<T> v) { T s = 0; UNROLL for (int i = 0; i < LANES<T>; i++) s += v[i]; return s; }
+template <class T> INLINE T max(Vec<T> v) { T s = v[0]; UNROLL for (int i = 1; i < LANES<T>; i++) s = v[i] > s ? v[i] : s; return s; }
+template <class I> INLINE bool any(I m) { bool some = false; UNROLL for (size_t i = 0; i < sizeof(I) / sizeof(m[0]); i++) some |= m[i] != 0; return some; }
+
+// exp of numbers that are at most about 0: by 2^n times a polynomial (Cephes' coefficients in single precision, Taylor's in
+// double). Exactly 0 where the result would be subnormal; NaN stays NaN.
+INLINE Vec<float> exponential(Vec<float> x) {
+  const float low = -87.33654f;
+  const auto under = x < low;
+  const Vec<float> y = under ? splat<float>(low) : x;
+  const Vec<float> shifted = y * 1.44269504088896341f + 12582912.f;  // adding 1.5·2^23 rounds to an integer
+  const Vec<float> n = shifted - 12582912.f;
+  Vec<float> r = y - n * 0.693145751953125f;
+  r = r - n * 1.42860682030941723212e-6f;
+  Vec<float> p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * (r * r) + r + 1.f;
+  p = (Vec<float>)((Mask<float>)p + ((Mask<float>)shifted << 23));
+  return under ? splat<float>(0.f) : p;
+}
+INLINE Vec<double> exponential(Vec<double> x) {
+  const double low = -708.0;
+  const auto under = x < low;
+  const Vec<double> y = under ? splat<double>(low) : x;
+  const Vec<double> shifted = y * 1.4426950408889634074 + 6755399441055744.0;
+  const Vec<double> n = shifted - 6755399441055744.0;
+  Vec<double> r = y - n * 6.93145751953125e-1;
+  r = r - n * 1.42860682030941723212e-6;
+  Vec<double> p = r * 2.08767569878681e-9 + 2.505210838544172e-8;
+  p = p * r + 2.755731922398589e-7;
+  p = p * r + 2.7557319223985893e-6;
+  p = p * r + 2.48015873015873e-5;
+  p = p * r + 1.984126984126984e-4;
+  p = p * r + 1.3888888888888889e-3;
+  p = p * r + 8.333333333333333e-3;
+  p = p * r + 4.1666666666666664e-2;
+  p = p * r + 1.6666666666666666e-1;
+  p = p * r + 0.5;
+  p = p * (r * r) + r + 1.0;
+  p = (Vec<double>)((Mask<double>)p + ((Mask<double>)shifted << 52));
+  return under ? splat<double>(0.0) : p;
+}
+
+// ---------------------------------------------------------------- transposes, by networks that interleave two vectors
+template <class T> struct Interleave {
+  static constexpr int L = LANES<T>;
+  template <int half, class V, int... i> static INLINE V mix(V a, V b, std::integer_sequence<int, i...>) {
+    return __builtin_shufflevector(a, b, ((i & 1) * L + half * (L / 2) + i / 2)...);
+  }
+  template <class V> static INLINE V low(V a, V b) { return mix<0>(a, b, std::make_integer_sequence<int, L>()); }
+  template <class V> static INLINE V high(V a, V b) { return mix<1>(a, b, std::make_integer_sequence<int, L>()); }
+};
+template <class T> INLINE void transpose(Vec<T>* a) {  // LANES vectors, in place
+  constexpr int L = LANES<T>;
+  UNROLL for (int step = 1; step < L; step *= 2) {
+    Vec<T> b[L];
+    UNROLL for (int i = 0; i < L / 2; i++) {
+      b[2 * i] = Interleave<T>::low(a[i], a[i + L / 2]);
+      b[2 * i + 1] = Interleave<T>::high(a[i], a[i + L / 2]);
+    }
+    UNROLL for (int i = 0; i < L; i++) a[i] = b[i];
+  }
+}
+template <class T> INLINE Vec<T> sums(Vec<T>* a) {  // the horizontal sums of LANES vectors, as one vector
+  UNROLL for (int half = LANES<T> / 2; half; half /= 2)
+    UNROLL for (int i = 0; i < half; i++)
+      a[i] = Interleave<T>::low(a[i], a[i + half]) + Interleave<T>::high(a[i], a[i + half]);
+  return a[0];
+}
+
+// ---------------------------------------------------------------- half precision
+enum Dtype : int64_t { FLOAT32 = 0, FLOAT64 = 1, FLOAT16 = 2, BFLOAT16 = 3, BYTES = 4 };
+template <class T> constexpr int64_t OWN = sizeof(T) == 4 ? FLOAT32 : FLOAT64;
+inline int64_t bytes_of(int64_t dtype) { return dtype == FLOAT64 ? 8 : dtype == FLOAT32 ? 4 : dtype == BYTES ? 1 : 2; }
+
+inline float from_bfloat16(uint16_t x) { uint32_t bits = uint32_t(x) << 16; float y; std::memcpy(&y, &bits, 4); return y; }
+inline float from_float16(uint16_t x) {
+  const uint32_t sign = uint32_t(x & 0x8000) << 16, exponent = (x >> 10) & 31, fraction = x & 1023;
+  if (exponent == 0) { const float y = fraction * 5.9604644775390625e-8f; return sign ? -y : y; }
+  const uint32_t bits = sign | (exponent == 31 ? 0x7f800000u : (exponent + 112) << 23) | fraction << 13;
+  float y;
+  std::memcpy(&y, &bits, 4);
+  return y;
+}
+template <class T> void widen(T* to, const void* from, int64_t dtype, int64_t count) {  // `count` numbers of any type as T
+  const uint16_t* half = (const uint16_t*)from;
+  if (dtype == BFLOAT16) for (int64_t i = 0; i < count; i++) to[i] = from_bfloat16(half[i]);
+  else if (dtype == FLOAT16) {
+    int64_t i = 0;
+#if defined(__F16C__)
+    if constexpr (sizeof(T) == 4)
+      for (; i + 8 <= count; i += 8) _mm256_storeu_ps(to + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(half + i))));
+#endif
+    for (; i < count; i++) to[i] = from_float16(half[i]);
+  }
+  else if (dtype == FLOAT32) for (int64_t i = 0; i < count; i++) to[i] = T(((const float*)from)[i]);
+  else for (int64_t i = 0; i < count; i++) to[i] = T(((const double*)from)[i]);
+}
+
+// ---------------------------------------------------------------- rows ↔ lanes
+// to[c * width + i] = from[i][c] · scale for lanes i < rows, 0 beyond
+template <class T> void rows_to_lanes(T* to, int64_t width, const T* const* from, int rows, int64_t d, T scale) {
+  constexpr int L = LANES<T>;
+  for (int64_t first = 0; first < width; first += L) {
+    const int here = int(std::min<int64_t>(L, std::max<int64_t>(0, rows - first)));
+    int64_t c = 0;
+    for (; c + L <= d; c += L) {
+      Vec<T> a[L];
+      UNROLL for (int i = 0; i < L; i++) a[i] = i < here ? load<T>(from[first + i] + c) * scale : splat<T>(0);
+      transpose<T>(a);
+      UNROLL for (int i = 0; i < L; i++) at<T>(to + (c + i) * width + first) = a[i];
+    }
+    for (; c < d; c++)
+      for (int i = 0; i < L; i++) to[c * width + first + i] = i < here ? from[first + i][c] * scale : T(0);
+  }
+}
+// to[i][c] (+)= from[c * width + i] · scale[i]
+template <class T, bool ADD> void lanes_to_rows(T* const* to, const T* from, int64_t width, const T* scale, int rows, int64_t d) {
+  constexpr int L = LANES<T>;
+  for (int64_t first = 0; first < width && first < rows; first += L) {
+    const int here = int(std::min<int64_t>(L, rows - first));
+    const Vec<T> factor = at<T>(scale + first);
+    int64_t c = 0;
+    for (; c + L <= d; c += L) {
+      Vec<T> a[L];
+      UNROLL for (int i = 0; i < L; i++) a[i] = at<T>(from + (c + i) * width + first) * factor;
+      transpose<T>(a);
+      for (int i = 0; i < here; i++) { T* row = to[first + i] + c; store<T>(row, ADD ? a[i] + load<T>(row) : a[i]); }
+    }
+    for (; c < d; c++)
+      for (int i = 0; i < here; i++) {
+        const T x = from[c * width + first + i] * scale[first + i];
+        to[first + i][c] = ADD ? x + to[first + i][c] : x;
+      }
+  }
+}
+
+}  // namespace
