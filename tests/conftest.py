@@ -31,16 +31,6 @@ torch.set_num_threads(1)
 # a shell that starts tests in the background has them ignore Ctrl-C, which some of them send
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# modules whose fixtures take seconds, a run of a real model or a cluster: each stays in one process
-TOGETHER = ("test_observe", "test_over_training", "test_ray", "test_shards")
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
-    for item in items:
-        if item.path.stem in TOGETHER:
-            item.add_marker(pytest.mark.xdist_group(item.path.stem))
-
 
 @pytest.fixture(scope="module")
 def browser():

@@ -223,6 +223,7 @@ def test_quick_run_writes_json_markdown_and_readme(bench, tmp_path):
     assert report.readme_table(saved.read_text()).strip() in readme.read_text()
 
 
+@pytest.mark.long
 def test_without_the_extra_one_sentence():
     code = "import sys; sys.modules['typer'] = None; from cumulant.cli import main; main()"
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)

@@ -15,7 +15,8 @@ def test_there_are_scripts():
 
 
 # these take seconds
-SLOW = ("phase_diagram", "hopfield_digits", "expansion_and_contraction", "metastability", "gaussian_equilibrium")
+SLOW = """entropy_collapse convex_inverse clusters_on_the_sphere phase_diagram hopfield_digits
+expansion_and_contraction metastability gaussian_equilibrium""".split()  # noqa: SIM905
 
 
 @pytest.mark.parametrize(

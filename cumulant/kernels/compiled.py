@@ -14,12 +14,12 @@ from cumulant.kernels.support import Band
 def compiled_stream(x: Inputs, plan: Plan) -> dict[str, Tensor]:
     """What `stream` returns, through `torch.ops.cumulant.sweep`; differentiable once."""
     band = plan.band
-    settings = (",".join(plan.outputs), band.causal, band.window, band.offset, band.period, plan.fused)
+    settings = (",".join(plan.outputs), band.causal, band.window, band.offset, band.period, plan.engine)
     return dict(zip(plan.outputs, sweep_operator(*x, *settings), strict=False))
 
 
-def _plan(names: str, causal: bool, window: int | None, offset: int, period: int, use_fused: bool) -> Plan:
-    return Plan(frozenset(names.split(",")), Band(causal, window, offset, period), use_fused)
+def _plan(names: str, causal: bool, window: int | None, offset: int, period: int, engine: str) -> Plan:
+    return Plan(frozenset(names.split(",")), Band(causal, window, offset, period), engine)
 
 
 @torch.library.custom_op("cumulant::sweep", mutates_args=())
@@ -35,16 +35,16 @@ def sweep_operator(
     window: int | None,
     offset: int,
     period: int,
-    use_fused: bool,
+    engine: str,
 ) -> list[Tensor]:
     x = Inputs(eta, atoms, values, per_atom, per_pair, mask)
-    plan = _plan(names, causal, window, offset, period, use_fused)
+    plan = _plan(names, causal, window, offset, period, engine)
     out, best = evaluate(x, plan)
     return out if best is None else [*out, best]
 
 
 @sweep_operator.register_fake
-def _(eta, atoms, values, per_atom, per_pair, mask, names, causal, window, offset, period, use_fused):
+def _(eta, atoms, values, per_atom, per_pair, mask, names, causal, window, offset, period, engine):
     x = Inputs(eta, atoms, values, per_atom, per_pair, mask)
     out = [empty_output(x, name) for name in names.split(",")]
     if "max_score" in names.split(","):
@@ -67,11 +67,11 @@ def pull_back_operator(
     window: int | None,
     offset: int,
     period: int,
-    use_fused: bool,
+    engine: str,
 ) -> list[Tensor]:
     """Gradients of those of the five inputs that are present, in order."""
     x = Inputs(eta, atoms, values, per_atom, per_pair, mask)
-    plan = _plan(names, causal, window, offset, period, use_fused)
+    plan = _plan(names, causal, window, offset, period, engine)
     known, grad = dict(zip(plan.outputs, out, strict=False)), dict(zip(plan.outputs, grads, strict=True))
     best = out[-1] if "max_score" in plan.statistics else None
     pulled = gradients(x, plan, known, best, grad, (True,) * 5)
@@ -79,7 +79,7 @@ def pull_back_operator(
 
 
 @pull_back_operator.register_fake
-def _(eta, atoms, values, per_atom, per_pair, mask, out, grads, names, causal, window, offset, period, use_fused):
+def _(eta, atoms, values, per_atom, per_pair, mask, out, grads, names, causal, window, offset, period, engine):
     return [torch.empty_like(t) for t in (eta, atoms, values, per_atom, per_pair) if t is not None]
 
 

@@ -1,6 +1,7 @@
 """Forward and backward pass of a plan: by a fast kernel where it is exact, by the reference on the other rows.
 
-The fast kernels multiply atoms that are hidden from a query by their weight 0. That is right as long as every product
+The native kernel leaves out what is hidden and says which of its results are not finite; only those are computed again,
+by the same rules. The kernels in torch multiply atoms that are hidden from a query by their weight 0. That is right as long as every product
 is finite, and traces are right as long as rows are near their common centre (see `columns`). Neither need hold: padding
 may hold any bits, and hidden atoms may be 10¹² times larger than all visible ones. So, where something is hidden,
 
@@ -23,7 +24,8 @@ from cumulant.kernels.autocast import without_autocast
 from cumulant.kernels.columns import AtomColumns
 from cumulant.kernels.dense import largest
 from cumulant.kernels.inputs import Inputs, Plan
-from cumulant.kernels.pullback import TRACES, pull_back
+from cumulant.kernels.native import flat as native
+from cumulant.kernels.pullback import TRACES, add_best, pull_back
 from cumulant.kernels.recompute import present, pull_function, reference, rows_at_once
 from cumulant.kernels.streaming import empty_output, sweep
 from cumulant.kernels.support import Band
@@ -33,20 +35,56 @@ Gradients = list[Tensor | None]
 
 def evaluate(x: Inputs, plan: Plan) -> tuple[list[Tensor], Tensor | None]:
     """The outputs of the plan in order, and the index of the best atom where ``max_score`` is among them."""
+    if plan.engine == "native":
+        return _evaluate_native(x, plan)
     x, ordinary = ordinary_inputs(x, plan, 2)
     if not ordinary:
         out = {name: empty_output(x, name) for name in plan.outputs}
         _by_reference(x, plan, None, out)
         index = x.eta.new_zeros(x.eta.shape[:2], dtype=torch.int64) if "max_score" in plan.statistics else None
         return list(out.values()), index
-    if plan.fused:
+    if plan.engine == "fused":
         return fused.forward(x, plan), None
     columns = AtomColumns.of(x, plan)
     out, best = sweep(x, plan, columns)
+    _far_traces(x, plan, columns, dict(zip(plan.outputs, out, strict=True)))
+    return out, best
+
+
+def _far_traces(x: Inputs, plan: Plan, columns: AtomColumns, out: dict[str, Tensor]) -> None:
     if columns.far is not None:
         traces = replace(plan, statistics=frozenset(columns.names) & frozenset(TRACES))
-        _by_reference(x, traces, columns.far, dict(zip(plan.outputs, out, strict=True)))
-    return out, best
+        _by_reference(x, traces, columns.far, out)
+
+
+def _evaluate_native(x: Inputs, plan: Plan) -> tuple[list[Tensor], Tensor | None]:
+    columns = None
+    if traces_need_centre(x, plan):
+        x, _ = ordinary_inputs(x, plan, 2)
+        columns = AtomColumns.of(x, plan)
+    out, best, irregular = native.forward(x, plan, columns)
+    if irregular is not None:
+        without = without_unseen(x, plan)
+        if without is not x:
+            x = without
+            out, best, irregular = native.forward(x, plan, columns)
+        if irregular is not None:
+            _by_reference(x, plan, irregular, out)
+    if columns is not None:
+        if columns.single is not None:
+            for name in frozenset(columns.names) & frozenset(TRACES):
+                out[name].masked_fill_(columns.single, 0)
+        _far_traces(x, plan, columns, out)
+    return [out[name] for name in plan.outputs], best
+
+
+def traces_need_centre(x: Inputs, plan: Plan) -> bool:
+    """Whether queries of the native kernel that see any key of a block may lack a visible key in common: then traces are
+    formed about one centre, and rows far from it are found beforehand."""
+    if not plan.statistics & set(TRACES):
+        return False
+    per_query = x.per_pair is not None or (x.mask is not None and x.mask.shape[1] > 1)
+    return plan.band.window is not None or per_query
 
 
 def gradients(
@@ -58,19 +96,51 @@ def gradients(
 
 
 def _gradients(x, plan, out, best, grad, needs) -> Gradients:
+    if plan.engine == "native":
+        return _gradients_native(x, plan, out, best, grad, needs)
     x, ordinary = ordinary_inputs(x, plan, 3, *grad.values())
     total: Gradients
     if not ordinary:
-        total = [t.new_zeros(t.shape) if t is not None and need else None for t, need in zip(x[:5], needs, strict=True)]
-        _add_by_reference(x, plan, None, grad, total)
-        return total
-    if plan.fused:
+        return _all_by_reference(x, plan, grad, needs)
+    if plan.engine == "fused":
         total = fused.backward(x, plan, out, grad)
         return [g if need else None for g, need in zip(total, needs, strict=True)]
     columns = AtomColumns.of(x, plan)
     total = pull_back(x, plan, columns, out, best, grad, needs)
     if columns.far is not None:
         _add_by_reference(x, plan, columns.far, {name: grad[name] for name in TRACES if name in grad}, total)
+    return total
+
+
+def _gradients_native(x, plan, out, best, grad, needs) -> Gradients:
+    columns = None
+    if frozenset(grad) & frozenset(TRACES) and traces_need_centre(x, plan):
+        x, _ = ordinary_inputs(x, plan, 3, *grad.values())
+        columns = AtomColumns.of(x, plan)
+    near = grad
+    if columns is not None and columns.without_trace is not None:
+        near = grad | {name: grad[name].masked_fill(columns.without_trace, 0) for name in TRACES if name in grad}
+    total, finite = native.backward(x, plan, out, near, needs)
+    if not finite:
+        without = without_unseen(x, plan)
+        if without is not x:
+            x = without
+            total, finite = native.backward(x, plan, out, near, needs)
+        if not finite:
+            return _all_by_reference(x, plan, grad, needs)
+    if "max_score" in grad and best is not None:
+        alive = out["log_normalizer"] > -torch.inf
+        add_best(x, torch.where(alive, grad["max_score"], 0), best, total)
+    if columns is not None and columns.far is not None:
+        _add_by_reference(x, plan, columns.far, {name: grad[name] for name in TRACES if name in grad}, total)
+    return total
+
+
+def _all_by_reference(x: Inputs, plan: Plan, grad: dict[str, Tensor], needs: tuple[bool, ...]) -> Gradients:
+    total: Gradients = [
+        t.new_zeros(t.shape) if t is not None and need else None for t, need in zip(x[:5], needs, strict=True)
+    ]
+    _add_by_reference(x, plan, None, grad, total)
     return total
 
 
@@ -84,11 +154,19 @@ def ordinary_inputs(x: Inputs, plan: Plan, power: int, *more: Tensor) -> tuple[I
     support = x.support(plan.band)
     if (support.everything and x.eta.shape[1]) or _finite_products(x, power, more):
         return x, True
+    x = without_unseen(x, plan)
+    return x, _finite_products(x, power, more)
+
+
+def without_unseen(x: Inputs, plan: Plan) -> Inputs:
+    """The inputs with atoms that no query of their group sees put to 0; the same inputs where there are none."""
+    support = x.support(plan.band)
+    if support.everything and x.eta.shape[1]:
+        return x
     unseen = ~support.seen_atoms(x.eta.shape[1], x.atoms.shape[1], x.eta.device)[..., None]
-    x = x._replace(
+    return x._replace(
         atoms=x.atoms.masked_fill(unseen, 0), values=None if x.values is None else x.values.masked_fill(unseen, 0)
     )
-    return x, _finite_products(x, power, more)
 
 
 def _finite_products(x: Inputs, power: int, more: tuple[Tensor, ...]) -> bool:

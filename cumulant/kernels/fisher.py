@@ -14,6 +14,7 @@ from torch import Tensor
 from cumulant.kernels.dense import normalize, without_nonfinite
 from cumulant.kernels.evaluate import ordinary_inputs
 from cumulant.kernels.inputs import Inputs, Plan
+from cumulant.kernels.native import flat as native
 from cumulant.kernels.recompute import StripResults, cut, log_weights_of, or_zeros, part_of, present, strips, untracked
 from cumulant.kernels.stream_function import fold, unfold
 from cumulant.kernels.streaming import ranges, tiles
@@ -21,6 +22,10 @@ from cumulant.kernels.streaming import ranges, tiles
 
 def fisher_sweep(x: Inputs, vector: Tensor, plan: Plan) -> Tensor:
     """∇²G(η) v for eta and vector (g, q, d)."""
+    if plan.engine == "native":
+        out, finite = native.fisher(x, vector, plan)
+        if finite:
+            return out
     x, ordinary = ordinary_inputs(x, plan, 3, vector)
     if not ordinary:
         results = StripResults(x, 1)
@@ -89,14 +94,20 @@ class FisherProduct(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx, inputs, output):
         *tensors, ctx.plan = inputs
-        ctx.save_for_backward(*tensors)
+        ctx.save_for_backward(*tensors, output)
         ctx.save_for_forward(*tensors)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad):
-        eta, atoms, per_atom, per_pair, mask, vector = untracked(ctx.saved_tensors)
+        eta, atoms, per_atom, per_pair, mask, vector, product = untracked(ctx.saved_tensors)
         x = Inputs(eta, atoms, None, per_atom, per_pair, mask)
+        if ctx.plan.engine == "native":
+            (d_eta, d_atoms, _, d_atom_w, d_pair_w), d_vector, finite = native.fisher_backward(
+                x, vector, ctx.plan, product.detach(), grad
+            )
+            if finite:
+                return d_eta, d_atoms, d_atom_w, d_pair_w, None, d_vector, None
         results = StripResults(x, 1)
         for heads, rows in strips(x, ctx.plan):
             primal, function = _rows(x, ctx.plan, heads, rows)

@@ -20,7 +20,7 @@ class Plan:
 
     statistics: frozenset[str]
     band: Band
-    fused: bool = False  # served by torch's attention kernel instead of the sweep
+    engine: str = "streaming"  # or "fused", torch's attention kernel, or "native"
 
     @property
     def outputs(self) -> tuple[str, ...]:

@@ -15,11 +15,14 @@ from cumulant.kernels.compiled import compiled_stream
 from cumulant.kernels.fisher import FisherProduct, reference_product
 from cumulant.kernels.inputs import Inputs, Plan
 from cumulant.kernels.moments import ATOMS_AS_VALUES, STATISTICS, Moments, mixing_weights
+from cumulant.kernels.native import flat as native
+from cumulant.kernels.native.call import entries
+from cumulant.kernels.native.library import why_not
 from cumulant.kernels.recompute import reference
 from cumulant.kernels.request import Request
 from cumulant.kernels.stream_function import stream
 
-BACKENDS = ("auto", "dense", "fused", "streaming")
+BACKENDS = ("auto", "dense", "fused", "native", "streaming")
 DERIVED = {"entropy": ("mean_score", "mean_log_weight"), "effective_atoms": ("log_sum_square",)}
 SMALL = 1 << 15  # scores up to which the reference is the fastest kernel, and its matrix no larger than a block
 
@@ -103,9 +106,9 @@ def fisher_product(
     """
     eta, atoms, vector = autocast(eta, atoms, vector)
     log_weights = autocast(log_weights)[0]
-    if backend not in ("auto", "dense", "streaming"):
+    if backend not in ("auto", "dense", "native", "streaming"):
         got = repr(backend)
-        raise ValueError(sentence("fisher_product.backend", "one of auto, dense, streaming", got, "Pick one."))
+        raise ValueError(sentence("fisher_product.backend", "one of auto, dense, native, streaming", got, "Pick one."))
     request = Request(eta, atoms, None, log_weights, mask, causal, window, offset)
     x, band = request.flatten()
     plan = Plan(frozenset({"log_normalizer"}), band)
@@ -115,9 +118,12 @@ def fisher_product(
         raise ValueError(sentence("fisher_product.vector", expected, shape(vector), "One direction per query."))
     v = request.rows(vector[None] if vector.ndim == 1 else vector)
     with without_autocast(eta):
-        if backend == "dense" or (backend == "auto" and _scores(x) <= SMALL):
+        if backend == "auto":
+            backend = "native" if native_refusal(x) is None else "dense" if _scores(x) <= SMALL else "streaming"
+        if backend == "dense":
             out = reference_product(x, v, plan)
         else:
+            plan = replace(plan, engine=backend)
             out = FisherProduct.apply(x.eta, x.atoms, x.per_atom, x.per_pair, x.mask, v, plan)
     return request.unflatten(out)
 
@@ -162,11 +168,21 @@ def _choose(backend: str, x: Inputs, plan: Plan) -> str:
     if backend == "fused" and why is not None:
         expected, advice = "a request that 'fused' can serve", "Use 'streaming' or 'auto'."
         raise ValueError(sentence("moments.backend", expected, why, advice))
+    if backend == "native" and (why := native_refusal(x)) is not None:
+        expected, advice = "a request that 'native' can serve", "Use 'streaming' or 'auto'; `cumulant doctor` says more."
+        raise ValueError(sentence("moments.backend", expected, why, advice))
     if backend != "auto":
         return backend
+    if native_refusal(x) is None:
+        return "native"
     if _scores(x) <= SMALL:
         return "dense"
     return "streaming" if why is not None else "fused"
+
+
+def native_refusal(x: Inputs) -> str | None:
+    """Why the native kernel cannot serve these tensors; None if it can."""
+    return why_not() if entries() is None else native.refusal(x)
 
 
 def _without_score(plan: Plan) -> Plan:
@@ -180,9 +196,9 @@ def _compute(x: Inputs, plan: Plan, backend: str) -> dict[str, Tensor]:
     if backend == "dense":
         return dict(zip(plan.outputs, reference(x, plan), strict=True))
     run = compiled_stream if torch.compiler.is_compiling() else stream
-    if backend == "streaming":
-        return run(x, plan)
-    out = run(x, replace(_without_score(plan), fused=True))
+    if backend != "fused":
+        return run(x, replace(plan, engine=backend))
+    out = run(x, replace(_without_score(plan), engine="fused"))
     if "mean_score" in plan.statistics:
         out["mean_score"] = (x.eta * out["atom_mean"]).sum(-1)
     return {name: out[name] for name in plan.outputs}

@@ -92,7 +92,7 @@ def pull_back(
     if direct is not None:
         _direct(x, factors, direct, total)
     if "max_score" in grad and best is not None:
-        _best(x, grad["max_score"], best, total)
+        add_best(x, grad["max_score"], best, total)
     return total
 
 
@@ -180,7 +180,7 @@ def _direct(x: Inputs, factors: Factors, direct: Tensor, total: list[Tensor | No
         total[3] += direct[..., factors.parts["mean_log_weight"]][..., 0]
 
 
-def _best(x: Inputs, grad: Tensor, best: Tensor, total: list[Tensor | None]) -> None:
+def add_best(x: Inputs, grad: Tensor, best: Tensor, total: list[Tensor | None]) -> None:
     """The maximum moves with the atom that attains it (the first one, on ties)."""
     index = best[..., None].expand(*best.shape, x.atoms.shape[-1])
     if total[0] is not None:

@@ -417,11 +417,13 @@ print(peak() - before)
 """
 
 
-@pytest.mark.parametrize("backend", ["streaming", "fused"])
+@pytest.mark.parametrize(
+    "backend", ["native", *(pytest.param(b, marks=pytest.mark.long) for b in ("streaming", "fused"))]
+)
 @pytest.mark.parametrize(
     ("order", "n", "share"),
     [
-        (0, 16384, 0.1),
+        pytest.param(0, 16384, 0.1, marks=pytest.mark.long),
         (1, 8192, 0.1),
         pytest.param(1, 16384, 0.1, marks=pytest.mark.long),
         pytest.param(2, 8192, 0.3, marks=pytest.mark.long),

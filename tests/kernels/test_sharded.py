@@ -63,7 +63,7 @@ def test_a_sharded_measure_is_the_measure(size, tmp_path):
     assert_small(found)
 
 
-@pytest.mark.parametrize("size", [2, FOUR])
+@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.long), FOUR])
 def test_losses_over_a_group_are_those_of_one_process(size, tmp_path):
     found = run("losses", size, tmp_path)
     assert len(found[0]) == 2 * (6 * 3 + 1 + 4 * 3)

@@ -32,6 +32,8 @@ from cumulant.observatory.statistics.tally import Tally  # noqa: E402
 from cumulant.observatory.text.corpus import Text  # noqa: E402
 from tests.observatory.tiny_models import hooks_of, inputs, make  # noqa: E402
 
+pytestmark = pytest.mark.xdist_group("observe")  # fixtures that take seconds are made in one process
+
 WORDS = ("mean", "law", "norm", "key", "sink", "head")
 TOPICS = [f"The {w} of a measure is a function of its atoms, and {w} is all you need. " * 6 for w in WORDS]
 
@@ -444,6 +446,7 @@ def test_what_is_wrong_gets_a_sentence(directory, tmp_path):
         assert "Traceback" not in found.output
 
 
+@pytest.mark.long
 def test_a_page_is_flat_in_the_number_of_texts(minilm):
     short = observe(minilm, TOPICS[:2], max_length=64, hidden_states=False)
     long = observe(minilm, TOPICS * 3, max_length=64, hidden_states=False)

@@ -42,6 +42,8 @@ from cumulant.observatory.runs.over_training import (  # noqa: E402
 from cumulant.observatory.runs.settings import ObservationSettings, Settings  # noqa: E402
 from cumulant.residual import gradientness  # noqa: E402
 
+pytestmark = pytest.mark.xdist_group("over_training")  # fixtures that take seconds are made in one process
+
 ENDING = {"standard": ".attention", "energy": "", "convex": ".block", "equilibrium": ".block"}  # of the layer's path
 KINDS = tuple(ENDING)
 SMALL = {"dim": 16, "heads": 2, "layers": 2, "hidden": 24, "vocabulary": 257, "context": 24}

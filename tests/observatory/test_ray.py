@@ -32,6 +32,8 @@ from cumulant.observatory.runs.settings import ObservationSettings  # noqa: E402
 from cumulant.observatory.runs.store import Store  # noqa: E402
 from cumulant.observatory.text.corpus import Corpus, plan  # noqa: E402
 
+pytestmark = pytest.mark.xdist_group("ray")  # fixtures that take seconds are made in one process
+
 WORDS = ("measure", "atom", "mean", "law", "head", "key", "query", "value", "norm", "sink", "state", "text", "é", "数")
 
 

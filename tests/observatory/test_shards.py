@@ -39,6 +39,8 @@ from cumulant.observatory.runs.settings import ObservationSettings  # noqa: E402
 from cumulant.observatory.runs.store import Store  # noqa: E402
 from cumulant.observatory.text.corpus import hash_of, plan  # noqa: E402
 
+pytestmark = pytest.mark.xdist_group("shards")  # fixtures that take seconds are made in one process
+
 DOCUMENTS = [f"{'the mean of a law is its gradient ' * (1 + n % 4)}{n}" for n in range(12)]
 CHANGING = ("created", "command")
 QUANTITIES = ("entropy", "log_normalizer", "kl_to_base", "k90", "received_top")

@@ -58,7 +58,11 @@ def test_every_check_serves_a_statement():
     assert {name for c in STATEMENTS for name in c.checks} == set(CHECKS)
 
 
-@pytest.mark.parametrize("name", CHECKS)
+SLOW = ("M1", "M3", "K4")
+EVERY_CHECK = [pytest.param(name, marks=pytest.mark.long if name in SLOW else ()) for name in CHECKS]
+
+
+@pytest.mark.parametrize("name", EVERY_CHECK)
 def test_every_check_passes(name: str):
     result = run.run_check(name)
     if result.skipped:

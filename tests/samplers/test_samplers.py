@@ -246,6 +246,7 @@ def test_means_follow_the_mean_iteration_from_any_start(name):
     close(path[4] - prior.mean, (x0 - prior.mean) / (prior.nu + 1) ** 4, 1e-13)
 
 
+@pytest.mark.long
 def test_stationary_mean_of_long_chains():
     prior = PRIORS["Bernoulli"]
     found = gibbs.run(prior, 500, chains=40, burn_in=20, generator=generator())
