@@ -70,7 +70,9 @@ def _centres(c: Call, columns: AtomColumns | None) -> list[Tensor]:
     return alive
 
 
-def forward(x: Inputs, plan: Plan, columns: AtomColumns | None) -> tuple[dict[str, Tensor], Tensor | None, Tensor | None]:
+def forward(
+    x: Inputs, plan: Plan, columns: AtomColumns | None
+) -> tuple[dict[str, Tensor], Tensor | None, Tensor | None]:
     """The outputs of the plan, the index of the best atom, and which rows (g, q) are not finite (None: all are)."""
     c, alive = _call(x, plan)
     alive += _centres(c, columns)
@@ -89,7 +91,7 @@ def forward(x: Inputs, plan: Plan, columns: AtomColumns | None) -> tuple[dict[st
 def backward(
     x: Inputs, plan: Plan, out: dict[str, Tensor], grad: dict[str, Tensor], needs: tuple[bool, ...]
 ) -> tuple[Gradients, bool]:
-    """Gradients of eta, atoms, values, per_atom and per_pair, not those through max_score; and whether all are finite."""
+    """Gradients of eta, atoms, values, per_atom and per_pair, but for max_score, and whether all are finite."""
     c, alive = _call(x, plan)
     for name, tensor in out.items():
         tensor = tensor.detach().contiguous()
@@ -126,7 +128,7 @@ def _steps(table: Tensor, period: int) -> tuple[int, int]:
 
 def fisher(x: Inputs, vector: Tensor, plan: Plan) -> tuple[Tensor, bool]:
     """∇²G(η) v for eta and vector (g, q, d), and whether all of it is finite."""
-    c, alive = _call(x, plan)
+    c, _alive = _call(x, plan)
     vector = vector.detach().contiguous()
     out = torch.empty_like(vector)
     c.vector, c.fisher = vector.data_ptr(), out.data_ptr()
@@ -140,7 +142,11 @@ def fisher_backward(
     needed = Plan(frozenset({"log_normalizer", "atom_mean"}), plan.band)
     out, _, irregular = forward(x, needed, None)
     c, alive = _call(x, plan)
-    alive += [vector := vector.detach().contiguous(), grad := grad.detach().contiguous(), product := product.contiguous()]
+    alive += [
+        vector := vector.detach().contiguous(),
+        grad := grad.detach().contiguous(),
+        product := product.contiguous(),
+    ]
     for name, tensor in {**out, "vector": vector, "d_fisher": grad, "fisher": product}.items():
         setattr(c, name, tensor.data_ptr())
     total: Gradients = [None] * 5
