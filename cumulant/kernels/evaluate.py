@@ -80,8 +80,8 @@ def _evaluate_native(x: Inputs, plan: Plan) -> tuple[list[Tensor], Tensor | None
 
 
 def traces_need_centre(x: Inputs, plan: Plan) -> bool:
-    """Whether queries that see any key of a block may have no visible key in common, about which the native kernel forms
-    traces: then they are formed about one centre, and rows far from it are found beforehand."""
+    """Whether queries that see any key of a block may have no visible key in common, about which the native kernel
+    forms traces: then they are formed about one centre, and rows far from it are found beforehand."""
     if not plan.statistics & set(TRACES):
         return False
     per_query = x.per_pair is not None or (x.mask is not None and x.mask.shape[1] > 1)

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 from torch._C._functorch import peek_interpreter_stack  # pyright: ignore[reportMissingImports]
+from torch.autograd import forward_ad
 from torch.nn import Parameter
 
 from cumulant.kernels.moments import CENTRED
@@ -65,7 +66,7 @@ _plans: dict[tuple, DirectPlan | None] = {}
 
 def serve(x: Arguments, settings: Settings, check: Check, flat: Flat) -> dict[str, Tensor] | None:
     """The wanted statistics by name; None where this way does not serve."""
-    if peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0:
+    if peek_interpreter_stack() is not None or forward_ad._current_level >= 0:  # pyright: ignore[reportPrivateUsage]
         return None
     key = (settings, *(None if t is None else (type(t), t.shape, t.stride(), t.dtype, t.is_cpu) for t in x))
     try:
@@ -356,7 +357,8 @@ def _closed_form(plan: DirectPlan, x, out: dict[str, Tensor], incoming: dict[str
         incoming["log_normalizer"] = incoming["log_normalizer"] - moved if "log_normalizer" in incoming else -moved
     made = plan.backward(x, out, {name: incoming[name] for name in GRADIENTS_IN if name in incoming}, needs)
     if made is not None and of_sink is not None and made[5] is not None:
-        direct = (of_sink * out["sink_mass"]).sum(-1).reshape(plan.lead).sum_to_size(plan.targets[5])  # pyright: ignore[reportArgumentType]
+        target: tuple[int, ...] = plan.targets[5] or ()
+        direct = (of_sink * out["sink_mass"]).sum(-1).reshape(plan.lead).sum_to_size(target)
         made[5] = made[5] + direct.reshape(made[5].shape).to(made[5].dtype)
     return made
 

@@ -113,9 +113,9 @@ def backward(
             c.d_per_pair = c.per_pair
             point(c.d_per_pair, table, (0, 0, 0, *_steps(table, c.period)), table.shape[2] if table.shape[1] > 1 else 0)
             continue
-        moved = name == "values" and not grad.keys() & {"mean", "value_trace"}
-        total[slot] = tensor.new_zeros(tensor.shape) if moved else tensor.new_empty(tensor.shape)
-        setattr(c, f"d_{name}", total[slot].data_ptr())
+        unmoved = name == "values" and not grad.keys() & {"mean", "value_trace"}
+        total[slot] = made = tensor.new_zeros(tensor.shape) if unmoved else tensor.new_empty(tensor.shape)
+        setattr(c, f"d_{name}", made.data_ptr())
     shared = total[4] is not None and total[4].shape[0] == 1 < groups  # one table for all groups: one thread adds to it
     return total, not enter("backward", c, 1 if shared else None)
 
@@ -153,8 +153,8 @@ def fisher_backward(
     for slot, name in enumerate(("eta", "atoms", None, "per_atom")):
         tensor = x[slot]
         if tensor is not None and name is not None:
-            total[slot] = tensor.new_empty(tensor.shape)
-            setattr(c, f"d_{name}", total[slot].data_ptr())
+            total[slot] = made = tensor.new_empty(tensor.shape)
+            setattr(c, f"d_{name}", made.data_ptr())
     if x.per_pair is not None:
         total[4] = table = x.per_pair.new_zeros(x.per_pair.shape)
         point(c.d_per_pair, table, (0, 0, 0, *_steps(table, c.period)), table.shape[2] if table.shape[1] > 1 else 0)
