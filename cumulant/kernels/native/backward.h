@@ -220,6 +220,7 @@ template <class T, int N> struct Backward {
 
   static int64_t run(const Call& c) {
     const int64_t groups = groups_of(c), rows = c.fold * c.period;
+    if (groups == 0) return 0;
     int64_t splits = 1;
     if (c.threads > 1 && groups < c.threads) {  // what is summed over ranges must stay below the size of the results
       splits = std::min<int64_t>((2 * c.threads + groups - 1) / groups, c.keys / (2 * BLOCK));
@@ -333,7 +334,7 @@ template <class T, int N> struct Backward {
       if (!c.d_eta) continue;
       T* row[W];
       for (int i = 0; i < p.rows; i++) row[i] = own ? own + (r + i) * d : (T*)c.d_eta + g.out(r + i) * d;
-      if (first) { for (int i = 0; i < p.rows; i++) std::memset(row[i], 0, d * sizeof(T)); continue; }
+      if (first) { for (int i = 0; i < p.rows; i++) std::fill_n(row[i], d, T(0)); continue; }
       V bad = splat<T>(0);
       for (int64_t x = 0; x < d * N; x++) bad += at<T>(d_lanes + x * L) * T(0);
       broken += sum<T>(bad);

@@ -39,7 +39,7 @@ template <class T, int N> struct Fisher {
       T* row[W];
       for (int i = 0; i < p.rows; i++) row[i] = (T*)c.fisher + g.out(p.first_row + i) * d;
       const int64_t from = p.low_min, to = p.high_max + 1;
-      if (from >= to) { for (int i = 0; i < p.rows; i++) std::memset(row[i], 0, d * sizeof(T)); return; }
+      if (from >= to) { for (int i = 0; i < p.rows; i++) std::fill_n(row[i], d, T(0)); return; }
       V top[N], mass[N], slope[N], centre[N], there[N];
       for (int v = 0; v < N; v++) { top[v] = splat<T>(MINUS_INF<T>); mass[v] = slope[v] = centre[v] = there[v] = splat<T>(0); }
       bool first = true;
@@ -241,7 +241,7 @@ template <class T, int N> struct Fisher {
           u_row[i] = (T*)c.d_vector + o * d;
         }
         if (first) {
-          for (int i = 0; i < p.rows; i++) { std::memset(eta_row[i], 0, d * sizeof(T)); std::memset(u_row[i], 0, d * sizeof(T)); }
+          for (int i = 0; i < p.rows; i++) { std::fill_n(eta_row[i], d, T(0)); std::fill_n(u_row[i], d, T(0)); }
           continue;
         }
         V bad = splat<T>(0);

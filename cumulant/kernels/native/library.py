@@ -99,11 +99,12 @@ def examine(target: InstructionSet) -> Library | Absence:
 
 
 def _build_message(target: InstructionSet) -> str:
-    """What the build said, in one line."""
+    """What the build said of this target and of all, in one line."""
     path = targets.DIRECTORY / MESSAGE
     text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
-    lines = [line.removeprefix(f"{target.name}: ").strip(" .") for line in text.splitlines() if line.strip()]
-    return "; ".join(lines) or "cumulant was installed without it"
+    others = tuple(f"{other.name}: " for other in targets.INSTRUCTION_SETS if other != target)
+    lines = [line.strip(" .") for line in text.splitlines() if line.strip() and not line.startswith(others)]
+    return "; ".join(line.removeprefix(f"{target.name}: ") for line in lines) or "cumulant was installed without it"
 
 
 def _checked(target: InstructionSet, path: Path, functions: ctypes.CDLL) -> Library | Absence:
