@@ -15,6 +15,10 @@ from scipy.special import logsumexp
 import cumulant.kernels.operator as operator
 import cumulant.kernels.streaming as streaming
 from cumulant import Empirical, Moments, fisher_product, moments
+from cumulant.kernels.compiled import compiled_stream
+from cumulant.kernels.inputs import Inputs, Plan
+from cumulant.kernels.native.call import entries
+from cumulant.kernels.support import Band
 
 SUPPORTS = {
     "plain": {},
