@@ -18,7 +18,7 @@ A query to which no key is visible has output 0, G = −∞, entropy 0 and gradi
 
 from __future__ import annotations
 
-from math import isfinite
+from math import isfinite, log
 from typing import NamedTuple
 
 import torch
@@ -27,9 +27,17 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from cumulant.checks import broadcast, require_alike, require_float, sentence, shape
 from cumulant.kernels import moments
-from cumulant.kernels.autocast import autocast, without_autocast
+from cumulant.kernels.autocast import autocast
 from cumulant.kernels.dense import accumulate
+from cumulant.kernels.moments import safe_logaddexp
+from cumulant.kernels.native.direct import Arguments, Settings
+from cumulant.kernels.operator import scaled_moments
+from cumulant.kernels.support import Band
 from cumulant.typing import PerQuery, Queries
+
+# what the kernel must form for `Attended`
+OWN_VALUES = frozenset({"mean", "mean_score", "mean_log_weight", "log_sum_square", "value_trace"})
+KEYS_AS_VALUES = frozenset({"atom_mean", "mean_score", "mean_log_weight", "log_sum_square", "atom_trace"})
 
 
 def attention(
@@ -70,10 +78,9 @@ def attention(
         options = {"attn_mask": attn_mask, "dropout_p": dropout_p, "is_causal": is_causal, "scale": scale}
         return scaled_dot_product_attention(query, key, value, **options, enable_gqa=enable_gqa)
     mask, bias = _mask_or_bias(attn_mask, query, key)
-    support = {"mask": mask, "log_weights": bias, "causal": is_causal, "offset": 0}
-    eta, keys, values = _in_one_precision(query, scale, key, value)
-    with without_autocast(query):
-        mean = moments(eta, keys, values, statistics=("mean",), **support).mean
+    settings = Settings(frozenset({"mean"}), _scale(query, scale), is_causal, None, 0)
+    _require_one_dtype(query, key, value)
+    mean = scaled_moments(Arguments(query, key, value, bias, mask, None), None, settings, "auto").mean
     return mean.to(query.dtype)
 
 
@@ -149,54 +156,66 @@ def attend(
     """
     query, key = autocast(query, key)
     value, log_weights = autocast(value, log_weights)
-    eta, keys, values = _in_one_precision(query, scale, key, value)
     if log_weights is not None:
         require_alike("attend.log_weights", require_float("attend.log_weights", log_weights), "query", query)
-        log_weights = accumulate(log_weights)
-    support = {"mask": mask, "causal": causal, "offset": offset, "window": window, "log_weights": log_weights}
-    with without_autocast(query):
-        return _attend(eta, keys, values, sink, source_marginal, backend, support)
-
-
-def _attend(
-    eta: Tensor,
-    key: Tensor,
-    value: Tensor | None,
-    sink: float | Tensor | None,
-    source_marginal: bool | Tensor,
-    backend: str,
-    support: dict,
-) -> Attended:
-    names = ("mean", "entropy", "effective_atoms", "value_trace")
-    m = moments(eta, key, value, sink=sink, statistics=names, backend=backend, **support)
-    g, absent = m.log_normalizer, m.log_normalizer == -torch.inf
-    # G(0), the log of the mass visible to each query, by the same sum over scores that are 0
-    zeros = eta.new_zeros(*eta.shape[:-1], 1), key.new_zeros(*key.shape[:-1], 1)
-    base = moments(*zeros, sink=sink, statistics=(), **support).log_normalizer
+    factor = _scale(query, scale)
+    _require_one_dtype(query, key, value)
+    statistics = OWN_VALUES if value is not None else KEYS_AS_VALUES
+    settings = Settings(statistics, factor, bool(causal), window, offset)
+    x = Arguments(query, key, value, log_weights, mask, None)
+    m = scaled_moments(x, sink, settings, backend)
+    g = m.log_normalizer
+    kl = m.mean_score + (_log_base_mass(x, sink, settings, g) - g)
     return Attended(
         output=m.mean,
         log_normalizer=g,
         entropy=m.entropy,
         effective_atoms=m.effective_atoms,
-        kl_to_base=torch.where(absent, 0, m.mean_score + torch.where(absent, 0, base) - torch.where(absent, 0, g)),
+        kl_to_base=kl if m.nonempty else torch.where(g == -torch.inf, 0, kl),
         collapse_loss=m.value_trace,
         sink_mass=torch.zeros_like(g) if m.sink_mass is None else m.sink_mass,
-        source_marginal=_received(eta, key, g, source_marginal, support),
+        source_marginal=None if source_marginal is False else _received(x, factor, g, source_marginal, settings),
     )
 
 
-def _received(eta: Tensor, key: Tensor, g: Tensor, weights: bool | Tensor, support: dict) -> Tensor | None:
+def _log_base_mass(x: Arguments, sink: float | Tensor | None, settings: Settings, g: Tensor) -> Tensor | float:
+    """G(0): the log of the mass that is visible to each query; 0 where there is none."""
+    if x.mask is not None or x.log_weights is not None:  # by the same sum over scores that are 0
+        zeros = x._replace(eta=torch.zeros_like(x.eta[..., :1]), atoms=torch.zeros_like(x.atoms[..., :1]), values=None)
+        base = scaled_moments(zeros, sink, settings._replace(wanted=frozenset(), scale=1.0), "auto").log_normalizer
+        return torch.where(base == -torch.inf, 0, base)
+    keys, queries = x.atoms.shape[-2], 1 if x.eta.ndim == 1 else x.eta.shape[-2]
+    first = settings.offset or 0
+    if settings.window is not None:
+        band = Band(settings.causal, settings.window, first, max(1, queries))
+        low, high = band.reached(torch.arange(queries, device=g.device), keys)
+        count = (high - low).to(g.dtype)
+    elif settings.causal and queries > 1:
+        count = torch.arange(first + 1, first + queries + 1, dtype=g.dtype, device=g.device).clamp_(0, keys)
+    else:
+        alone = min(max(first + 1, 0), keys) if settings.causal else keys
+        if sink is None:
+            return log(alone) if alone else 0.0
+        count = torch.tensor([float(alone)], dtype=g.dtype, device=g.device)
+    count = count[0] if x.eta.ndim == 1 else count
+    if sink is None:
+        return count.clamp_min_(1).log_()
+    s = torch.as_tensor(sink, dtype=g.dtype, device=g.device)
+    base = safe_logaddexp(count.log(), (s if s.ndim == 0 or x.eta.ndim == 1 else s[..., None]).expand(g.shape))
+    return torch.where(base == -torch.inf, 0, base)
+
+
+def _received(x: Arguments, scale: float, g: Tensor, weights: bool | Tensor, settings: Settings) -> Tensor:
     """Σ_i π_i p_ij, as attention of the keys over the queries, which have the log weights log π_i − G_i.
 
     Both axes are reversed, which turns "key j ≤ offset + i" into "query i' ≤ offset' + key j'" with j' = n−1−j.
     """
-    if weights is False:
-        return None
+    eta, key = accumulate(x.eta) * scale, accumulate(x.atoms)
     rows = eta[None] if eta.ndim == 1 else eta
     g = g[..., None] if eta.ndim == 1 else g
     q, n = rows.shape[-2], key.shape[-2]
     if isinstance(weights, Tensor):
-        require_alike("attend.source_marginal", require_float("attend.source_marginal", weights), "query", eta)
+        require_alike("attend.source_marginal", require_float("attend.source_marginal", weights), "query", x.eta)
         if weights.shape[-1] != q:
             expected = f"weights of shape (*batch, q={q})"
             raise ValueError(sentence("attend.source_marginal", expected, shape(weights), "One per query."))
@@ -209,7 +228,7 @@ def _received(eta: Tensor, key: Tensor, g: Tensor, weights: bool | Tensor, suppo
     if key.ndim > 2 and 1 < key.shape[-3] < heads:
         keys = keys.repeat_interleave(heads // key.shape[-3], dim=-3)
     keys = keys.expand(*g.shape[:-1], n, -1)
-    mask, w, offset = support["mask"], support["log_weights"], support["offset"]
+    mask, w = x.mask, x.log_weights
     if mask is not None:
         mask = (mask if mask.ndim > 1 else mask[None]).expand(*mask.shape[:-2], q, n).flip(-1, -2).mT
     per_key = None
@@ -224,34 +243,31 @@ def _received(eta: Tensor, key: Tensor, g: Tensor, weights: bool | Tensor, suppo
         rows.to(g.dtype).flip(-2).expand(*g.shape[:-1], q, -1),
         log_weights=log_share,
         mask=mask,
-        causal=support["causal"],
-        window=support["window"],
-        offset=(offset or 0) + q - n,
+        causal=settings.causal,
+        window=settings.window,
+        offset=(settings.offset or 0) + q - n,
         statistics=(),
     ).log_normalizer
     return (g_of_keys if per_key is None else g_of_keys + per_key).exp().flip(-1)
 
 
-def _natural(query: Tensor, scale: float | None) -> Tensor:
-    """η = scale · q, with 1/√d by default (S1-E1)."""
+def _scale(query: Tensor, scale: float | None) -> float:
+    """The factor in η = scale · q, 1/√d by default (S1-E1)."""
     require_float("attention.query", query)
     if query.ndim == 0:
         raise ValueError(sentence("attention.query", "shape (*batch, q, d) or (d,)", shape(query), "Add the axes."))
-    if scale is not None and (isinstance(scale, bool) or not isinstance(scale, int | float) or not isfinite(scale)):
+    if scale is None:
+        return max(1, query.shape[-1]) ** -0.5
+    if isinstance(scale, bool) or not isinstance(scale, int | float) or not isfinite(scale):
         advice = "For one scale per head multiply the queries before the call."
         raise ValueError(sentence("attention.scale", "a finite number or None", scale, advice))
-    return accumulate(query) * (max(1, query.shape[-1]) ** -0.5 if scale is None else scale)
+    return float(scale)
 
 
-def _in_one_precision(
-    query: Tensor, scale: float | None, key: Tensor, value: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """η, keys and values in the precision that sums are formed in; they are of one dtype before."""
-    eta = _natural(query, scale)
+def _require_one_dtype(query: Tensor, key: Tensor, value: Tensor | None) -> None:
     for name, tensor in (("key", key), ("value", value)):
         if tensor is not None:
             require_alike(f"attention.{name}", require_float(f"attention.{name}", tensor), "query", query)
-    return eta, accumulate(key), None if value is None else accumulate(value)
 
 
 def _mask_or_bias(attn_mask: Tensor | None, query: Tensor, key: Tensor) -> tuple[Tensor | None, Tensor | None]:
@@ -265,7 +281,7 @@ def _mask_or_bias(attn_mask: Tensor | None, query: Tensor, key: Tensor) -> tuple
     if attn_mask.dtype == torch.bool:
         return attn_mask, None
     require_alike("attention.attn_mask", attn_mask, "query", query)
-    wide = accumulate(attn_mask.reshape((1,) * (query.ndim - attn_mask.ndim) + attn_mask.shape))
+    wide = attn_mask.reshape((1,) * (query.ndim - attn_mask.ndim) + attn_mask.shape)
     if wide.shape[-1] == 1:
         wide = wide.expand(*wide.shape[:-1], key.shape[-2])
     return None, wide[..., 0, :] if wide.shape[-2] == 1 else wide

@@ -20,6 +20,8 @@ def autocast(*tensors: T) -> tuple[T, ...]:
     ...     [t.dtype for t in autocast(torch.ones(1), torch.ones(1, dtype=torch.float64))]
     [torch.bfloat16, torch.float64]
     """
+    if not torch._C._is_any_autocast_enabled():  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+        return tensors
     return tuple(_cast(t) for t in tensors)
 
 

@@ -1,9 +1,10 @@
 """Forward and backward pass of a plan: by a fast kernel where it is exact, by the reference on the other rows.
 
 The native kernel leaves out what is hidden and says which of its results are not finite; only those are computed again,
-by the same rules. The kernels in torch multiply atoms that are hidden from a query by their weight 0. That is right as long as every product
-is finite, and traces are right as long as rows are near their common centre (see `columns`). Neither need hold: padding
-may hold any bits, and hidden atoms may be 10¹² times larger than all visible ones. So, where something is hidden,
+by the rules below. The kernels in torch multiply atoms that are hidden from a query by their weight 0. That is right as
+long as every product is finite, and traces are right as long as rows are near their common centre (see `columns`).
+Neither need hold: padding may hold any bits, and hidden atoms may be 10¹² times larger than all visible ones. So, where
+something is hidden,
 
     atoms that are visible to no query of their group are put to 0 if any number is near the edge of the dtype;
     what is still near it, or not finite, goes to the reference, whose rule holds for every kernel: a query to which a
@@ -79,8 +80,8 @@ def _evaluate_native(x: Inputs, plan: Plan) -> tuple[list[Tensor], Tensor | None
 
 
 def traces_need_centre(x: Inputs, plan: Plan) -> bool:
-    """Whether queries of the native kernel that see any key of a block may lack a visible key in common: then traces are
-    formed about one centre, and rows far from it are found beforehand."""
+    """Whether queries that see any key of a block may have no visible key in common, about which the native kernel
+    forms traces: then they are formed about one centre, and rows far from it are found beforehand."""
     if not plan.statistics & set(TRACES):
         return False
     per_query = x.per_pair is not None or (x.mask is not None and x.mask.shape[1] > 1)

@@ -44,11 +44,13 @@ class Moments:
     log_normalizer  (*batch, q)
     statistics      what was computed, by name; a property below raises a ValueError where its statistic is missing
     sink_mass       (*batch, q), or None where no sink was added
+    nonempty        whether it is known that every query sees an atom
     """
 
     log_normalizer: PerQuery
     statistics: dict[str, Tensor] = field(default_factory=dict)
     sink_mass: PerQuery | None = None
+    nonempty: bool = False
 
     @property
     def mean(self) -> Queries:
@@ -105,7 +107,7 @@ class Moments:
         """H(p) = G − Σ p ⟨η,x⟩ − Σ p w; zero for an empty row."""
         g = self.log_normalizer
         h = g - self._requested("mean_score", "entropy") - self._requested("mean_log_weight", "entropy")
-        return torch.where(g == -torch.inf, 0, h)
+        return h if self.nonempty else torch.where(g == -torch.inf, 0, h)
 
     @property
     def perplexity(self) -> PerQuery:
@@ -116,8 +118,10 @@ class Moments:
     def effective_atoms(self) -> PerQuery:
         """1/Σp² = exp(2G − log_sum_square); zero for an empty row."""
         g = self.log_normalizer
-        empty = g == -torch.inf
         square = self._requested("log_sum_square", "effective_atoms")
+        if self.nonempty:
+            return (2 * g - square).exp()
+        empty = g == -torch.inf
         exponent = torch.where(empty, 0, 2 * g - torch.where(empty, 0, square))
         return torch.where(empty, 0, exponent.exp())
 
@@ -152,7 +156,7 @@ class Moments:
             if name in CENTRED:
                 gap = (self.statistics[CENTRED[name]] - other.statistics[CENTRED[name]]).square()
                 mixed[name] = mixed[name] + u * v * (gap.sum(-1) if gap.ndim > g.ndim else gap)
-        return Moments(g, mixed)
+        return Moments(g, mixed, nonempty=self.nonempty or other.nonempty)
 
     def _requested(self, name: str, attribute: str) -> Tensor:
         if name not in self.statistics:

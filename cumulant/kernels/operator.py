@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
+from functools import cache
 
 import torch
 from torch import Tensor
 
-from cumulant.checks import broadcast, holds, require_alike, require_float, sentence, shape
+from cumulant.checks import broadcast, holds, require_alike, require_float, require_log_weights, sentence, shape
 from cumulant.kernels import fused
 from cumulant.kernels.autocast import autocast, without_autocast
 from cumulant.kernels.compiled import compiled_stream
+from cumulant.kernels.dense import accumulate
 from cumulant.kernels.fisher import FisherProduct, reference_product
 from cumulant.kernels.inputs import Inputs, Plan
 from cumulant.kernels.moments import ATOMS_AS_VALUES, STATISTICS, Moments, mixing_weights
 from cumulant.kernels.native import flat as native
 from cumulant.kernels.native.call import entries
+from cumulant.kernels.native.direct import Arguments, Settings, Shapes, serve
 from cumulant.kernels.native.library import why_not
 from cumulant.kernels.recompute import reference
 from cumulant.kernels.request import Request
@@ -73,14 +76,92 @@ def moments(
     """
     eta, atoms = autocast(eta, atoms)
     values, log_weights = autocast(values, log_weights)
-    request = Request(eta, atoms, values, log_weights, mask, causal, window, offset)
-    wanted = _wanted(statistics, values is not None)
-    with without_autocast(eta):
-        x, band = request.flatten()
-        plan = Plan(_closure(wanted, x), band)
-        out = _compute(x, plan, _choose(backend, x, plan))
-        record = _record(request, x, out)
-        return record if sink is None else add_sink(record, sink, request.single)
+    names = statistics if isinstance(statistics, str | tuple) else tuple(statistics)
+    settings = Settings(_wanted(names, values is not None), 1.0, bool(causal), window, offset)
+    return scaled_moments(Arguments(eta, atoms, values, log_weights, mask, None), sink, settings, backend)
+
+
+def scaled_moments(x: Arguments, sink: float | Tensor | None, settings: Settings, backend: str) -> Moments:
+    """`moments` at scale · eta, without a tensor for it where the native kernel serves."""
+    if sink is not None:
+        x = x._replace(sink=_sink(x.eta, sink))
+    if x.log_weights is not None:
+        require_log_weights("moments.log_weights", require_float("moments.log_weights", x.log_weights))
+    if backend in ("auto", "native") and not torch.compiler.is_compiling() and entries() is not None:
+        fields = serve(x, settings, _shapes, _flat)
+        if fields is not None:
+            return _as_record(x, fields, _nonempty(x, settings))
+    return _flat_record(x, settings, backend)
+
+
+def _nonempty(x: Arguments, settings: Settings) -> bool:
+    """Whether every query sees an atom, as far as shapes tell."""
+    keys, queries = x.atoms.shape[-2], x.eta.shape[-2]
+    if x.mask is not None or x.log_weights is not None or not keys:
+        return False
+    first = settings.offset or 0
+    return (not settings.causal or first >= 0) and (settings.window is None or 0 <= first <= keys - queries)
+
+
+def _sink(eta: Tensor, sink: float | Tensor) -> Tensor:
+    """The log weight of the sink in the precision that sums are formed in."""
+    dtype = torch.float32 if eta.dtype in (torch.float16, torch.bfloat16) else eta.dtype
+    s = torch.as_tensor(sink, dtype=dtype, device=eta.device)
+    if not holds(s < torch.inf):  # also false for NaN
+        advice = "It is the logarithm of a finite mass; -inf is no sink."
+        raise ValueError(sentence("moments.sink", "values below +inf", "NaN or +inf", advice))
+    return s
+
+
+def _request(x: Arguments, settings: Settings) -> Request:
+    _, _, causal, window, offset = settings
+    return Request(x.eta, x.atoms, x.values, x.log_weights, x.mask, causal, window, offset)
+
+
+def _shapes(x: Arguments, settings: Settings) -> Shapes:
+    """Check the arguments; what `serve` must know of them."""
+    request = _request(x, settings)
+    if x.sink is not None:
+        _require_sink(x.sink, request.lead)
+    return Shapes(tuple(request.lead), request.ratio, request.per_pair, request.band.offset)
+
+
+def _require_sink(sink: Tensor, lead: torch.Size) -> None:
+    if sink.ndim and broadcast("moments.sink", sink.shape, lead) != lead:
+        expected = f"a number or one per batch entry {tuple(lead)}"
+        raise ValueError(sentence("moments.sink", expected, shape(sink), "Heads are a batch axis: one sink per head."))
+
+
+def _as_record(x: Arguments, fields: dict[str, Tensor], nonempty: bool) -> Moments:
+    g = fields.pop("log_normalizer")
+    sink_mass = fields.pop("sink_mass", None)
+    if x.values is None:
+        fields |= {name: fields[of_atoms] for name, of_atoms in ATOMS_AS_VALUES.items() if of_atoms in fields}
+    if x.log_weights is None and x.sink is None:
+        fields["mean_log_weight"] = torch.zeros_like(g)
+    return Moments(g, fields, sink_mass, nonempty)
+
+
+def _flat(x: Arguments, settings: Settings) -> dict[str, Tensor]:
+    """Every field of the record by name, by flattened inputs."""
+    record = _flat_record(x, settings, "auto")
+    fields = {"log_normalizer": record.log_normalizer, **record.statistics}
+    return fields if record.sink_mass is None else fields | {"sink_mass": record.sink_mass}
+
+
+def _flat_record(x: Arguments, settings: Settings, backend: str) -> Moments:
+    if settings.scale != 1:
+        x = x._replace(eta=accumulate(x.eta) * settings.scale, atoms=accumulate(x.atoms))
+        x = x._replace(
+            **{n: t if t is None else accumulate(t) for n, t in (("values", x.values), ("log_weights", x.log_weights))}
+        )
+    request = _request(x, settings)
+    with without_autocast(x.eta):
+        flat, band = request.flatten()
+        plan = Plan(_closure(settings.wanted, flat), band)
+        out = _compute(flat, plan, _choose(backend, flat, plan))
+        record = _record(request, flat, out)
+        return record if x.sink is None else add_sink(record, x.sink, request.single)
 
 
 def fisher_product(
@@ -132,7 +213,8 @@ def _scores(x: Inputs) -> int:
     return x.eta.shape[0] * x.eta.shape[1] * x.atoms.shape[1]
 
 
-def _wanted(statistics: Collection[str], own_values: bool) -> frozenset[str]:
+@cache
+def _wanted(statistics: str | tuple[str, ...], own_values: bool) -> frozenset[str]:
     if isinstance(statistics, str):
         statistics = STATISTICS if statistics == "all" else (statistics,)
     names: set[str] = set()
@@ -169,7 +251,10 @@ def _choose(backend: str, x: Inputs, plan: Plan) -> str:
         expected, advice = "a request that 'fused' can serve", "Use 'streaming' or 'auto'."
         raise ValueError(sentence("moments.backend", expected, why, advice))
     if backend == "native" and (why := native_refusal(x)) is not None:
-        expected, advice = "a request that 'native' can serve", "Use 'streaming' or 'auto'; `cumulant doctor` says more."
+        expected, advice = (
+            "a request that 'native' can serve",
+            "Use 'auto'; `cumulant doctor` says more.",
+        )
         raise ValueError(sentence("moments.backend", expected, why, advice))
     if backend != "auto":
         return backend
@@ -182,7 +267,12 @@ def _choose(backend: str, x: Inputs, plan: Plan) -> str:
 
 def native_refusal(x: Inputs) -> str | None:
     """Why the native kernel cannot serve these tensors; None if it can."""
-    return why_not() if entries() is None else native.refusal(x)
+    return _absence() or native.refusal(x)
+
+
+@torch.compiler.assume_constant_result
+def _absence() -> str:
+    return why_not() if entries() is None else ""
 
 
 def _without_score(plan: Plan) -> Plan:
@@ -217,15 +307,9 @@ def _record(request: Request, x: Inputs, out: dict[str, Tensor]) -> Moments:
 def add_sink(record: Moments, sink: float | Tensor, single: bool = False) -> Moments:
     """One more atom at 0 with value 0, by the merge that joins any two sets of atoms; ``single``: no query axis."""
     g = record.log_normalizer
-    s = torch.as_tensor(sink, dtype=g.dtype, device=g.device)
-    if not holds(s < torch.inf):  # also false for NaN
-        advice = "It is the logarithm of a finite mass; -inf is no sink."
-        raise ValueError(sentence("moments.sink", "values below +inf", "NaN or +inf", advice))
+    s = _sink(g, sink)
     if s.ndim:
-        lead = g.shape if single else g.shape[:-1]
-        if broadcast("moments.sink", s.shape, lead) != lead:
-            expected = f"a number or one per batch entry {tuple(lead)}"
-            raise ValueError(sentence("moments.sink", expected, shape(s), "Heads are a batch axis: one sink per head."))
+        _require_sink(s, g.shape if single else g.shape[:-1])
         s = s if single else s[..., None]
     s = s.expand(g.shape)
     alone = {

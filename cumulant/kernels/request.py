@@ -87,7 +87,7 @@ class Request:
             shapes.append(self._wide(self.values.shape[:-2]))
         if self.log_weights is not None:
             w = self.log_weights
-            shapes.append(w.shape[:-2] if self._per_pair else self._wide(w.shape[:-1]))
+            shapes.append(w.shape[:-2] if self.per_pair else self._wide(w.shape[:-1]))
         if self.mask is not None:
             shapes.append(self.mask.shape[:-2])
         return broadcast("moments", *shapes)
@@ -99,7 +99,7 @@ class Request:
         return lead
 
     @property
-    def _per_pair(self) -> bool:
+    def per_pair(self) -> bool:
         """Rank decides, as for `Empirical`; a table of the rank of eta is per pair too where atoms have fewer axes."""
         w = self.log_weights
         return w is not None and (
@@ -111,7 +111,7 @@ class Request:
     @property
     def _foldable(self) -> bool:
         """Whether heads that share keys can stand one after another in the query axis, as rows that are all alike."""
-        return self.mask is None and not self._per_pair and self.band.trivial
+        return self.mask is None and not self.per_pair and self.band.trivial
 
     def flatten(self) -> tuple[Inputs, Band]:
         """Groups of queries over one set of atoms: eta (g, q, d), atoms (g, n, d), and the band."""
@@ -120,9 +120,9 @@ class Request:
         self.selecting, self.sharing = self._order(keys)
         values = None if self.values is None else self._keys(accumulate(self.values), keys)
         w = None if self.log_weights is None else accumulate(self.log_weights)
-        atom_w = None if w is None or self._per_pair else self._keys(w[..., None], keys)[..., 0]
+        atom_w = None if w is None or self.per_pair else self._keys(w[..., None], keys)[..., 0]
         pair_w = (
-            self._pairs(w.expand(*w.shape[:-2], self.eta.shape[-2], -1)) if w is not None and self._per_pair else None
+            self._pairs(w.expand(*w.shape[:-2], self.eta.shape[-2], -1)) if w is not None and self.per_pair else None
         )
         inputs = Inputs(
             self.rows(self.eta), self._keys(accumulate(self.atoms), keys), values, atom_w, pair_w, self._mask()

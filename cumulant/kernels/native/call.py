@@ -48,7 +48,9 @@ def _operands(*names: str) -> list[tuple[str, type]]:
 class Call(ctypes.Structure):
     _fields_ = (
         ("axes", ctypes.c_int64 * 4),
-        *_integers("fold", "period", "keys", "width", "value_width", "precision", "causal", "window", "offset", "threads"),
+        *_integers(
+            "fold", "period", "keys", "width", "value_width", "precision", "causal", "window", "offset", "threads"
+        ),
         ("scale", ctypes.c_double),
         *_pointers("starts", "lengths"),
         *_operands("eta", "atoms", "values", "per_atom", "per_pair", "mask", "sink", "value_centre", "atom_centre"),

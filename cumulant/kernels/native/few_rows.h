@@ -47,40 +47,52 @@ template <class T> struct FewRows {
       at<T>(to + j) = sums<T>(acc);
     }
   }
-  static void average(T* to, const T* p, const T* v, int64_t stride, int keys, int64_t width) {  // Σ p v
-    int64_t c = 0;
-    for (; c + 4 * L <= width; c += 4 * L) {
-      V a[4], b[4];
-      UNROLL for (int x = 0; x < 4; x++) a[x] = b[x] = splat<T>(0);
-      int j = 0;
-      for (; j + 2 <= keys; j += 2)
-        UNROLL for (int x = 0; x < 4; x++) {
-          a[x] += p[j] * load<T>(v + j * stride + c + x * L);
-          b[x] += p[j + 1] * load<T>(v + (j + 1) * stride + c + x * L);
+  // to = Σ_j p_j v_j; with SQUARES returns Σ_j p_j |v_j − c|² as well, from the same loads
+  template <bool SQUARES> static T average(T* to, const T* p, const T* v, int64_t stride, int keys, int64_t width, const T* c) {
+    V total = splat<T>(0);
+    T rest = 0;
+    int64_t k = 0;
+    auto columns = [&](auto count) {
+      constexpr int X = decltype(count)::value;
+      for (; k + X * L <= width; k += X * L) {
+        V a[X], s[X], centre[X];
+        UNROLL for (int x = 0; x < X; x++) {
+          a[x] = s[x] = splat<T>(0);
+          if constexpr (SQUARES) centre[x] = load<T>(c + k + x * L);
         }
-      if (j < keys) UNROLL for (int x = 0; x < 4; x++) a[x] += p[j] * load<T>(v + j * stride + c + x * L);
-      UNROLL for (int x = 0; x < 4; x++) store<T>(to + c + x * L, a[x] + b[x]);
-    }
-    for (; c + L <= width; c += L) {
-      V a = splat<T>(0);
-      for (int j = 0; j < keys; j++) a += p[j] * load<T>(v + j * stride + c);
-      store<T>(to + c, a);
-    }
-    for (; c < width; c++) {
+        for (int j = 0; j < keys; j++)
+          UNROLL for (int x = 0; x < X; x++) {
+            const V y = load<T>(v + j * stride + k + x * L), py = p[j] * y;
+            a[x] += py;
+            if constexpr (SQUARES) { const V gap = y - centre[x]; s[x] += p[j] * gap * gap; }
+          }
+        UNROLL for (int x = 0; x < X; x++) {
+          store<T>(to + k + x * L, a[x]);
+          if constexpr (SQUARES) total += s[x];
+        }
+      }
+    };
+    columns(std::integral_constant<int, 4>());
+    columns(std::integral_constant<int, 1>());
+    for (; k < width; k++) {
       T a = 0;
-      for (int j = 0; j < keys; j++) a += p[j] * v[j * stride + c];
-      to[c] = a;
+      for (int j = 0; j < keys; j++) {
+        a += p[j] * v[j * stride + k];
+        if (SQUARES) { const T gap = v[j * stride + k] - c[k]; rest += p[j] * gap * gap; }
+      }
+      to[k] = a;
     }
+    return SQUARES ? sum<T>(total) + rest : T(0);
   }
 
   struct Buffers {
-    T *score, *p, *bias, *square, *fresh, *atoms, *values, *queries;
+    T *score, *p, *bias, *fresh, *atoms, *values, *queries;
     static size_t bytes(const Call& c) {
       const int64_t converted = (c.atoms.dtype != OWN<T> ? c.width : 0) + (c.values.dtype != OWN<T> ? c.value_width : 0);
-      return (4 * (KEYS + L) + std::max(c.width, c.value_width) + KEYS * converted + MAX_ROWS * c.width) * sizeof(T) + 8 * 64;
+      return (3 * (KEYS + L) + std::max(c.width, c.value_width) + KEYS * converted + MAX_ROWS * c.width) * sizeof(T) + 8 * 64;
     }
     Buffers(const Call& c, Scratch& m) {
-      score = m.take<T>(KEYS + L); p = m.take<T>(KEYS + L); bias = m.take<T>(KEYS + L); square = m.take<T>(KEYS + L);
+      score = m.take<T>(KEYS + L); p = m.take<T>(KEYS + L); bias = m.take<T>(KEYS + L);
       fresh = m.take<T>(std::max(c.width, c.value_width));
       atoms = c.atoms.dtype != OWN<T> ? m.take<T>(KEYS * c.width) : nullptr;
       values = c.values.dtype != OWN<T> ? m.take<T>(KEYS * c.value_width) : nullptr;
@@ -188,17 +200,16 @@ template <class T> struct FewRows {
     s.top = now;
   }
   static void mix(const void* with_trace, T* sum_, const Rows<T>& points, int64_t width, int keys, T shrink, T before, T fresh, T& trace, const Buffers& m) {
-    average(m.fresh, m.p, points.data, points.stride, keys, width);
     const T* centre = nullptr;
-    V squares = splat<T>(0);
+    T squares = 0;
     if (with_trace) {  // about the first visible key of the block
       int j = 0;
       while (j + 1 < keys && m.bias[j] == MINUS_INF<T>) j++;
       centre = points.data + j * points.stride;
-      squared_distances<T>(m.square, points, 0, keys, width, centre);
-      for (int v = 0; v < keys; v += L) { const V p = at<T>(m.p + v); squares += p == T(0) ? splat<T>(0) : p * at<T>(m.square + v); }
-    }
-    join(sum_, m.fresh, width, shrink, before, fresh, trace, centre, sum<T>(squares));
+      squares = average<true>(m.fresh, m.p, points.data, points.stride, keys, width, centre);
+    } else
+      average<false>(m.fresh, m.p, points.data, points.stride, keys, width, nullptr);
+    join(sum_, m.fresh, width, shrink, before, fresh, trace, centre, squares);
   }
 
   static void merge(const Call& c, State& a, const State& b) {

@@ -70,7 +70,9 @@ def _centres(c: Call, columns: AtomColumns | None) -> list[Tensor]:
     return alive
 
 
-def forward(x: Inputs, plan: Plan, columns: AtomColumns | None) -> tuple[dict[str, Tensor], Tensor | None, Tensor | None]:
+def forward(
+    x: Inputs, plan: Plan, columns: AtomColumns | None
+) -> tuple[dict[str, Tensor], Tensor | None, Tensor | None]:
     """The outputs of the plan, the index of the best atom, and which rows (g, q) are not finite (None: all are)."""
     c, alive = _call(x, plan)
     alive += _centres(c, columns)
@@ -89,7 +91,7 @@ def forward(x: Inputs, plan: Plan, columns: AtomColumns | None) -> tuple[dict[st
 def backward(
     x: Inputs, plan: Plan, out: dict[str, Tensor], grad: dict[str, Tensor], needs: tuple[bool, ...]
 ) -> tuple[Gradients, bool]:
-    """Gradients of eta, atoms, values, per_atom and per_pair, not those through max_score; and whether all are finite."""
+    """Gradients of eta, atoms, values, per_atom and per_pair, but for max_score, and whether all are finite."""
     c, alive = _call(x, plan)
     for name, tensor in out.items():
         tensor = tensor.detach().contiguous()
@@ -111,9 +113,9 @@ def backward(
             c.d_per_pair = c.per_pair
             point(c.d_per_pair, table, (0, 0, 0, *_steps(table, c.period)), table.shape[2] if table.shape[1] > 1 else 0)
             continue
-        moved = name == "values" and not grad.keys() & {"mean", "value_trace"}
-        total[slot] = tensor.new_zeros(tensor.shape) if moved else tensor.new_empty(tensor.shape)
-        setattr(c, f"d_{name}", total[slot].data_ptr())
+        unmoved = name == "values" and not grad.keys() & {"mean", "value_trace"}
+        total[slot] = made = tensor.new_zeros(tensor.shape) if unmoved else tensor.new_empty(tensor.shape)
+        setattr(c, f"d_{name}", made.data_ptr())
     shared = total[4] is not None and total[4].shape[0] == 1 < groups  # one table for all groups: one thread adds to it
     return total, not enter("backward", c, 1 if shared else None)
 
@@ -126,7 +128,7 @@ def _steps(table: Tensor, period: int) -> tuple[int, int]:
 
 def fisher(x: Inputs, vector: Tensor, plan: Plan) -> tuple[Tensor, bool]:
     """∇²G(η) v for eta and vector (g, q, d), and whether all of it is finite."""
-    c, alive = _call(x, plan)
+    c, _alive = _call(x, plan)
     vector = vector.detach().contiguous()
     out = torch.empty_like(vector)
     c.vector, c.fisher = vector.data_ptr(), out.data_ptr()
@@ -140,15 +142,19 @@ def fisher_backward(
     needed = Plan(frozenset({"log_normalizer", "atom_mean"}), plan.band)
     out, _, irregular = forward(x, needed, None)
     c, alive = _call(x, plan)
-    alive += [vector := vector.detach().contiguous(), grad := grad.detach().contiguous(), product := product.contiguous()]
+    alive += [
+        vector := vector.detach().contiguous(),
+        grad := grad.detach().contiguous(),
+        product := product.contiguous(),
+    ]
     for name, tensor in {**out, "vector": vector, "d_fisher": grad, "fisher": product}.items():
         setattr(c, name, tensor.data_ptr())
     total: Gradients = [None] * 5
     for slot, name in enumerate(("eta", "atoms", None, "per_atom")):
         tensor = x[slot]
         if tensor is not None and name is not None:
-            total[slot] = tensor.new_empty(tensor.shape)
-            setattr(c, f"d_{name}", total[slot].data_ptr())
+            total[slot] = made = tensor.new_empty(tensor.shape)
+            setattr(c, f"d_{name}", made.data_ptr())
     if x.per_pair is not None:
         total[4] = table = x.per_pair.new_zeros(x.per_pair.shape)
         point(c.d_per_pair, table, (0, 0, 0, *_steps(table, c.period)), table.shape[2] if table.shape[1] > 1 else 0)

@@ -16,29 +16,31 @@ class Geometry(NamedTuple):
     """Sizes of at most four batch axes, the number of heads that share keys, and strides of each tensor.
 
     strides   name → (one per axis, then that from head to head)
+    folded    which of the given axes are in the fold
     """
 
     axes: tuple[int, ...]
     fold: int
     strides: dict[str, tuple[int, ...]]
+    folded: tuple[int, ...]
 
 
 def geometry(lead: tuple[int, ...], strides: dict[str, tuple[int, ...]]) -> Geometry | None:
     """The geometry of tensors that have these strides along the batch axes ``lead``; None if four axes are too few.
 
     >>> geometry((2, 3, 4), {"eta": (120, 40, 10), "atoms": (30, 10, 0)})
-    Geometry(axes=(1, 1, 1, 6), fold=4, strides={'eta': (0, 0, 0, 40, 10), 'atoms': (0, 0, 0, 10, 0)})
+    Geometry(axes=(1, 1, 1, 6), fold=4, strides={'eta': (0, 0, 0, 40, 10), 'atoms': (0, 0, 0, 10, 0)}, folded=(2,))
     """
     names = list(strides)
-    axes: list[tuple[int, tuple[int, ...]]] = []  # size, stride of every tensor
+    axes: list[tuple[int, tuple[int, ...], tuple[int, ...]]] = []  # size, stride of every tensor, axes joined
     for i, size in enumerate(lead):
         if size == 1:
             continue
         steps = tuple(strides[name][i] for name in names)
         if axes and all(before == step * size for before, step in zip(axes[-1][1], steps, strict=True)):
-            axes[-1] = (axes[-1][0] * size, steps)
+            axes[-1] = (axes[-1][0] * size, steps, (*axes[-1][2], i))
         else:
-            axes.append((size, steps))
+            axes.append((size, steps, (i,)))
     key_side = [i for i, name in enumerate(names) if name in KEY_SIDE]
     shared = [axis for axis in axes if all(axis[1][i] == 0 for i in key_side)]
     fold = max(shared, key=lambda axis: axis[0], default=None)
@@ -46,11 +48,12 @@ def geometry(lead: tuple[int, ...], strides: dict[str, tuple[int, ...]]) -> Geom
         axes.remove(fold)
     if len(axes) > AXES:
         return None
-    blank = (1, (0,) * len(names))
+    blank = (1, (0,) * len(names), ())
     axes = [blank] * (AXES - len(axes)) + axes
-    heads, steps = fold or blank
+    heads, steps, folded = fold or blank
     return Geometry(
-        tuple(size for size, _ in axes),
+        tuple(size for size, _, _ in axes),
         heads,
-        {name: (*(step[i] for _, step in axes), steps[i]) for i, name in enumerate(names)},
+        {name: (*(step[i] for _, step, _ in axes), steps[i]) for i, name in enumerate(names)},
+        folded,
     )
