@@ -2,7 +2,8 @@
 //
 //   driver numbers [cases] [seed]   forward, backward, Fisher product and its gradient; chosen cases, then drawn ones
 //   driver threads                  many calls at once, calls inside tasks of the pool
-//   driver fork                     calls in a parent and in its children, while other threads of the parent call too
+//   driver fork                     calls in a parent and in its children, while another thread of the parent calls too; not
+//                                   under AddressSanitizer, whose allocator may be left locked in a child (that of glibc is not)
 //
 // test_sanitizers.py compiles it with the sanitizers. Each tensor has exactly the memory that its strides span, and each part
 // of the kernel's working memory is an allocation of its own: the first byte read or written beyond is an error. What lies
@@ -23,6 +24,7 @@ namespace {
 
 constexpr double INFINITE = std::numeric_limits<double>::infinity();
 constexpr int64_t SIZES[] = {0, 1, 2, 5, 17, 63, 100, 300};
+constexpr unsigned PATIENCE = 900;  // seconds after which a process that waits for ever ends
 std::atomic<int> failures{0};
 
 struct Random {
@@ -672,10 +674,11 @@ void forks() {
     std::fflush(stdout);
     const pid_t child = fork();
     if (child == 0) {
+      alarm(PATIENCE);
       failures = 0;
       for (int k = 0; k < 3; k++) { Case a = drawn(uint64_t(4000 + i * 10 + k)); a.threads = 3; check(a); }
       const pid_t grandchild = fork();
-      if (grandchild == 0) { calls_inside_tasks(); std::fflush(stdout); _exit(failures ? 1 : 0); }
+      if (grandchild == 0) { alarm(PATIENCE); calls_inside_tasks(); std::fflush(stdout); _exit(failures ? 1 : 0); }
       int status = 0;
       waitpid(grandchild, &status, 0);
       std::fflush(stdout);
@@ -695,6 +698,7 @@ void forks() {
 }  // namespace
 
 int main(int count, char** words) {
+  alarm(PATIENCE);
   const std::string what = count > 1 ? words[1] : "numbers";
   if (what == "numbers") numbers(count > 2 ? std::atoll(words[2]) : 200, count > 3 ? uint64_t(std::atoll(words[3])) : 1);
   else if (what == "threads") { split_calls(); many_callers(4, 6); calls_inside_tasks(); many_callers(6, 3); }
