@@ -17,7 +17,6 @@ sliding windows and caches. Packed sequences, chunks and masks that a model comp
 
 from __future__ import annotations
 
-import inspect
 import threading
 from collections.abc import Callable, Collection
 from contextlib import ExitStack
@@ -207,9 +206,7 @@ def attention_function(
     Masks and order as in `read_support`; other arguments are refused unless they are known to change nothing.
     """
     if dropout and module.training:
-        advice = (
-            "Build the model with attention dropout 0 (attention_dropout, attention_probs_dropout_prob), or eval() it."
-        )
+        advice = "Build it with attention_dropout=0 (BERT: attention_probs_dropout_prob=0), or call model.eval()."
         raise ValueError(sentence("attention_function.dropout", "0 in training", dropout, advice))
     if not kwargs.keys() <= HARMLESS:
         _refuse(kwargs)
@@ -354,7 +351,7 @@ def _conjunction(rule: Callable) -> list[Callable]:
 
 def _enclosed(function: Callable, name: str):
     """A variable of the function around this one."""
-    return inspect.getclosurevars(function).nonlocals[name]
+    return (function.__closure__ or ())[function.__code__.co_freevars.index(name)].cell_contents
 
 
 def _code_of(factory: str, *arguments: object):

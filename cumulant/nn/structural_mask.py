@@ -55,7 +55,7 @@ class StructuralMask(Tensor):
         return mask
 
     # shape, dtype and device are answered without an operation
-    __torch_function__ = torch._C._disabled_torch_function_impl  # pyright: ignore
+    __torch_function__ = torch._C._disabled_torch_function_impl  # pyright: ignore[reportAssignmentType, reportPrivateUsage]
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
