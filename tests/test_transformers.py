@@ -137,6 +137,24 @@ def test_generation_with_a_cache(kind, cache):
         assert near(mine[1], theirs[1])
 
 
+SIZES = {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 32}
+SIZES |= {"head_dim": 8, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+CHUNKS = {"attention_chunk_size": 4, "layer_types": ["chunked_attention", "full_attention"], "use_qk_norm": False}
+CHUNKS |= {"num_key_value_heads": 2, "num_local_experts": 2, "num_experts_per_tok": 1, "intermediate_size_mlp": 32}
+LATENT = {"q_lora_rank": 8, "kv_lora_rank": 8, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 8}
+LATENT |= {"first_k_dense_replace": 2, "head_dim": 4}
+
+
+@pytest.mark.parametrize(("kind", "more"), [("llama4_text", CHUNKS), ("deepseek_v3", LATENT)])
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_chunks_of_keys_and_values_of_another_width(kind, more, cache):
+    model = randomise(hf.AutoModelForCausalLM.from_config(hf.AutoConfig.for_model(kind, **SIZES | more)).eval(), seed=1)
+    theirs = continuations(model, True, cache_implementation=cache)
+    mine = continuations(on_ours(model), True, cache_implementation=cache)
+    assert torch.equal(mine[0], theirs[0])
+    assert near(mine[1], theirs[1])
+
+
 @pytest.mark.parametrize("kind", ["llama", "mistral", "gemma3_text", "gpt_oss"])
 @pytest.mark.parametrize("padded", [False, True])
 def test_a_text_in_parts_through_a_cache(kind, padded):
@@ -209,6 +227,23 @@ def test_gradients_are_those_of_the_models_own_function(kind):
     assert mine.keys() == theirs.keys()
     for name, slope in theirs.items():
         assert near(mine[name], slope, 2e-5), name
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointed_gradients_are_the_same_and_calls_are_handed_on_again(reentrant):
+    case = reading("mistral", "left")
+    slopes, calls = {}, []
+    for again in (False, True):
+        model = on_ours(case.model()).requires_grad_(True).train()
+        if again:
+            model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+        with on_attention(model, calls.append):
+            out = model(**case.inputs(), use_cache=False)[0]
+            out[tokens(case, out)].square().sum().backward()
+        slopes[again] = [p.grad for p in model.parameters()]
+    assert len(calls) == 2 + 4
+    for one, two in zip(*slopes.values(), strict=True):
+        assert near(two, one, 1e-6)
 
 
 @pytest.mark.parametrize("kind", ["llama", "bert", "t5", "gemma2", "gpt_oss"])
