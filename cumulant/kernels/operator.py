@@ -200,7 +200,10 @@ def fisher_product(
     v = request.rows(vector[None] if vector.ndim == 1 else vector)
     with without_autocast(eta):
         if backend == "auto":
-            backend = "native" if native_refusal(x) is None else "dense" if _scores(x) <= SMALL else "streaming"
+            small = _scores(x) <= SMALL
+            traced = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (*x, v))
+            served = native_refusal(x) is None and not (small and traced)  # the reference has every derivative
+            backend = "native" if served else "dense" if small else "streaming"
         if backend == "dense":
             out = reference_product(x, v, plan)
         else:

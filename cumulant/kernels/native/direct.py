@@ -197,7 +197,7 @@ def make_plan(x: Arguments, settings: Settings, check: Check) -> DirectPlan | No
     found = check(x, settings)
     if entries() is None or any(t is not None and (type(t) not in PLAIN or not t.is_cpu) for t in x):
         return None
-    if x.eta.ndim < 2 or any(t.dtype not in DTYPES for t in x if t is not None):
+    if x.eta.ndim < 2 or 0 in found.lead or any(t.dtype not in DTYPES for t in x if t is not None):
         return None
     dtype = torch.float32 if x.eta.dtype in (torch.float16, torch.bfloat16) else x.eta.dtype
     prepared = tuple(i for i, t in enumerate(x) if t is not None and not _is_readable(i, t, x.atoms, dtype))
@@ -363,14 +363,17 @@ def _closed_form(plan: DirectPlan, x, out: dict[str, Tensor], incoming: dict[str
     return made
 
 
+def _node(tensor: Tensor, need: bool, again: bool) -> Tensor:
+    return tensor if not need else tensor.view_as(tensor) if again else tensor.detach().requires_grad_()
+
+
 def _by_autograd(x: Arguments, settings: Settings, flat: Flat, incoming: dict[str, Tensor], needs):
     """Gradients through flattened inputs, differentiable where gradients are enabled."""
     again = torch.is_grad_enabled()
     with torch.enable_grad():
-        if not again:
-            x = Arguments(
-                *(t if t is None or not need else t.detach().requires_grad_() for t, need in zip(x, needs, strict=True))  # pyright: ignore[reportArgumentType]
-            )
+        # a node of its own for every argument: one tensor may be several of them
+        own = [t if t is None else _node(t, need, again) for t, need in zip(x, needs, strict=True)]
+        x = Arguments(*own)  # pyright: ignore[reportArgumentType]
         out = flat(x, settings)
         wanted = [t for t, need in zip(x, needs, strict=True) if need and t is not None]
         names = [name for name in incoming if out[name].requires_grad]
