@@ -140,6 +140,8 @@ class DirectPlan:
         self, x: Sequence[Tensor | None], out: dict[str, Tensor], grad: dict[str, Tensor], needs: Sequence[bool]
     ) -> list[Tensor | None] | None:
         """Gradients of eta, atoms, values, log weights, mask (None) and sink; None if they are not all finite."""
+        if not out["log_normalizer"].numel():  # without queries there are no addresses either
+            return [torch.zeros_like(t) if need and t is not None else None for t, need in zip(x, needs, strict=True)]
         c, alive = self._call(x)
         for name, tensor in out.items():
             setattr(c, name, tensor.data_ptr())
