@@ -87,11 +87,19 @@ def scaled_moments(x: Arguments, sink: float | Tensor | None, settings: Settings
         x = x._replace(sink=_sink(x.eta, sink))
     if x.log_weights is not None:
         require_log_weights("moments.log_weights", require_float("moments.log_weights", x.log_weights))
-    if backend in ("auto", "native") and not torch.compiler.is_compiling() and entries() is not None:
+    if backend in ("auto", "native") and not _recorded() and entries() is not None:
         fields = serve(x, settings, _shapes, _flat)
         if fields is not None:
             return _as_record(x, fields, _nonempty(x, settings))
     return _flat_record(x, settings, backend)
+
+
+def _recorded() -> bool:
+    """Whether operators of torch are recorded or replaced as they are called: by the compiler, by torch.jit.trace, by a
+    mode such as that of fake tensors. A call of the native kernel would escape them."""
+    if torch.compiler.is_compiling():
+        return True
+    return torch._C._len_torch_dispatch_stack() > 0 or torch._C._get_tracing_state() is not None  # pyright: ignore
 
 
 def _nonempty(x: Arguments, settings: Settings) -> bool:
@@ -123,7 +131,8 @@ def _shapes(x: Arguments, settings: Settings) -> Shapes:
     request = _request(x, settings)
     if x.sink is not None:
         _require_sink(x.sink, request.lead)
-    return Shapes(tuple(request.lead), request.ratio, request.per_pair, request.band.offset)
+    band = request.band
+    return Shapes(tuple(request.lead), request.ratio, request.per_pair, band.window, band.offset)
 
 
 def _require_sink(sink: Tensor, lead: torch.Size) -> None:
@@ -200,7 +209,8 @@ def fisher_product(
     v = request.rows(vector[None] if vector.ndim == 1 else vector)
     with without_autocast(eta):
         if backend == "auto":
-            backend = "native" if native_refusal(x) is None else "dense" if _scores(x) <= SMALL else "streaming"
+            native = native_refusal(x) is None and not _recorded()
+            backend = "native" if native else "dense" if _scores(x) <= SMALL else "streaming"
         if backend == "dense":
             out = reference_product(x, v, plan)
         else:
@@ -285,7 +295,7 @@ def _without_score(plan: Plan) -> Plan:
 def _compute(x: Inputs, plan: Plan, backend: str) -> dict[str, Tensor]:
     if backend == "dense":
         return dict(zip(plan.outputs, reference(x, plan), strict=True))
-    run = compiled_stream if torch.compiler.is_compiling() else stream
+    run = compiled_stream if _recorded() else stream
     if backend != "fused":
         return run(x, replace(plan, engine=backend))
     out = run(x, replace(_without_score(plan), engine="fused"))
