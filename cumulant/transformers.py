@@ -27,8 +27,10 @@ from torch import Tensor, nn
 
 from cumulant.checks import sentence
 from cumulant.kernels.arguments import Support
+from cumulant.kernels.autocast import autocast
 from cumulant.kernels.moments import STATISTICS, Moments
-from cumulant.kernels.operator import DERIVED, moments
+from cumulant.kernels.native.direct import Arguments, Settings
+from cumulant.kernels.operator import DERIVED, requested, scaled_moments
 from cumulant.nn.attention_interface import (
     IGNORED_ARGUMENTS,
     TokenMasks,
@@ -216,15 +218,15 @@ def attention_function(
     if (keys := visible_keys(support, query.shape[2], key.shape[2])) < key.shape[2]:
         key, value, support = key[:, :, :keys], value[:, :, :keys], support.of_first_keys(keys)
     scale = score_scale(query, scaling)
+    weighed, factor = value, scale
     if softcap is not None:
-        eta, key, weighed, support = _capped(query * scale, key, value, support, softcap)
-    else:
-        eta, weighed = query if scale == 1.0 else query * scale, value
+        query, key, weighed, support = _capped(query * scale, key, value, support, softcap)
+        factor = 1.0
     if _observers:
-        call = module, eta, key, weighed, support, attention_mask, scale, softcap is not None
+        call = module, query, key, weighed, support, attention_mask, scale, factor, softcap is not None
         output: Tensor = _observed(*call)  # pyright: ignore[reportCallIssue]
     else:
-        output = _moments(eta, key, weighed, support, ("mean",)).mean
+        output = _moments(query, key, weighed, support, ("mean",), factor).mean
     return output.to(value.dtype).transpose(1, 2).contiguous(), None
 
 
@@ -236,19 +238,14 @@ def _refuse(arguments: dict[str, object]) -> None:
     require_known("attention_function", arguments, HARMLESS | {"output_attentions"})
 
 
-def _moments(eta: Tensor, key: Tensor, value: Tensor, support: Support, statistics: Collection[str]) -> Moments:
-    return moments(
-        eta,
-        key,
-        value,
-        log_weights=support.log_weights,
-        mask=support.mask,
-        causal=support.causal,
-        window=support.window,
-        sink=support.sink,
-        offset=support.offset,
-        statistics=statistics,
-    )
+def _moments(
+    query: Tensor, key: Tensor, value: Tensor, support: Support, statistics: tuple[str, ...], scale: float
+) -> Moments:
+    """`moments` at scale · query."""
+    query, key, value = autocast(query, key, value)
+    weights = autocast(support.log_weights)[0]
+    settings = Settings(requested(statistics, True), scale, support.causal, support.window, support.offset)
+    return scaled_moments(Arguments(query, key, value, weights, support.mask, None), support.sink, settings, "auto")
 
 
 def _capped(eta: Tensor, key: Tensor, value: Tensor, support: Support, cap: float):
@@ -260,14 +257,14 @@ def _capped(eta: Tensor, key: Tensor, value: Tensor, support: Support, cap: floa
 
 
 @torch.compiler.disable
-def _observed(module, eta, key, value, support: Support, mask: Tensor | None, scale: float, capped: bool) -> Tensor:
+def _observed(module, query, key, value, support: Support, mask: Tensor | None, scale, factor, capped: bool) -> Tensor:
     """The output, with the call handed to the observers of this module."""
     observers = [observer for observer in _observers if module in observer.names]
     statistics = frozenset({"mean"}).union(*(observer.statistics for observer in observers))
-    record = _moments(eta, key, value, support, statistics)
+    record = _moments(query, key, value, support, tuple(sorted(statistics)), factor)
     for observer in observers:
         name = observer.names[module]
-        rows = observer.masks.rows(name, eta.shape[0], eta.shape[2], mask)
+        rows = observer.masks.rows(name, query.shape[0], query.shape[2], mask)
         observer.callback(AttentionMoments(module, name, record, support, rows, scale, capped))
     return record.mean
 
