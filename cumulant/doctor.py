@@ -147,8 +147,10 @@ def _kernel() -> list[Finding]:
         findings += [Finding("kernel", "serves", "torch"), Finding("kernel", "why", found.reason, _advice(found))]
     for target in targets.of_this_machine():
         opened = library.examine(target)
-        value = str(opened.path) if isinstance(opened, library.Library) else opened.reason
-        findings.append(Finding("kernel", target.name, value.removeprefix(f"{target.name}: ")))
+        if isinstance(opened, library.Library):
+            findings.append(Finding("kernel", target.name, str(opened.path), _outdated(opened.path)))
+        else:
+            findings.append(Finding("kernel", target.name, opened.reason.removeprefix(f"{target.name}: ")))
     return findings
 
 
@@ -161,6 +163,13 @@ def _advice(absence: library.Absence) -> str:
     if not targets.compiler():
         return "Install g++ (apt install g++, dnf install gcc-c++, xcode-select --install), then cumulant again."
     return f"Install cumulant again, without {targets.SWITCH}=0, where gcc 11 or clang 12 or later is found."
+
+
+def _outdated(path: Path) -> str:
+    """What to do if a source beside the library, as there is in a clone, was changed after it was compiled."""
+    sources = [*path.parent.glob("*.h"), *path.parent.glob("*.cpp")]
+    newer = [source.name for source in sources if source.stat().st_mtime > path.stat().st_mtime]
+    return f"Older than {', '.join(sorted(newer))}: run make test, or setup.py build_ext --inplace." if newer else ""
 
 
 def _trial(path: Path) -> str:

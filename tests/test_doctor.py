@@ -1,6 +1,7 @@
 """`cumulant doctor` says what is installed, which kernel serves, why, and what to do; it never fails."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -14,6 +15,7 @@ import torch  # noqa: E402
 
 from cumulant import __version__, cli, doctor  # noqa: E402
 from cumulant.kernels.native import library, targets  # noqa: E402
+from tests.kernels.native.test_library import build  # noqa: E402
 
 native = pytest.mark.skipif(not targets.runnable(), reason="runs on processors with AVX2, and on aarch64")
 
@@ -128,6 +130,17 @@ def test_a_switch_is_shown_and_how_to_undo_it(directory, monkeypatch):
     kernel = tree()["kernel"]
     assert kernel[targets.SWITCH]["value"] == "0"
     assert kernel["why"] == {"value": "switched off by CUMULANT_NATIVE=0", "advice": "Unset CUMULANT_NATIVE."}
+
+
+@native
+@pytest.mark.skipif(not targets.compiler(), reason="install g++ to run")
+def test_a_library_that_is_older_than_its_sources_is_named(directory):
+    path = build(directory)
+    assert tree()["kernel"]["serves"]["value"] == f"native {targets.runnable()[0].name}"
+    (directory / "panel.h").write_text("// changed\n")
+    os.utime(path, (1, 1))
+    advice = tree()["kernel"][targets.runnable()[0].name]["advice"]
+    assert advice == "Older than panel.h: run make test, or setup.py build_ext --inplace."
 
 
 def test_a_machine_without_a_kernel(directory, monkeypatch):

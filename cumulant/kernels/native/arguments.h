@@ -1,4 +1,4 @@
-// What a call of the kernel is given: the C ABI, mirrored field by field in call.py.
+// What a call of the kernel is given: the C ABI, mirrored field by field in arguments.py.
 //
 // A call is made of groups. All queries of a group see the same keys: `fold` heads that share them (grouped-query
 // attention), each with `period` queries; row r of a group is query r % period of head r / period. Groups are numbered

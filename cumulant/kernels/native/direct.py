@@ -17,7 +17,8 @@ from torch._C._functorch import is_legacy_batchedtensor, peek_interpreter_stack 
 from torch.autograd import forward_ad
 
 from cumulant.kernels.moments import CENTRED
-from cumulant.kernels.native.call import DTYPES, GRADIENTS_IN, PLAIN, Call, enter, entries, point
+from cumulant.kernels.native.arguments import GRADIENTS_IN, Call
+from cumulant.kernels.native.call import DTYPES, PLAIN, enter, entries, point
 from cumulant.kernels.native.geometry import Geometry, geometry
 
 PLANS = 4096  # how many are remembered

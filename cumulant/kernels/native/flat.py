@@ -7,7 +7,8 @@ from torch import Tensor
 
 from cumulant.kernels.columns import AtomColumns
 from cumulant.kernels.inputs import Inputs, Plan
-from cumulant.kernels.native.call import GRADIENTS_IN, PLAIN, Call, enter, point
+from cumulant.kernels.native.arguments import GRADIENTS_IN, Call
+from cumulant.kernels.native.call import PLAIN, enter, point
 from cumulant.kernels.streaming import empty_output
 
 Gradients = list[Tensor | None]

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from cumulant.checks import sentence
 from cumulant.kernels.native import targets
+from cumulant.kernels.native.arguments import ENTRY_POINTS, Call
 from cumulant.kernels.native.targets import MESSAGE, SWITCH, InstructionSet
 
 ABI_VERSION = 1  # that of kernel.cpp; raise both when an argument or an entry point changes
@@ -108,20 +109,28 @@ def _build_message(target: InstructionSet) -> str:
 
 
 def _checked(target: InstructionSet, path: Path, functions: ctypes.CDLL) -> Library | Absence:
-    """The library, if its own answers are those of this version and instruction set."""
-    advice = "Install cumulant again."
+    """The library, if it has every entry point and its own answers are those of this version and instruction set."""
+
+    def refused(expected: str, got: object) -> Absence:
+        return Absence(sentence(str(path), expected, got, "Install cumulant again."), fault=True)
+
     try:
-        version, name = functions.cumulant_abi_version, functions.cumulant_instruction_set
+        version = functions.cumulant_abi_version
+        version.argtypes, version.restype = (), ctypes.c_int64
+        if version() != ABI_VERSION:
+            return refused(f"version {ABI_VERSION} of its interface", f"version {version()}")
+        size, name = functions.cumulant_call_bytes, functions.cumulant_instruction_set
+        for entry in ENTRY_POINTS:
+            getattr(functions, f"cumulant_{entry}")
     except AttributeError as error:
-        return Absence(sentence(str(path), "a library of this kernel", error, advice), fault=True)
-    version.argtypes, version.restype = (), ctypes.c_int64
-    if version() != ABI_VERSION:
-        expected, got = f"version {ABI_VERSION} of its interface", f"version {version()}"
-        return Absence(sentence(str(path), expected, got, advice), fault=True)
+        return refused("a library of this kernel", str(error).removeprefix(f"{path}: "))
+    size.argtypes, size.restype = (), ctypes.c_int64
+    if size() != ctypes.sizeof(Call):
+        return refused(f"arguments of {ctypes.sizeof(Call)} bytes", f"{size()} bytes")
     name.argtypes, name.restype = (), ctypes.c_char_p
     compiled_for = (name() or b"").decode("ascii", "replace")
     if compiled_for != target.name:
-        return Absence(sentence(str(path), f"a library for {target.name}", compiled_for, advice), fault=True)
+        return refused(f"a library for {target.name}", compiled_for)
     return Library(target.name, path, functions)
 
 

@@ -1,5 +1,6 @@
 """The library of the native kernel is found and checked before it is loaded; with any other file torch serves."""
 
+import ctypes
 import shutil
 import subprocess
 import sys
@@ -9,12 +10,16 @@ import pytest
 import torch
 
 from cumulant.kernels.native import library, targets
+from cumulant.kernels.native.arguments import ENTRY_POINTS, Call
 
-SOURCE = """
+IDENTITY = """
 #include <stdint.h>
 extern "C" int64_t cumulant_abi_version(void) {{ return {version}; }}
+extern "C" int64_t cumulant_call_bytes(void) {{ return {size}; }}
 extern "C" const char* cumulant_instruction_set(void) {{ return "{name}"; }}
 """
+SOURCE = IDENTITY + "".join(f'extern "C" int64_t cumulant_{name}(void*) {{{{ return 0; }}}}\n' for name in ENTRY_POINTS)
+SIZE = ctypes.sizeof(Call)
 SWITCH = targets.SWITCH
 compiled = pytest.mark.skipif(not targets.compiler(), reason="install g++ to run")
 native = pytest.mark.skipif(not targets.runnable(), reason="runs on processors with AVX2, and on aarch64")
@@ -35,11 +40,11 @@ def clear():
     library.library.cache_clear()
 
 
-def build(directory, target=None, source=SOURCE, version=library.ABI_VERSION, name=None):
+def build(directory, target=None, source=SOURCE, version=library.ABI_VERSION, size=SIZE, name=None):
     """A library with nothing but an identity, in the file of ``target``."""
     target = target or targets.runnable()[0]
     path = directory / target.library
-    text = source.format(version=version, name=name or target.name)
+    text = source.format(version=version, size=size, name=name or target.name)
     command = [*targets.compiler(), "-shared", "-fPIC", "-x", "c++", "-", "-o", path]
     subprocess.run(command, input=text, text=True, check=True)
     return path
@@ -160,10 +165,22 @@ def test_a_library_for_another_instruction_set_is_refused(directory):
 
 @native
 @compiled
-def test_a_library_without_the_functions_is_refused(directory):
-    build(directory, source="int something_else;")
-    assert "expected a library of this kernel, got " in refused()
-    assert "cumulant_abi_version" in library.why_not()
+@pytest.mark.parametrize(
+    ("source", "missing"), [("int something_else;", "cumulant_abi_version"), (IDENTITY, "cumulant_forward")]
+)
+def test_a_library_without_the_functions_is_refused(directory, source, missing):
+    path = build(directory, source=source)
+    reason = refused()
+    assert reason.startswith(f"{path}: expected a library of this kernel, got ")
+    assert missing in reason
+
+
+@native
+@compiled
+def test_a_library_with_other_arguments_is_refused(directory):
+    path = build(directory, size=SIZE - 8)
+    got = f"expected arguments of {SIZE} bytes, got {SIZE - 8} bytes. Install cumulant again."
+    assert refused() == f"{path}: {got}"
 
 
 @native
@@ -199,6 +216,7 @@ def test_a_library_that_was_cut_short_is_never_loaded(directory):
     code = f"""
 import sys
 from cumulant.kernels.native import library, targets
+from cumulant.kernels.native.arguments import ENTRY_POINTS, Call
 from pathlib import Path
 path = Path({str(path)!r})
 targets.DIRECTORY = path.parent

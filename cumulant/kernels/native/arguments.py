@@ -1,0 +1,60 @@
+"""The arguments of the native kernel, arguments.h field by field."""
+
+import ctypes
+
+ENTRY_POINTS = ("forward", "backward", "fisher", "fisher_backward")  # cumulant_forward(const Call*), …
+ROW_RESULTS = (  # statistics of a query: one number, or a vector of the width of values or atoms
+    *("log_normalizer", "mean", "atom_mean", "mean_score", "score_variance", "mean_log_weight"),
+    *("value_trace", "atom_trace", "max_score", "log_sum_square", "sink_mass", "max_logit"),
+)
+GRADIENTS_IN = (
+    *("log_normalizer", "mean", "atom_mean", "mean_score", "score_variance", "mean_log_weight"),
+    *("value_trace", "atom_trace", "log_sum_square"),
+)
+MAX_BINS = 16
+
+
+class Operand(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("dtype", ctypes.c_int64),
+        ("group", ctypes.c_int64 * 4),
+        ("fold", ctypes.c_int64),
+        ("row", ctypes.c_int64),
+    )
+
+
+def _integers(*names: str) -> list[tuple[str, type]]:
+    return [(name, ctypes.c_int64) for name in names]
+
+
+def _pointers(*names: str) -> list[tuple[str, type]]:
+    return [(name, ctypes.c_void_p) for name in names]
+
+
+def _operands(*names: str) -> list[tuple[str, type]]:
+    return [(name, Operand) for name in names]
+
+
+class Call(ctypes.Structure):
+    _fields_ = (
+        ("axes", ctypes.c_int64 * 4),
+        *_integers(
+            "fold", "period", "keys", "width", "value_width", "precision", "causal", "window", "offset", "threads"
+        ),
+        ("scale", ctypes.c_double),
+        *_pointers("starts", "lengths"),
+        *_operands("eta", "atoms", "values", "per_atom", "per_pair", "mask", "sink", "value_centre", "atom_centre"),
+        *_operands("output"),
+        *_pointers(*ROW_RESULTS, "best"),
+        *_integers("bins"),
+        *_pointers("edges", "bin_mass"),
+        *_operands("marked"),
+        *_pointers("marked_mass"),
+        *_integers("irregular"),
+        *_pointers("irregular_rows"),
+        *_pointers(*(f"d_{name}" for name in GRADIENTS_IN)),
+        *_pointers("d_eta", "d_atoms", "d_values", "d_per_atom", "d_sink"),
+        *_operands("d_per_pair"),
+        *_pointers("vector", "d_fisher", "fisher", "d_vector"),
+    )
