@@ -432,20 +432,21 @@ def test_statistics_have_gradients():
 
 
 def test_without_observers_only_the_output_is_computed(monkeypatch):
-    asked, compute = [], ours.moments
+    asked, compute = [], ours.scaled_moments
 
-    def count(*arguments, statistics, **more):
-        asked.append(statistics)
-        return compute(*arguments, statistics=statistics, **more)
+    def count(x, sink, settings, backend):
+        asked.append(settings.wanted)
+        return compute(x, sink, settings, backend)
 
-    monkeypatch.setattr(ours, "moments", count)
+    monkeypatch.setattr(ours, "scaled_moments", count)
     case = reading("bert")
     model, other = on_ours(case.model()), on_ours(case.model())
     case.run(model)
     with on_attention(other, lambda call: None, ("entropy",)):
         case.run(model)
         case.run(other)
-    assert [set(names) for names in asked] == [{"mean"}] * 4 + [{"mean", "entropy"}] * 2
+    entropy = {"mean", "mean_score", "mean_log_weight"}
+    assert [set(names) for names in asked] == [{"mean"}] * 4 + [entropy] * 2
 
 
 # ---------------------------------------------------------------------- observers

@@ -99,7 +99,7 @@ def _recorded() -> bool:
     mode such as that of fake tensors. A call of the native kernel would escape them."""
     if torch.compiler.is_compiling():
         return True
-    return torch._C._len_torch_dispatch_stack() > 0 or torch._C._get_tracing_state() is not None  # pyright: ignore
+    return torch._C._len_torch_dispatch_stack() > 0 or torch._C._get_tracing_state() is not None  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
 
 
 def _nonempty(x: Arguments, settings: Settings) -> bool:
@@ -226,9 +226,12 @@ def _scores(x: Inputs) -> int:
     return x.eta.shape[0] * x.eta.shape[1] * x.atoms.shape[1]
 
 
-@cache
 def requested(statistics: str | tuple[str, ...], own_values: bool) -> frozenset[str]:
     """The statistics that a kernel forms for these names."""
+    return (_requested if torch.compiler.is_compiling() else _known_request)(statistics, own_values)
+
+
+def _requested(statistics: str | tuple[str, ...], own_values: bool) -> frozenset[str]:
     if isinstance(statistics, str):
         statistics = STATISTICS if statistics == "all" else (statistics,)
     names: set[str] = set()
@@ -241,6 +244,9 @@ def requested(statistics: str | tuple[str, ...], own_values: bool) -> frozenset[
     if not own_values:  # the values are the atoms
         names = {ATOMS_AS_VALUES.get(n, n) for n in names}
     return frozenset(names)
+
+
+_known_request = cache(_requested)
 
 
 def _closure(wanted: frozenset[str], x: Inputs) -> frozenset[str]:
