@@ -33,6 +33,12 @@ template <class T> void fill_row(T* to, const T* from, int64_t width, int64_t pa
   for (int64_t k = width; k < pad; k++) to[k] = 0;
 }
 
+// How many keys are taken at once, where sums of `columns` numbers are formed for each beside the result.
+template <class T> int64_t segment_of(int64_t columns) {
+  const int64_t bytes = int64_t(4) << 20, keys = bytes / int64_t(sizeof(T)) / (columns + 2);
+  return std::max<int64_t>(8, keys / BLOCK) * BLOCK;
+}
+
 template <class T, int N> struct Backward {
   typedef Panel<T, N> P;
   typedef Vec<T> V;
@@ -243,6 +249,8 @@ template <class T, int N> struct Backward {
       const int64_t spare = (int64_t(8) << 20) / int64_t(sizeof(T)) + groups * c.keys * (c.width + c.value_width);
       splits = std::max<int64_t>(1, std::min(splits, 1 + spare / std::max<int64_t>(1, groups * rows * c.width)));
     }
+    const int64_t columns = padded<T>(c.width + (c.d_atom_trace ? 1 : 0)) + padded<T>(c.value_width + (c.d_value_trace ? 1 : 0));
+    const int64_t segment = segment_of<T>(columns);
     std::vector<T> partial(c.d_eta ? groups * (splits - 1) * rows * c.width : 0);
     std::atomic<int64_t> irregular{0};
     parallel(c.threads, groups * splits, [&](int64_t t) {
@@ -250,7 +258,10 @@ template <class T, int N> struct Backward {
       const int64_t part = t % splits, length = (g.keys + splits - 1) / splits;
       const int64_t from = std::min(g.keys, part * length), to = std::min(g.keys, (part + 1) * length);
       T* own = part ? partial.data() + (g.number * (splits - 1) + part - 1) * rows * c.width : nullptr;
-      if (!range(g, from, to, own, part == 0)) irregular++;
+      for (int64_t a = from, b; a == from || a < to; a = b) {
+        b = std::min(to, a + segment);
+        if (!range(g, a, b, own, a > from, part == 0 && a == from)) irregular++;
+      }
     });
     if (splits > 1 && c.d_eta)
       parallel(c.threads, groups, [&](int64_t n) {
@@ -265,7 +276,8 @@ template <class T, int N> struct Backward {
     return irregular;
   }
 
-  static bool range(const Group<T>& g, int64_t from, int64_t to, T* own, bool first_range) {
+  // the gradients of keys [from, to), and what they send to eta: written to its rows, or to `own`, or added to what is there
+  static bool range(const Group<T>& g, int64_t from, int64_t to, T* own, bool add, bool first_range) {
     const Call& c = g.call;
     Side of_values(c.values.data ? c.d_mean : nullptr, c.values.data ? c.d_value_trace : nullptr, c.mean, c.value_trace, c.value_width);
     Side of_atoms(c.d_atom_mean, c.d_atom_trace, c.atom_mean, c.atom_trace, c.width);
@@ -353,11 +365,12 @@ template <class T, int N> struct Backward {
       if (!c.d_eta) continue;
       T* row[W];
       for (int i = 0; i < p.rows; i++) row[i] = own ? own + (r + i) * d : (T*)c.d_eta + g.out(r + i) * d;
-      if (first) { for (int i = 0; i < p.rows; i++) std::memset(row[i], 0, d * sizeof(T)); continue; }
+      if (first) { for (int i = 0; i < p.rows && !add; i++) std::memset(row[i], 0, d * sizeof(T)); continue; }
       V bad = splat<T>(0);
       for (int64_t x = 0; x < d * N; x++) bad += at<T>(d_lanes + x * L) * T(0);
       broken += sum<T>(bad);
-      lanes_to_rows<T, false>(row, d_lanes, W, scales, p.rows, d);
+      if (add) lanes_to_rows<T, true>(row, d_lanes, W, scales, p.rows, d);
+      else lanes_to_rows<T, false>(row, d_lanes, W, scales, p.rows, d);
     }
     const bool fine = dK.finish(atom_base + from * c.atoms.row * bytes_of(c.atoms.dtype), c.atoms, of_atoms.centres, of_atoms.d_trace, one_row) &
                       dV.finish(value_base ? value_base + from * c.values.row * bytes_of(c.values.dtype) : nullptr, c.values, of_values.centres, of_values.d_trace, one_row);
