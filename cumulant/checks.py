@@ -71,7 +71,7 @@ def require_integer(where: str, value: object, least: int, most: int = sys.maxsi
 
 def require_log_weights(where: str, w: Tensor) -> None:
     """Logarithms of finite masses."""
-    if not holds(w < torch.inf):  # also false for NaN
+    if w.numel() and not holds(w.detach().amax() < torch.inf):  # also false for NaN
         advice = "Weights are logarithms of finite masses; log 0 = -inf is legal."
         raise ValueError(sentence(where, "values below +inf", "NaN or +inf", advice))
 

@@ -87,7 +87,7 @@ def pull_back_operator(
 
 @pull_back_operator.register_fake
 def _(eta, atoms, values, per_atom, per_pair, mask, out, grads, names, causal, window, offset, period, engine):
-    return [torch.empty_like(t) for t in (eta, atoms, values, per_atom, per_pair) if t is not None]
+    return [t.new_empty(t.shape) for t in (eta, atoms, values, per_atom, per_pair) if t is not None]  # contiguous
 
 
 @pull_back_operator.register_vmap

@@ -130,12 +130,12 @@ def _gradients_native(x, plan, out, best, grad, needs) -> Gradients:
     near = grad
     if columns is not None and columns.without_trace is not None:
         near = grad | {name: grad[name].masked_fill(columns.without_trace, 0) for name in TRACES if name in grad}
-    total, finite = native.backward(x, plan, out, near, needs)
+    total, finite = native.backward(x, plan, columns, out, near, needs)
     if not finite:
         without = without_unseen(x, plan)
         if without is not x:
             x = without
-            total, finite = native.backward(x, plan, out, near, needs)
+            total, finite = native.backward(x, plan, columns, out, near, needs)
         if not finite:
             return _all_by_reference(x, plan, grad, needs)
     if "max_score" in grad and best is not None:

@@ -1,9 +1,10 @@
 // The backward pass: gradients through every statistic, in closed form, block by block.
 //
 // A statistic T = Σ_j p_j t_j with incoming gradient g_T sends p_j g_T (t_j − T) to the logit of key j. Together, with
-// y = s − mean score and u = g_mean − 2 g_trace (mean − c), where c is one centre for the whole group,
+// y = s − mean score and u = g_mean − 2 g_trace (mean − c), where c is a centre for the block of keys (one of them that every
+// query sees which sees any; 0 without traces),
 //
-//   X_j      = constant + ⟨u, v_j⟩ + g_trace |v_j − c|² + (the same of atoms) + y (g_s + g_var y) + 2 g_q (Σp²)⁻¹ p_j + g_w w_j
+//   X_j      = constant + ⟨u, v_j − c⟩ + g_trace |v_j − c|² + (the same of atoms) + y (g_s + g_var y) + 2 g_q (Σp²)⁻¹ p_j + g_w w_j
 //   d logit  = p_j X_j                       and through the statistics themselves, which hold the score, the weight, the value:
 //   d score  = p_j (X_j + g_s + 2 g_var y)   d weight = p_j (X_j + g_w)   d v_j = p_j u + 2 (v_j − c) p_j g_trace
 //
@@ -32,6 +33,12 @@ template <class T> void fill_row(T* to, const T* from, int64_t width, int64_t pa
   for (int64_t k = width; k < pad; k++) to[k] = 0;
 }
 
+// How many keys are taken at once, where sums of `columns` numbers are formed for each beside the result.
+template <class T> int64_t segment_of(int64_t columns) {
+  const int64_t bytes = int64_t(4) << 20, keys = bytes / int64_t(sizeof(T)) / (columns + 2);
+  return std::max<int64_t>(8, keys / BLOCK) * BLOCK;
+}
+
 template <class T, int N> struct Backward {
   typedef Panel<T, N> P;
   typedef Vec<T> V;
@@ -42,43 +49,48 @@ template <class T, int N> struct Backward {
   struct Side {
     const T *d_mean, *d_trace, *mean, *trace;  // (rows, width), (rows)
     int64_t width, columns;                    // columns: width, one more for g_trace, padded
-    T *centre, *rows, *lanes;                  // [columns], [W][columns], [width][W]
+    T *centres, *squares, *block, *rows, *lanes;  // [blocks][width], [keys], [BLOCK][width], [W][columns], [width][W]
     bool active;
     Side(const void* d_mean_, const void* d_trace_, const void* mean_, const void* trace_, int64_t w)
         : d_mean((const T*)d_mean_), d_trace((const T*)d_trace_), mean((const T*)mean_), trace((const T*)trace_), width(w),
-          columns(padded<T>(w + (d_trace_ ? 1 : 0))), centre(nullptr), rows(nullptr), lanes(nullptr), active(d_mean_ || d_trace_) {}
-    int64_t numbers() const { return active ? columns + W * columns + width * W : 0; }
-    void take(Scratch& m) {
-      if (!active) return;
-      centre = m.take<T>(columns); rows = m.take<T>(W * columns); lanes = m.take<T>(width * W);
+          columns(padded<T>(w + (d_trace_ ? 1 : 0))), centres(nullptr), squares(nullptr), block(nullptr), rows(nullptr), lanes(nullptr), active(d_mean_ || d_trace_) {}
+    static int64_t blocks(int64_t count) { return (count + BLOCK - 1) / BLOCK; }
+    int64_t numbers(int64_t count) const {
+      return active ? W * columns + width * W + (d_trace ? blocks(count) * width + count + L + BLOCK * width : 0) : 0;
     }
-    void find_centre(const Group<T>& g) {  // of the means, so that it lies among what is visible
+    void take(Scratch& m, int64_t count) {
       if (!active) return;
-      std::fill(centre, centre + columns, T(0));
+      rows = m.take<T>(W * columns); lanes = m.take<T>(width * W);
       if (!d_trace) return;
-      int64_t count = 0;
-      const T* G = (const T*)g.call.log_normalizer;
-      for (int64_t r = 0; r < g.rows; r++) {
-        const int64_t o = g.out(r);
-        if (!std::isfinite(G[o])) continue;
-        count++;
-        for (int64_t k = 0; k < width; k++) centre[k] += (mean[o * width + k] - centre[k]) / T(count);
+      centres = m.take<T>(blocks(count) * width); squares = m.take<T>(count + L); block = m.take<T>(BLOCK * width);
+    }
+    // centres of the blocks of keys [from, to), and squared distances to them. `space`: a converted block
+    void find_centres(const Group<T>& g, const Operand& points, const Operand& given, int64_t from, int64_t to, T* space) {
+      if (!d_trace) return;
+      const char* base = g.key_rows(points);
+      for (int64_t j = from; j < to; j += BLOCK) {
+        const int64_t n = std::min<int64_t>(BLOCK, to - j);
+        T* c = centres + (j - from) / BLOCK * width;
+        if (given.data) std::memcpy(c, (const T*)given.data + g.offset(given), width * sizeof(T));
+        else widen<T>(c, base + std::min(first_shown(g, j, j + n), j + n - 1) * points.row * bytes_of(points.dtype), points.dtype, width);
+        squared_distances<T>(squares + (j - from), Rows<T>(base, points, j, n, width, space), 0, n, width, c);
       }
     }
-    // the row u of a query, and what is to be subtracted from its constant: the mean of all that u and g_trace multiply
-    T fill(int i, int64_t o, bool dead) {
+    // The row u of a query, and the mean of all that u and g_trace multiply: ⟨u, mean − c⟩ + g_trace (trace + |mean − c|²). c null: 0.
+    T fill(int i, int64_t o, bool dead, const T* c) {
       T* u = rows + i * columns;
       if (dead) { std::fill(u, u + columns, T(0)); return 0; }
       const T g = d_trace ? d_trace[o] : T(0), *m = mean + o * width;
-      T apart = 0;
+      T apart = 0, along = 0;
       for (int64_t k = 0; k < width; k++) {
-        const T gap = m[k] - centre[k];
+        const T gap = m[k] - (c ? c[k] : T(0)), slope = d_mean ? d_mean[o * width + k] : T(0);
         apart += gap * gap;
-        u[k] = (d_mean ? d_mean[o * width + k] : T(0)) - 2 * g * gap;
+        along += slope * gap;
+        u[k] = slope - 2 * g * gap;
       }
       for (int64_t k = width; k < columns; k++) u[k] = 0;
       if (d_trace) u[width] = g;
-      return inner<T>(u, m, width) + (d_trace ? g * (trace[o] + apart) : T(0));
+      return along + (d_trace ? g * (trace[o] - apart) : T(0));
     }
     void to_lanes(int count) {
       const T* from[W];
@@ -147,6 +159,7 @@ template <class T, int N> struct Backward {
   // lanes of a panel: coefficients of X, rows of both sides, and the gradient of the sink
   static void prepare(const Group<T>& g, const P& p, Side& of_values, Side& of_atoms, Coefficients& k, bool write_sink) {
     const Call& c = g.call;
+    const bool centred = of_values.d_trace || of_atoms.d_trace;  // then `about_centres` does the rest, block by block
     for (int i = 0; i < W; i++) {
       const int v = i / L, l = i % L;
       k.G[v][l] = -MINUS_INF<T>;  // exp(· − ∞) = 0: no gradient
@@ -156,19 +169,18 @@ template <class T, int N> struct Backward {
       const int64_t o = g.out(p.first_row + i);
       const T G = number(c.log_normalizer, o);
       const bool dead = G == MINUS_INF<T>;
-      T constant = 0;
-      if (of_values.active) constant -= of_values.fill(i, o, dead);
-      if (of_atoms.active) constant -= of_atoms.fill(i, o, dead);
-      T d_sink = 0;
+      T sides = 0, d_sink = 0;  // about 0: what the sink sees, and all there is without traces
+      if (of_values.active) sides += of_values.fill(i, o, dead, nullptr);
+      if (of_atoms.active) sides += of_atoms.fill(i, o, dead, nullptr);
       if (!dead) {
         const T gs = number(c.d_mean_score, o), gv = number(c.d_score_variance, o), gw = number(c.d_mean_log_weight, o);
         const T gq = number(c.d_log_sum_square, o), mean = gs != 0 || gv != 0 ? number(c.mean_score, o) : T(0);
-        constant += number(c.d_log_normalizer, o) - (gv != 0 ? gv * number(c.score_variance, o) : T(0));
+        T constant = number(c.d_log_normalizer, o) - (gv != 0 ? gv * number(c.score_variance, o) : T(0));
         constant -= gw != 0 ? gw * number(c.mean_log_weight, o) : T(0);
         const T square = gq != 0 ? 2 * gq * std::exp(2 * G - number(c.log_sum_square, o)) : T(0);
         k.G[v][l] = G;
         k.mean[v][l] = mean;
-        k.constant[v][l] = constant + gs;
+        k.constant[v][l] = constant + gs - (centred ? T(0) : sides);
         k.linear[v][l] = gs + 2 * gv;
         k.quadratic[v][l] = gv;
         k.square[v][l] = square;
@@ -178,13 +190,23 @@ template <class T, int N> struct Backward {
         k.atom[v][l] = number(c.d_atom_trace, o);
         if (c.d_sink) {
           const T s = *(const T*)g.row(c.sink, p.first_row + i);
-          const T at_zero = (of_values.active && of_values.d_trace ? k.value[v][l] * inner<T>(of_values.centre, of_values.centre, c.value_width) : T(0)) +
-                            (of_atoms.active && of_atoms.d_trace ? k.atom[v][l] * inner<T>(of_atoms.centre, of_atoms.centre, c.width) : T(0));
           const T ps = s == MINUS_INF<T> ? T(0) : std::exp(s - G);
-          if (ps != 0) d_sink = ps * (constant - mean * (gs - gv * mean) + square * ps + gw * (s + 1) + at_zero);
+          if (ps != 0) d_sink = ps * (constant - sides - mean * (gs - gv * mean) + square * ps + gw * (s + 1));
         }
       }
       if (c.d_sink && write_sink) ((T*)c.d_sink)[o] = d_sink;
+    }
+    if (of_values.active && !centred) of_values.to_lanes(p.rows);
+    if (of_atoms.active && !centred) of_atoms.to_lanes(p.rows);
+  }
+  // rows and lanes of both sides about the centres of a block, and the constant that belongs to them
+  static void about_centres(const Group<T>& g, const P& p, Side& of_values, Side& of_atoms, int64_t block, const Coefficients& k, V* constant) {
+    for (int v = 0; v < N; v++) constant[v] = k.constant[v];
+    for (int i = 0; i < p.rows; i++) {
+      const int64_t o = g.out(p.first_row + i);
+      const bool dead = number(g.call.log_normalizer, o) == MINUS_INF<T>;
+      for (Side* side : {&of_values, &of_atoms})
+        if (side->active) constant[i / L][i % L] -= side->fill(i, o, dead, side->d_trace ? side->centres + block * side->width : nullptr);
     }
     if (of_values.active) of_values.to_lanes(p.rows);
     if (of_atoms.active) of_atoms.to_lanes(p.rows);
@@ -202,7 +224,7 @@ template <class T, int N> struct Backward {
       if (out) std::memset(data, 0, columns * count * sizeof(T));
     }
     // adds 2 (x_j − c) Σ_i p_ij g_i, stores, and says whether all is finite
-    bool finish(const char* base, const Operand& points, const T* centre, bool trace, T* space) {
+    bool finish(const char* base, const Operand& points, const T* centres, bool trace, T* space) {
       if (!out) return true;
       T broken = 0;
       for (int64_t j = 0; j < count; j++) {
@@ -210,6 +232,7 @@ template <class T, int N> struct Backward {
         const T share = trace ? 2 * sums_[width] : T(0);
         if (share != 0) {
           const Rows<T> x(base, points, j, 1, width, space);
+          const T* centre = centres + j / BLOCK * width;
           for (int64_t k = 0; k < width; k++) sums_[k] += share * (x.data[k] - centre[k]);
         }
         for (int64_t k = 0; k < width; k++) { to[k] = sums_[k]; broken += to[k] * T(0); }
@@ -227,6 +250,8 @@ template <class T, int N> struct Backward {
       const int64_t spare = (int64_t(8) << 20) / int64_t(sizeof(T)) + groups * c.keys * (c.width + c.value_width);
       splits = std::max<int64_t>(1, std::min(splits, 1 + spare / std::max<int64_t>(1, groups * rows * c.width)));
     }
+    const int64_t columns = padded<T>(c.width + (c.d_atom_trace ? 1 : 0)) + padded<T>(c.value_width + (c.d_value_trace ? 1 : 0));
+    const int64_t segment = segment_of<T>(columns);
     std::vector<T> partial(c.d_eta ? groups * (splits - 1) * rows * c.width : 0);
     std::atomic<int64_t> irregular{0};
     parallel(c.threads, groups * splits, [&](int64_t t) {
@@ -234,7 +259,10 @@ template <class T, int N> struct Backward {
       const int64_t part = t % splits, length = (g.keys + splits - 1) / splits;
       const int64_t from = std::min(g.keys, part * length), to = std::min(g.keys, (part + 1) * length);
       T* own = part ? partial.data() + (g.number * (splits - 1) + part - 1) * rows * c.width : nullptr;
-      if (!range(g, from, to, own, part == 0)) irregular++;
+      for (int64_t a = from, b; a == from || a < to; a = b) {
+        b = std::min(to, a + segment);
+        if (!range(g, a, b, own, a > from, part == 0 && a == from)) irregular++;
+      }
     });
     if (splits > 1 && c.d_eta)
       parallel(c.threads, groups, [&](int64_t n) {
@@ -249,7 +277,8 @@ template <class T, int N> struct Backward {
     return irregular;
   }
 
-  static bool range(const Group<T>& g, int64_t from, int64_t to, T* own, bool first_range) {
+  // the gradients of keys [from, to), and what they send to eta: written to its rows, or to `own`, or added to what is there
+  static bool range(const Group<T>& g, int64_t from, int64_t to, T* own, bool add, bool first_range) {
     const Call& c = g.call;
     Side of_values(c.values.data ? c.d_mean : nullptr, c.values.data ? c.d_value_trace : nullptr, c.mean, c.value_trace, c.value_width);
     Side of_atoms(c.d_atom_mean, c.d_atom_trace, c.atom_mean, c.atom_trace, c.width);
@@ -258,39 +287,35 @@ template <class T, int N> struct Backward {
     const int64_t d = c.width, dk = of_atoms.active ? of_atoms.columns : padded<T>(d), count = to - from;
     const int64_t converted = (c.atoms.dtype != OWN<T> ? d : 0) + (c.values.dtype != OWN<T> ? c.value_width : 0);
     const int64_t e_columns = of_values.active ? of_values.columns : 0;
-    size_t bytes = (of_values.numbers() + of_atoms.numbers() + d * W + W * dk + 4 * BLOCK * W + std::max<int64_t>(BLOCK, d) * W +
-                    BLOCK * converted + 2 * (count + L) + BLOCK + std::max(d, c.value_width) +
+    size_t bytes = (of_values.numbers(count) + of_atoms.numbers(count) + d * W + W * dk + 4 * BLOCK * W + std::max<int64_t>(BLOCK, d) * W +
+                    BLOCK * converted + BLOCK + std::max(d, c.value_width) +
                     KeySums::numbers(d, dk, count) + KeySums::numbers(c.value_width, e_columns, count)) * sizeof(T);
     Scratch& m = scratch();
     m.reserve(bytes + P::scratch_bytes(c) + 24 * 64);
     P& p = *P::make(c, m);
-    of_values.take(m);
-    of_atoms.take(m);
-    of_values.find_centre(g);
-    of_atoms.find_centre(g);
+    of_values.take(m, count);
+    of_atoms.take(m, count);
     T *d_lanes = m.take<T>(d * W), *q_rows = m.take<T>(W * dk), *S = m.take<T>(BLOCK * W), *D = m.take<T>(BLOCK * W), *B = m.take<T>(BLOCK * W);
     T *dl = m.take<T>(BLOCK * W), *space = m.take<T>(std::max<int64_t>(BLOCK, d) * W);
     T *atoms = m.take<T>(c.atoms.dtype != OWN<T> ? BLOCK * d : 0), *values = m.take<T>(c.values.dtype != OWN<T> ? BLOCK * c.value_width : 0);
-    T *vs = m.take<T>(count + L), *as = m.take<T>(count + L), *one_row = m.take<T>(std::max(d, c.value_width));
+    T *zeros = m.take<T>(BLOCK), *one_row = m.take<T>(std::max(d, c.value_width));
     const char *atom_base = g.key_rows(c.atoms), *value_base = c.values.data ? g.key_rows(c.values) : nullptr;
     KeySums dK(m, c.d_atoms, g.number * c.keys + from, d, dk, count);
     KeySums dV(m, of_values.active ? c.d_values : nullptr, g.number * c.keys + from, c.value_width, e_columns, count);
     T* dw = c.d_per_atom ? (T*)c.d_per_atom + g.number * c.keys + from : nullptr;
     if (dw) std::memset(dw, 0, count * sizeof(T));
-    std::fill(vs, vs + count + L, T(0));
-    std::fill(as, as + count + L, T(0));
-    for (int64_t j = from; j < to; j += BLOCK) {
-      const int64_t n = std::min<int64_t>(BLOCK, to - j);
-      if (of_values.d_trace) squared_distances<T>(vs + (j - from), Rows<T>(value_base, c.values, j, n, c.value_width, values), 0, n, c.value_width, of_values.centre);
-      if (of_atoms.d_trace) squared_distances<T>(as + (j - from), Rows<T>(atom_base, c.atoms, j, n, d, atoms), 0, n, d, of_atoms.centre);
-    }
+    std::fill(zeros, zeros + BLOCK, T(0));
+    const bool centred = of_values.d_trace || of_atoms.d_trace;
+    of_values.find_centres(g, c.values, c.value_centre, from, to, values);
+    of_atoms.find_centres(g, c.atoms, c.atom_centre, from, to, atoms);
     alignas(64) T scales[W];
     std::fill(scales, scales + W, T(c.scale));
     T broken = 0;
     for (int64_t r = 0; r < g.rows; r += W) {
       p.start(g, r, space, false);
-      Coefficients k;
+      Coefficients k, here;
       prepare(g, p, of_values, of_atoms, k, first_range);
+      here = k;
       for (int i = 0; i < p.rows; i++) {
         const T* row = (const T*)g.row(c.eta, r + i);
         if (c.eta.dtype != OWN<T>) { widen<T>(one_row, row, c.eta.dtype, d); row = one_row; }
@@ -298,11 +323,14 @@ template <class T, int N> struct Backward {
       }
       bool first = true;
       const int64_t a0 = std::max(from, p.low_min), b0 = std::min(to, p.high_max + 1);
-      for (int64_t j = a0; j < b0; j += BLOCK) {
+      for (int64_t j = a0, end; j < b0; j = end) {
+        const int64_t block = (j - from) / BLOCK;
+        end = std::min(from + (block + 1) * BLOCK, b0);
+        if (first_shown(g, j, end) == end) continue;  // padding
         KeyBlock<T> b;
         b.first = j;
-        b.last = std::min<int64_t>(j + BLOCK, b0);
-        const int n = int(b.last - j);
+        b.last = end;
+        const int n = int(end - j);
         const Rows<T> K(atom_base, c.atoms, j, n, d, atoms);
         if (c.per_atom.data) b.weights = (const T*)g.key_rows(c.per_atom) + j;
         const T* bias = b.weights;
@@ -310,17 +338,21 @@ template <class T, int N> struct Backward {
         const bool banded = !p.covers(j, b.last);
         if (banded || c.mask.data || c.per_pair.data) { p.fill_table(g, b, j, b.last, banded, B, space); bias = B; kind = TABLE; }
         product<T, N, false, true>(n, d, K.data, K.stride, p.queries, W, S, W);
+        if (centred) about_centres(g, p, of_values, of_atoms, block, k, here.constant);
         if (of_values.active) {
-          const Rows<T> X(value_base, c.values, j, n, c.value_width, values);
+          Rows<T> X(value_base, c.values, j, n, c.value_width, values);
+          if (of_values.d_trace) X = ::centred<T>(of_values.block, X, n, c.value_width, of_values.centres + block * c.value_width);
           product<T, N, false, true>(n, c.value_width, X.data, X.stride, of_values.lanes, W, D, W);
         }
-        if (of_atoms.active && of_values.active) product<T, N, true, true>(n, d, K.data, K.stride, of_atoms.lanes, W, D, W);
-        else if (of_atoms.active) product<T, N, false, true>(n, d, K.data, K.stride, of_atoms.lanes, W, D, W);
+        const Rows<T> X = of_atoms.d_trace ? ::centred<T>(of_atoms.block, K, n, d, of_atoms.centres + block * d) : K;
+        if (of_atoms.active && of_values.active) product<T, N, true, true>(n, d, X.data, X.stride, of_atoms.lanes, W, D, W);
+        else if (of_atoms.active) product<T, N, false, true>(n, d, X.data, X.stride, of_atoms.lanes, W, D, W);
         else if (!of_values.active) std::memset(D, 0, n * W * sizeof(T));
+        const T *vs = of_values.d_trace ? of_values.squares + (j - from) : zeros, *as = of_atoms.d_trace ? of_atoms.squares + (j - from) : zeros;
         T *dw_here = dw ? dw + (j - from) : nullptr, *table = c.d_per_pair.data ? dl : nullptr;
-        if (kind == NONE) point<NONE>(full, weights, n, S, D, bias, vs + (j - from), as + (j - from), k, dw_here, table);
-        else if (kind == PER_KEY) point<PER_KEY>(full, weights, n, S, D, bias, vs + (j - from), as + (j - from), k, dw_here, table);
-        else point<TABLE>(full, weights, n, S, D, bias, vs + (j - from), as + (j - from), k, dw_here, table);
+        if (kind == NONE) point<NONE>(full, weights, n, S, D, bias, vs, as, here, dw_here, table);
+        else if (kind == PER_KEY) point<PER_KEY>(full, weights, n, S, D, bias, vs, as, here, dw_here, table);
+        else point<TABLE>(full, weights, n, S, D, bias, vs, as, here, dw_here, table);
         if (dV.data) wide_product<T, true>(n, p.rows, S, W, of_values.rows, of_values.columns, dV.data + (j - from) * e_columns, e_columns, e_columns);
         if (dK.data) wide_product<T, true>(n, p.rows, D, W, q_rows, dk, dK.data + (j - from) * dk, dk, dk);
         if (dK.data && of_atoms.active) wide_product<T, true>(n, p.rows, S, W, of_atoms.rows, dk, dK.data + (j - from) * dk, dk, dk);
@@ -334,14 +366,15 @@ template <class T, int N> struct Backward {
       if (!c.d_eta) continue;
       T* row[W];
       for (int i = 0; i < p.rows; i++) row[i] = own ? own + (r + i) * d : (T*)c.d_eta + g.out(r + i) * d;
-      if (first) { for (int i = 0; i < p.rows; i++) std::fill_n(row[i], d, T(0)); continue; }
+      if (first) { for (int i = 0; i < p.rows && !add; i++) std::fill_n(row[i], d, T(0)); continue; }
       V bad = splat<T>(0);
       for (int64_t x = 0; x < d * N; x++) bad += at<T>(d_lanes + x * L) * T(0);
       broken += sum<T>(bad);
-      lanes_to_rows<T, false>(row, d_lanes, W, scales, p.rows, d);
+      if (add) lanes_to_rows<T, true>(row, d_lanes, W, scales, p.rows, d);
+      else lanes_to_rows<T, false>(row, d_lanes, W, scales, p.rows, d);
     }
-    const bool fine = dK.finish(atom_base + from * c.atoms.row * bytes_of(c.atoms.dtype), c.atoms, of_atoms.centre, of_atoms.d_trace, one_row) &
-                      dV.finish(value_base ? value_base + from * c.values.row * bytes_of(c.values.dtype) : nullptr, c.values, of_values.centre, of_values.d_trace, one_row);
+    const bool fine = dK.finish(atom_base + from * c.atoms.row * bytes_of(c.atoms.dtype), c.atoms, of_atoms.centres, of_atoms.d_trace, one_row) &
+                      dV.finish(value_base ? value_base + from * c.values.row * bytes_of(c.values.dtype) : nullptr, c.values, of_values.centres, of_values.d_trace, one_row);
     return fine && broken == 0;
   }
 

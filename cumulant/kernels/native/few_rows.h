@@ -16,8 +16,11 @@ template <class T> struct FewRows {
     T bins[MAX_BINS];
     int64_t best;
     T *value_sum, *atom_sum;
+    const T *value_base, *atom_base;
   };
-  static void clear(const Call& c, State& s, T* vectors) {
+  static void clear(const Call& c, State& s, T* vectors, const T* value_base, const T* atom_base) {
+    s.value_base = value_base;
+    s.atom_base = atom_base;
     s.top = s.max_score = MINUS_INF<T>;
     s.mass = s.mean = s.spread = s.square = s.weight = s.value_trace = s.atom_trace = s.marked = 0;
     std::fill(s.bins, s.bins + MAX_BINS, T(0));
@@ -27,10 +30,12 @@ template <class T> struct FewRows {
     s.atom_sum = d ? vectors + e : nullptr;
     std::fill(vectors, vectors + e + d, T(0));
   }
-  static void put_sink(State& s, T weight) {
+  static void put_sink(const Call& c, State& s, T weight) {  // an atom at 0 with value 0
     if (weight == MINUS_INF<T>) return;
     s.top = s.weight = weight;
     s.mass = s.square = 1;
+    for (int64_t k = 0; s.value_base && k < c.value_width; k++) s.value_sum[k] = -s.value_base[k];
+    for (int64_t k = 0; s.atom_base && k < c.width; k++) s.atom_sum[k] = -s.atom_base[k];
   }
 
   static void dots(T* to, const T* q, const T* a, int64_t stride, int keys, int64_t width) {
@@ -47,7 +52,7 @@ template <class T> struct FewRows {
       at<T>(to + j) = sums<T>(acc);
     }
   }
-  // to = Σ_j p_j v_j; with SQUARES returns Σ_j p_j |v_j − c|² as well, from the same loads
+  // to = Σ_j p_j v_j; with SQUARES to = Σ_j p_j (v_j − c), and Σ_j p_j |v_j − c|² is returned
   template <bool SQUARES> static T average(T* to, const T* p, const T* v, int64_t stride, int keys, int64_t width, const T* c) {
     V total = splat<T>(0);
     T rest = 0;
@@ -62,9 +67,11 @@ template <class T> struct FewRows {
         }
         for (int j = 0; j < keys; j++)
           UNROLL for (int x = 0; x < X; x++) {
-            const V y = load<T>(v + j * stride + k + x * L), py = p[j] * y;
+            V y = load<T>(v + j * stride + k + x * L);
+            if constexpr (SQUARES) y -= centre[x];
+            const V py = p[j] * y;
             a[x] += py;
-            if constexpr (SQUARES) { const V gap = y - centre[x]; s[x] += p[j] * gap * gap; }
+            if constexpr (SQUARES) s[x] += py * y;
           }
         UNROLL for (int x = 0; x < X; x++) {
           store<T>(to + k + x * L, a[x]);
@@ -77,8 +84,9 @@ template <class T> struct FewRows {
     for (; k < width; k++) {
       T a = 0;
       for (int j = 0; j < keys; j++) {
-        a += p[j] * v[j * stride + k];
-        if (SQUARES) { const T gap = v[j * stride + k] - c[k]; rest += p[j] * gap * gap; }
+        const T y = v[j * stride + k] - (SQUARES ? c[k] : T(0));
+        a += p[j] * y;
+        if (SQUARES) rest += p[j] * y * y;
       }
       to[k] = a;
     }
@@ -100,18 +108,21 @@ template <class T> struct FewRows {
     }
   };
 
-  // the new block's Σ p v in `fresh` joins `sum`; its spread about `centre` and the gap between both means join the trace
-  static void join(T* sum, const T* fresh, int64_t width, T shrink, T old_mass, T new_mass, T& trace, const T* centre, T squares) {
+  // The new block's sum in `fresh` joins `sum`. With a trace it is that of v − centre and `sum` that of v − base, and the
+  // spread about the centre and the gap between both means join the trace.
+  static void join(T* sum, const T* fresh, int64_t width, T shrink, T old_mass, T new_mass, T& trace, const T* centre, const T* base, T squares) {
+    if (!centre) {
+      for (int64_t k = 0; k < width; k++) sum[k] = sum[k] * shrink + fresh[k];
+      return;
+    }
     const T per_old = old_mass == 0 ? T(0) : shrink / old_mass, per_new = 1 / new_mass;
     T within = 0, between = 0;
-    if (centre)
-      for (int64_t k = 0; k < width; k++) {
-        const T m = fresh[k] * per_new, a = m - centre[k], b = sum[k] * per_old - m;
-        within += a * a;
-        between += b * b;
-      }
-    for (int64_t k = 0; k < width; k++) sum[k] = sum[k] * shrink + fresh[k];
-    if (!centre) return;
+    for (int64_t k = 0; k < width; k++) {
+      const T a = fresh[k] * per_new, shift = centre[k] - base[k], b = sum[k] * per_old - (a + shift);
+      within += a * a;
+      between += b * b;
+      sum[k] = sum[k] * shrink + (fresh[k] + new_mass * shift);
+    }
     const T inside = squares - new_mass * within;
     trace = trace * shrink + (inside < 0 ? T(0) : inside) + (old_mass == 0 ? T(0) : between * (old_mass / (old_mass + new_mass)) * new_mass);
   }
@@ -174,8 +185,8 @@ template <class T> struct FewRows {
       square += e * e;
     }
     const T fresh = sum<T>(mass), before = s.mass * shrink, total = before + fresh;
-    if (c.mean) mix(c.value_trace, s.value_sum, values, c.value_width, keys, shrink, before, fresh, s.value_trace, m);
-    if (c.atom_mean) mix(c.atom_trace, s.atom_sum, atoms, c.width, keys, shrink, before, fresh, s.atom_trace, m);
+    if (c.mean) mix(s.value_base, s.value_sum, values, c.value_width, keys, shrink, before, fresh, s.value_trace, m);
+    if (c.atom_mean) mix(s.atom_base, s.atom_sum, atoms, c.width, keys, shrink, before, fresh, s.atom_trace, m);
     if (moments) {
       const T gap = s.mean - centre, first_moment = sum<T>(one) + before * gap, step = first_moment / total;
       const T rest = sum<T>(two) + s.spread * shrink + before * gap * gap - first_moment * step;
@@ -201,17 +212,17 @@ template <class T> struct FewRows {
     s.mass = total;
     s.top = now;
   }
-  static void mix(const void* with_trace, T* sum_, const Rows<T>& points, int64_t width, int keys, T shrink, T before, T fresh, T& trace, const Buffers& m) {
+  static void mix(const T* base, T* sum_, const Rows<T>& points, int64_t width, int keys, T shrink, T before, T fresh, T& trace, const Buffers& m) {
     const T* centre = nullptr;
     T squares = 0;
-    if (with_trace) {  // about the first visible key of the block
+    if (base) {  // with a trace, about the first visible key of the block
       int j = 0;
       while (j + 1 < keys && m.bias[j] == MINUS_INF<T>) j++;
       centre = points.data + j * points.stride;
       squares = average<true>(m.fresh, m.p, points.data, points.stride, keys, width, centre);
     } else
       average<false>(m.fresh, m.p, points.data, points.stride, keys, width, nullptr);
-    join(sum_, m.fresh, width, shrink, before, fresh, trace, centre, squares);
+    join(sum_, m.fresh, width, shrink, before, fresh, trace, centre, base, squares);
   }
 
   static void merge(const Call& c, State& a, const State& b) {
@@ -248,11 +259,14 @@ template <class T> struct FewRows {
     const T per = s.mass == 0 ? T(0) : 1 / s.mass, G = s.mass == 0 ? MINUS_INF<T> : s.top + std::log(s.mass);
     auto put = [&](void* to, T x) { if (to) ((T*)to)[i] = x; };
     T broken = (s.mass + s.mean + s.spread + s.value_trace + s.atom_trace + s.weight) * T(0);
-    auto vector = [&](void* to, const T* sum_, int64_t width) {
-      for (int64_t k = 0; to && k < width; k++) { broken += sum_[k] * T(0); ((T*)to)[i * width + k] = sum_[k] * per; }
+    auto vector = [&](void* to, const T* sum_, const T* base, int64_t width) {
+      for (int64_t k = 0; to && k < width; k++) {
+        broken += sum_[k] * T(0);
+        ((T*)to)[i * width + k] = sum_[k] * per + (base && per != 0 ? base[k] : T(0));
+      }
     };
-    vector(c.mean, s.value_sum, c.value_width);
-    vector(c.atom_mean, s.atom_sum, c.width);
+    vector(c.mean, s.value_sum, s.value_base, c.value_width);
+    vector(c.atom_mean, s.atom_sum, s.atom_base, c.width);
     put(c.log_normalizer, G);
     put(c.max_logit, s.top);
     put(c.mean_score, s.mean);
@@ -278,6 +292,11 @@ template <class T> struct FewRows {
     const int64_t numbers = (c.mean ? c.value_width : 0) + (c.atom_mean ? c.width : 0);
     std::vector<State> states(groups * splits * rows);
     std::vector<T> vectors(states.size() * numbers + 1);
+    typedef typename Forward<T, 1>::Bases Bases;
+    Scratch shared;
+    shared.reserve(groups * Bases::bytes(c));
+    std::vector<Bases> bases;
+    for (int64_t n = 0; n < groups; n++) bases.emplace_back(Group<T>(c, n), shared);
     parallel(c.threads, groups * splits, [&](int64_t t) {
       const Group<T> g(c, t / splits);
       Scratch& memory = scratch();
@@ -286,8 +305,8 @@ template <class T> struct FewRows {
       int64_t low[MAX_ROWS], high[MAX_ROWS], from = INT64_MAX, to = -1;
       for (int64_t r = 0; r < rows; r++) {
         State& s = states[t * rows + r];
-        clear(c, s, vectors.data() + (t * rows + r) * numbers);
-        if (c.sink.data && t % splits == 0) put_sink(s, *(const T*)g.row(c.sink, r));
+        clear(c, s, vectors.data() + (t * rows + r) * numbers, bases[t / splits].values, bases[t / splits].atoms);
+        if (c.sink.data && t % splits == 0) put_sink(c, s, *(const T*)g.row(c.sink, r));
         widen<T>(m.queries + r * c.width, g.row(c.eta, r), c.eta.dtype, c.width);
         for (int64_t k = 0; k < c.width; k++) m.queries[r * c.width + k] *= T(c.scale);
         low[r] = g.first_visible(g.position(r));

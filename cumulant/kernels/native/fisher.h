@@ -143,115 +143,131 @@ template <class T, int N> struct Fisher {
   //   d x_j = Σ_i d logit η + p (r_j − r̄) u + p (t_j − t̄) r.
   // Needs log_normalizer and atom_mean (for t̄, r̄) and the product itself (for f).
   static int64_t backward(const Call& c) {
-    const int64_t d = c.width, dk = padded<T>(d);
+    const int64_t segment = segment_of<T>(padded<T>(c.width));
     std::atomic<int64_t> irregular{0};
     parallel(c.threads, groups_of(c), [&](int64_t number) {
       const Group<T> g(c, number);
-      Scratch& m = scratch();
-      const bool convert = c.atoms.dtype != OWN<T>;
-      typedef typename Backward<T, N>::KeySums KeySums;
-      m.reserve((4 * d * W + 3 * W * dk + 4 * BLOCK * W + std::max<int64_t>(BLOCK, d) * W + (convert ? BLOCK * d : 0) + d + KeySums::numbers(d, dk, g.keys)) * sizeof(T) + P::scratch_bytes(c) + 20 * 64);
-      P& p = *P::make(c, m);
-      T *u = m.take<T>(d * W), *r = m.take<T>(d * W), *d_eta = m.take<T>(d * W), *d_u = m.take<T>(d * W);
-      T *rows[3] = {m.take<T>(W * dk), m.take<T>(W * dk), m.take<T>(W * dk)};  // η, u, r
-      T *S = m.take<T>(BLOCK * W), *A = m.take<T>(BLOCK * W), *R = m.take<T>(BLOCK * W), *B = m.take<T>(BLOCK * W);
-      T *space = m.take<T>(std::max<int64_t>(BLOCK, d) * W), *converted = m.take<T>(convert ? BLOCK * d : 0), *one_row = m.take<T>(d);
-      KeySums dK(m, c.d_atoms, g.number * c.keys, d, dk, g.keys);
-      T* dw = c.d_per_atom ? (T*)c.d_per_atom + g.number * c.keys : nullptr;
-      if (dw) std::memset(dw, 0, g.keys * sizeof(T));
-      const char* base = g.key_rows(c.atoms);
-      alignas(64) T scales[W], ones[W];
-      std::fill(scales, scales + W, T(c.scale));
-      std::fill(ones, ones + W, T(1));
-      T broken = 0;
-      for (int64_t first_row = 0; first_row < g.rows; first_row += W) {
-        p.start(g, first_row, space, false);
-        to_lanes(g, p, c.vector, u);
-        to_lanes(g, p, c.d_fisher, r);
-        V G[N], mean_u[N], mean_r[N], f[N];
-        for (int i = 0; i < W; i++) {
-          const int v = i / L, l = i % L;
-          G[v][l] = -MINUS_INF<T>;
-          mean_u[v][l] = mean_r[v][l] = f[v][l] = 0;
-          if (i >= p.rows) continue;
-          const int64_t o = g.out(first_row + i);
-          const T *vector = (const T*)c.vector + o * d, *incoming = (const T*)c.d_fisher + o * d, *mean = (const T*)c.atom_mean + o * d;
-          const char* eta = g.row(c.eta, first_row + i);
-          if (c.eta.dtype != OWN<T>) { widen<T>(one_row, eta, c.eta.dtype, d); eta = (const char*)one_row; }
-          fill_row<T>(rows[0] + i * dk, (const T*)eta, d, dk, T(c.scale));
-          fill_row<T>(rows[1] + i * dk, vector, d, dk, T(1));
-          fill_row<T>(rows[2] + i * dk, incoming, d, dk, T(1));
-          const T g_row = ((const T*)c.log_normalizer)[o];
-          if (g_row == MINUS_INF<T>) continue;
-          G[v][l] = g_row;
-          mean_u[v][l] = inner<T>(vector, mean, d);
-          mean_r[v][l] = inner<T>(incoming, mean, d);
-          f[v][l] = inner<T>(incoming, (const T*)c.fisher + o * d, d);
-        }
-        bool first = true;
-        for (int64_t j = p.low_min; j < p.high_max + 1; j += BLOCK) {
-          KeyBlock<T> b;
-          b.first = j;
-          b.last = std::min<int64_t>(j + BLOCK, p.high_max + 1);
-          const int n = int(b.last - j);
-          const Rows<T> K(base, c.atoms, j, n, d, converted);
-          if (c.per_atom.data) b.weights = (const T*)g.key_rows(c.per_atom) + j;
-          const bool banded = !p.covers(j, b.last), table = banded || c.mask.data || c.per_pair.data || b.weights;
-          if (table) p.fill_table(g, b, j, b.last, banded, B, space);
-          product<T, N, false, true>(n, d, K.data, K.stride, p.queries, W, S, W);
-          product<T, N, false, true>(n, d, K.data, K.stride, u, W, A, W);
-          product<T, N, false, true>(n, d, K.data, K.stride, r, W, R, W);
-          for (int x = 0; x < n; x++) {
-            V total = splat<T>(0);
-            for (int v = 0; v < N; v++) {
-              V &s = at<T>(S + x * W + v * L), &a = at<T>(A + x * W + v * L), &b_ = at<T>(R + x * W + v * L);
-              I hidden{};
-              V logit = s;
-              if (table) { const V w = at<T>(B + x * W + v * L); hidden = w == MINUS_INF<T>; logit = hidden ? w : s + w; }
-              const V pr = exponential(logit - G[v]), t_gap = a - mean_u[v], r_gap = b_ - mean_r[v];
-              V dl = pr * (t_gap * r_gap - f[v]), pt = pr * t_gap, pq = pr * r_gap;
-              if (table) { dl = hidden ? splat<T>(0) : dl; pt = hidden ? splat<T>(0) : pt; pq = hidden ? splat<T>(0) : pq; }
-              s = dl;
-              a = pq;   // multiplies u in d x, and x in d u
-              b_ = pt;  // multiplies r in d x
-              total += dl;
-            }
-            if (dw) dw[j + x] += sum<T>(total);
+      for (int64_t a = 0, b; a == 0 || a < g.keys; a = b) {
+        b = std::min(g.keys, a + segment);
+        if (!range(g, a, b)) irregular++;
+      }
+    });
+    return irregular;
+  }
+
+  // the gradients of keys [from, to), and what they send to eta and u
+  static bool range(const Group<T>& g, int64_t from, int64_t to) {
+    const Call& c = g.call;
+    const int64_t d = c.width, dk = padded<T>(d), count = to - from;
+    Scratch& m = scratch();
+    const bool convert = c.atoms.dtype != OWN<T>;
+    typedef typename Backward<T, N>::KeySums KeySums;
+    m.reserve((4 * d * W + 3 * W * dk + 4 * BLOCK * W + std::max<int64_t>(BLOCK, d) * W + (convert ? BLOCK * d : 0) + d + KeySums::numbers(d, dk, count)) * sizeof(T) + P::scratch_bytes(c) + 20 * 64);
+    P& p = *P::make(c, m);
+    T *u = m.take<T>(d * W), *r = m.take<T>(d * W), *d_eta = m.take<T>(d * W), *d_u = m.take<T>(d * W);
+    T *rows[3] = {m.take<T>(W * dk), m.take<T>(W * dk), m.take<T>(W * dk)};  // η, u, r
+    T *S = m.take<T>(BLOCK * W), *A = m.take<T>(BLOCK * W), *R = m.take<T>(BLOCK * W), *B = m.take<T>(BLOCK * W);
+    T *space = m.take<T>(std::max<int64_t>(BLOCK, d) * W), *converted = m.take<T>(convert ? BLOCK * d : 0), *one_row = m.take<T>(d);
+    KeySums dK(m, c.d_atoms, g.number * c.keys + from, d, dk, count);
+    T* dw = c.d_per_atom ? (T*)c.d_per_atom + g.number * c.keys + from : nullptr;
+    if (dw) std::memset(dw, 0, count * sizeof(T));
+    const char* base = g.key_rows(c.atoms);
+    alignas(64) T scales[W], ones[W];
+    std::fill(scales, scales + W, T(c.scale));
+    std::fill(ones, ones + W, T(1));
+    T broken = 0;
+    for (int64_t first_row = 0; first_row < g.rows; first_row += W) {
+      p.start(g, first_row, space, false);
+      to_lanes(g, p, c.vector, u);
+      to_lanes(g, p, c.d_fisher, r);
+      V G[N], mean_u[N], mean_r[N], f[N];
+      for (int i = 0; i < W; i++) {
+        const int v = i / L, l = i % L;
+        G[v][l] = -MINUS_INF<T>;
+        mean_u[v][l] = mean_r[v][l] = f[v][l] = 0;
+        if (i >= p.rows) continue;
+        const int64_t o = g.out(first_row + i);
+        const T *vector = (const T*)c.vector + o * d, *incoming = (const T*)c.d_fisher + o * d, *mean = (const T*)c.atom_mean + o * d;
+        const char* eta = g.row(c.eta, first_row + i);
+        if (c.eta.dtype != OWN<T>) { widen<T>(one_row, eta, c.eta.dtype, d); eta = (const char*)one_row; }
+        fill_row<T>(rows[0] + i * dk, (const T*)eta, d, dk, T(c.scale));
+        fill_row<T>(rows[1] + i * dk, vector, d, dk, T(1));
+        fill_row<T>(rows[2] + i * dk, incoming, d, dk, T(1));
+        const T g_row = ((const T*)c.log_normalizer)[o];
+        if (g_row == MINUS_INF<T>) continue;
+        G[v][l] = g_row;
+        mean_u[v][l] = inner<T>(vector, mean, d);
+        mean_r[v][l] = inner<T>(incoming, mean, d);
+        f[v][l] = inner<T>(incoming, (const T*)c.fisher + o * d, d);
+      }
+      bool first = true;
+      const int64_t last = std::min(to, p.high_max + 1);
+      for (int64_t j = std::max(from, p.low_min); j < last; j += BLOCK) {
+        KeyBlock<T> b;
+        b.first = j;
+        b.last = std::min<int64_t>(j + BLOCK, last);
+        const int n = int(b.last - j);
+        const Rows<T> K(base, c.atoms, j, n, d, converted);
+        if (c.per_atom.data) b.weights = (const T*)g.key_rows(c.per_atom) + j;
+        const bool banded = !p.covers(j, b.last), table = banded || c.mask.data || c.per_pair.data || b.weights;
+        if (table) p.fill_table(g, b, j, b.last, banded, B, space);
+        product<T, N, false, true>(n, d, K.data, K.stride, p.queries, W, S, W);
+        product<T, N, false, true>(n, d, K.data, K.stride, u, W, A, W);
+        product<T, N, false, true>(n, d, K.data, K.stride, r, W, R, W);
+        for (int x = 0; x < n; x++) {
+          V total = splat<T>(0);
+          for (int v = 0; v < N; v++) {
+            V &s = at<T>(S + x * W + v * L), &a = at<T>(A + x * W + v * L), &b_ = at<T>(R + x * W + v * L);
+            I hidden{};
+            V logit = s;
+            if (table) { const V w = at<T>(B + x * W + v * L); hidden = w == MINUS_INF<T>; logit = hidden ? w : s + w; }
+            const V pr = exponential(logit - G[v]), t_gap = a - mean_u[v], r_gap = b_ - mean_r[v];
+            V dl = pr * (t_gap * r_gap - f[v]), pt = pr * t_gap, pq = pr * r_gap;
+            if (table) { dl = hidden ? splat<T>(0) : dl; pt = hidden ? splat<T>(0) : pt; pq = hidden ? splat<T>(0) : pq; }
+            s = dl;
+            a = pq;   // multiplies u in d x, and x in d u
+            b_ = pt;  // multiplies r in d x
+            total += dl;
           }
-          if (dK.data) {
-            wide_product<T, true>(n, p.rows, S, W, rows[0], dk, dK.data + j * dk, dk, dk);
-            wide_product<T, true>(n, p.rows, A, W, rows[1], dk, dK.data + j * dk, dk, dk);
-            wide_product<T, true>(n, p.rows, R, W, rows[2], dk, dK.data + j * dk, dk, dk);
-          }
-          if (c.d_per_pair.data) Backward<T, N>::add_pairs(g, p, j, n, S);
-          if (first) {
-            product<T, N, false, false>(d, n, K.data, K.stride, S, W, d_eta, W);
-            product<T, N, false, false>(d, n, K.data, K.stride, A, W, d_u, W);
-          } else {
-            product<T, N, true, false>(d, n, K.data, K.stride, S, W, d_eta, W);
-            product<T, N, true, false>(d, n, K.data, K.stride, A, W, d_u, W);
-          }
-          first = false;
+          if (dw) dw[j - from + x] += sum<T>(total);
         }
-        T *eta_row[W], *u_row[W];
-        for (int i = 0; i < p.rows; i++) {
-          const int64_t o = g.out(first_row + i);
-          eta_row[i] = (T*)c.d_eta + o * d;
-          u_row[i] = (T*)c.d_vector + o * d;
+        if (dK.data) {
+          wide_product<T, true>(n, p.rows, S, W, rows[0], dk, dK.data + (j - from) * dk, dk, dk);
+          wide_product<T, true>(n, p.rows, A, W, rows[1], dk, dK.data + (j - from) * dk, dk, dk);
+          wide_product<T, true>(n, p.rows, R, W, rows[2], dk, dK.data + (j - from) * dk, dk, dk);
         }
+        if (c.d_per_pair.data) Backward<T, N>::add_pairs(g, p, j, n, S);
         if (first) {
-          for (int i = 0; i < p.rows; i++) { std::fill_n(eta_row[i], d, T(0)); std::fill_n(u_row[i], d, T(0)); }
-          continue;
+          product<T, N, false, false>(d, n, K.data, K.stride, S, W, d_eta, W);
+          product<T, N, false, false>(d, n, K.data, K.stride, A, W, d_u, W);
+        } else {
+          product<T, N, true, false>(d, n, K.data, K.stride, S, W, d_eta, W);
+          product<T, N, true, false>(d, n, K.data, K.stride, A, W, d_u, W);
         }
-        V bad = splat<T>(0);
-        for (int64_t x = 0; x < d * N; x++) bad += (at<T>(d_eta + x * L) + at<T>(d_u + x * L)) * T(0);
-        broken += sum<T>(bad);
+        first = false;
+      }
+      T *eta_row[W], *u_row[W];
+      for (int i = 0; i < p.rows; i++) {
+        const int64_t o = g.out(first_row + i);
+        eta_row[i] = (T*)c.d_eta + o * d;
+        u_row[i] = (T*)c.d_vector + o * d;
+      }
+      if (first) {
+        for (int i = 0; i < p.rows && from == 0; i++) { std::fill_n(eta_row[i], d, T(0)); std::fill_n(u_row[i], d, T(0)); }
+        continue;
+      }
+      V bad = splat<T>(0);
+      for (int64_t x = 0; x < d * N; x++) bad += (at<T>(d_eta + x * L) + at<T>(d_u + x * L)) * T(0);
+      broken += sum<T>(bad);
+      if (from) {
+        lanes_to_rows<T, true>(eta_row, d_eta, W, scales, p.rows, d);
+        lanes_to_rows<T, true>(u_row, d_u, W, ones, p.rows, d);
+      } else {
         lanes_to_rows<T, false>(eta_row, d_eta, W, scales, p.rows, d);
         lanes_to_rows<T, false>(u_row, d_u, W, ones, p.rows, d);
       }
-      if (!(dK.finish(base, c.atoms, nullptr, false, one_row) && broken == 0)) irregular++;
-    });
-    return irregular;
+    }
+    return dK.finish(base, c.atoms, nullptr, false, one_row) && broken == 0;
   }
 };
 

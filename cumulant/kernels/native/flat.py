@@ -99,12 +99,18 @@ def forward(
 
 
 def backward(
-    x: Inputs, plan: Plan, out: dict[str, Tensor], grad: dict[str, Tensor], needs: tuple[bool, ...]
+    x: Inputs,
+    plan: Plan,
+    columns: AtomColumns | None,
+    out: dict[str, Tensor],
+    grad: dict[str, Tensor],
+    needs: tuple[bool, ...],
 ) -> tuple[Gradients, bool]:
     """Gradients of eta, atoms, values, per_atom and per_pair, but for max_score, and whether all are finite."""
     if not x.eta.shape[0] * x.eta.shape[1]:  # without queries there are no addresses either
-        return [None if t is None or not n else torch.zeros_like(t) for t, n in zip(x[:5], needs, strict=True)], True
+        return [None if t is None or not n else t.new_zeros(t.shape) for t, n in zip(x[:5], needs, strict=True)], True
     c, alive = _call(x, plan)
+    alive += _centres(c, columns)
     for name, tensor in out.items():
         tensor = _contiguous(tensor)
         alive.append(tensor)

@@ -11,11 +11,12 @@ template <class T, int N> struct Forward {
   struct Buffers {
     typename P::Space space;
     T *atoms, *values;                // converted blocks
-    T *value_square, *atom_square;
+    T *value_square, *atom_square, *value_rows, *atom_rows;  // for traces
     static size_t bytes(const Call& c) {
       const int64_t wide = std::max(c.width, c.value_width), rows = std::max<int64_t>(BLOCK, c.width);
       const int64_t converted = (c.atoms.dtype != OWN<T> ? c.width : 0) + (c.values.dtype != OWN<T> ? c.value_width : 0);
-      return ((2 * BLOCK + wide + rows) * W + BLOCK * converted + 3 * (BLOCK + L)) * sizeof(T) + 10 * 64;
+      const int64_t traced = (c.value_trace ? c.value_width : 0) + (c.atom_trace ? c.width : 0);
+      return ((2 * BLOCK + wide + rows) * W + BLOCK * (converted + traced) + 3 * (BLOCK + L)) * sizeof(T) + 12 * 64;
     }
     Buffers(const Call& c, Scratch& m) {
       T* zeros = m.take<T>(BLOCK);
@@ -26,12 +27,29 @@ template <class T, int N> struct Forward {
       values = c.values.dtype != OWN<T> ? m.take<T>(BLOCK * c.value_width) : nullptr;
       value_square = m.take<T>(BLOCK + L);
       atom_square = m.take<T>(BLOCK + L);
+      value_rows = c.value_trace ? m.take<T>(BLOCK * c.value_width) : nullptr;
+      atom_rows = c.atom_trace ? m.take<T>(BLOCK * c.width) : nullptr;
+    }
+  };
+
+  // what sums of values and atoms are relative to, for all panels of a group; null without traces
+  struct Bases {
+    T *values, *atoms;
+    static size_t bytes(const Call& c) {
+      return Scratch::rounded((c.value_trace ? c.value_width : 0) * sizeof(T)) + Scratch::rounded((c.atom_trace ? c.width : 0) * sizeof(T));
+    }
+    Bases(const Group<T>& g, Scratch& m) {
+      const Call& c = g.call;
+      values = c.value_trace ? m.take<T>(c.value_width) : nullptr;
+      atoms = c.atom_trace ? m.take<T>(c.width) : nullptr;
+      if (values) find_base<T>(g, c.values, c.value_centre, c.value_width, values);
+      if (atoms) find_base<T>(g, c.atoms, c.atom_centre, c.width, atoms);
     }
   };
 
   // Keys [first, last) of a group as a block. Traces are formed about one of its keys: every query that sees any key of the
   // block sees the first visible one (causal order, masks of keys); where that does not hold the caller gives a centre.
-  static KeyBlock<T> key_block(const Group<T>& g, int64_t first, int64_t last, const Buffers& m) {
+  static KeyBlock<T> key_block(const Group<T>& g, int64_t first, int64_t last, int64_t shown, const P& panel, const Buffers& m) {
     const Call& c = g.call;
     KeyBlock<T> b;
     b.first = first;
@@ -39,22 +57,16 @@ template <class T, int N> struct Forward {
     b.atoms = Rows<T>(g.key_rows(c.atoms), c.atoms, first, last - first, c.width, m.atoms);
     if (c.mean) b.values = Rows<T>(g.key_rows(c.values), c.values, first, last - first, c.value_width, m.values);
     if (c.per_atom.data) b.weights = (const T*)g.key_rows(c.per_atom) + first;
-    if (!c.value_trace && !c.atom_trace) return b;
-    int64_t common = 0;
-    const bool of_keys = c.mask.data && c.mask.row == 0 && c.mask.fold == 0;
-    const uint8_t* visible = of_keys ? (const uint8_t*)g.row(c.mask, 0) + first : nullptr;
-    while (common < last - first - 1 && ((visible && !visible[common]) || (b.weights && b.weights[common] == MINUS_INF<T>))) common++;
-    if (c.value_trace) {
-      b.value_centre = c.value_centre.data ? (const T*)c.value_centre.data + g.offset(c.value_centre) : b.values.data + common * b.values.stride;
-      squared_distances<T>(m.value_square, b.values, 0, last - first, c.value_width, b.value_centre);
-      b.value_square = m.value_square;
-    }
-    if (c.atom_trace) {
-      b.atom_centre = c.atom_centre.data ? (const T*)c.atom_centre.data + g.offset(c.atom_centre) : b.atoms.data + common * b.atoms.stride;
-      squared_distances<T>(m.atom_square, b.atoms, 0, last - first, c.width, b.atom_centre);
-      b.atom_square = m.atom_square;
-    }
+    if (c.value_trace) trace(b.of_values, b.values, c.value_centre.data, shown - first, last - first, c.value_width, panel.value_base, m.value_square, m.value_rows);
+    if (c.atom_trace) trace(b.of_atoms, b.atoms, c.atom_centre.data, shown - first, last - first, c.width, panel.atom_base, m.atom_square, m.atom_rows);
     return b;
+  }
+  static void trace(Traced<T>& of, const Rows<T>& points, bool about_base, int64_t shown, int64_t count, int64_t width, const T* base, T* square, T* rows) {
+    of.base = base;
+    of.centre = about_base ? base : points.data + shown * points.stride;
+    squared_distances<T>(square, points, 0, count, width, of.centre);
+    of.square = square;
+    of.rows = centred<T>(rows, points, count, width, of.centre);
   }
 
   static void touch(const Rows<T>& rows, int64_t count, int64_t width) {
@@ -69,7 +81,9 @@ template <class T, int N> struct Forward {
     low = std::max(from, low / BLOCK * BLOCK);
     to = std::min(to, high + 1);
     for (int64_t j = low; j < to; j += BLOCK) {
-      const KeyBlock<T> b = key_block(g, j, std::min(j + BLOCK, to), m);
+      const int64_t end = std::min(j + BLOCK, to), shown = first_shown(g, j, end);
+      if (shown == end) continue;  // padding
+      const KeyBlock<T> b = key_block(g, j, end, shown, *panels[0], m);
       if (count * W <= 32) {  // few queries read each key once: fetch the whole block before it is needed
         touch(b.atoms, b.last - b.first, g.call.width);
         if (g.call.mean) touch(b.values, b.last - b.first, g.call.value_width);
@@ -89,12 +103,15 @@ template <class T, int N> struct Forward {
       const Group<T> g(c, t / chunks);
       const int64_t chunk = c.causal ? chunks - 1 - t % chunks : t % chunks;  // the longest first
       Scratch& memory = scratch();
-      memory.reserve(each * P::scratch_bytes(c) + Buffers::bytes(c));
+      memory.reserve(each * P::scratch_bytes(c) + Buffers::bytes(c) + Bases::bytes(c));
       const Buffers buffers(c, memory);
+      const Bases bases(g, memory);
       P* panels[64];
       int here = 0;
       for (int64_t i = chunk * each; i < std::min(count, (chunk + 1) * each); i++) {
         panels[here] = P::make(c, memory);
+        panels[here]->value_base = bases.values;
+        panels[here]->atom_base = bases.atoms;
         panels[here++]->start(g, i * W, buffers.space.rows, true);
       }
       sweep(g, panels, here, 0, g.keys, buffers);
@@ -109,9 +126,13 @@ template <class T, int N> struct Forward {
   static int64_t run_split(const Call& c, int64_t groups, int64_t count) {
     const int64_t panels = groups * count, splits = std::min<int64_t>((4 * c.threads + panels - 1) / panels, c.keys / (2 * BLOCK));
     Scratch shared;
-    shared.reserve(panels * splits * P::scratch_bytes(c));
+    shared.reserve(panels * splits * P::scratch_bytes(c) + groups * Bases::bytes(c));
     std::vector<P*> parts(panels * splits);
     for (auto& p : parts) p = P::make(c, shared);
+    for (int64_t n = 0; n < groups; n++) {
+      const Bases bases(Group<T>(c, n), shared);
+      for (int64_t i = n * count * splits; i < (n + 1) * count * splits; i++) { parts[i]->value_base = bases.values; parts[i]->atom_base = bases.atoms; }
+    }
     parallel(c.threads, panels * splits, [&](int64_t t) {
       const Group<T> g(c, t / splits / count);
       const int64_t part = t % splits, length = (g.keys + splits - 1) / splits;

@@ -86,14 +86,48 @@ template <class T> void squared_distances(T* to, const Rows<T>& x, int64_t first
   }
 }
 
+// to_j = x_j − c for `count` rows, one after another
+template <class T> Rows<T> centred(T* to, const Rows<T>& x, int64_t count, int64_t width, const T* c) {
+  for (int64_t j = 0; j < count; j++)
+    for (int64_t k = 0; k < width; k++) to[j * width + k] = x.data[j * x.stride + k] - c[k];
+  Rows<T> made;
+  made.data = to;
+  made.stride = width;
+  return made;
+}
+
+// What a trace needs of a block. Every query that sees any key of the block sees the one at its centre, so that no distance
+// is larger than those it averages. `base` is the same for the whole group: sums of a panel are those of v − base.
+template <class T> struct Traced {
+  const T *centre = nullptr, *base = nullptr;
+  const T* square = nullptr;  // |v − centre|² of every key
+  Rows<T> rows;               // v − centre
+};
+
 // a block of keys, converted once for all panels that read it
 template <class T> struct KeyBlock {
-  int64_t first, last;               // [first, last) of the group's keys
-  Rows<T> atoms, values;             // from `first` on
-  const T* weights = nullptr;        // per key, from `first` on
-  const T *value_centre = nullptr, *atom_centre = nullptr;
-  const T *value_square = nullptr, *atom_square = nullptr;  // squared distances to the centres
+  int64_t first, last;         // [first, last) of the group's keys
+  Rows<T> atoms, values;       // from `first` on
+  const T* weights = nullptr;  // per key, from `first` on
+  Traced<T> of_values, of_atoms;
 };
+
+// The first of the keys [from, to) that masks and weights of keys do not hide; `to` where there is none.
+template <class T> int64_t first_shown(const Group<T>& g, int64_t from, int64_t to) {
+  const Call& c = g.call;
+  const uint8_t* mask = c.mask.data && c.mask.row == 0 && c.mask.fold == 0 ? (const uint8_t*)g.row(c.mask, 0) : nullptr;
+  const T* weights = (const T*)g.key_rows(c.per_atom);
+  while (from < to && ((mask && !mask[from]) || (weights && weights[from] == MINUS_INF<T>))) from++;
+  return from;
+}
+
+// A point that every query of the group sees if it sees any (or the one that the caller gave), as numbers of type T.
+template <class T> void find_base(const Group<T>& g, const Operand& points, const Operand& centre, int64_t width, T* to) {
+  if (centre.data) { std::memcpy(to, (const T*)centre.data + g.offset(centre), width * sizeof(T)); return; }
+  const int64_t j = first_shown(g, 0, g.keys);
+  if (j == g.keys) { std::fill(to, to + width, T(0)); return; }
+  widen<T>(to, g.key_rows(points) + j * points.row * bytes_of(points.dtype), points.dtype, width);
+}
 
 enum Bias { NONE, PER_KEY, TABLE };
 
@@ -105,6 +139,7 @@ template <class T, int N> struct Panel {
 
   T* queries;                // [width][W]
   T *value_sum, *atom_sum;   // [value_width][W], [width][W]: Σ p v and Σ p x, relative to top; null where not wanted
+  const T *value_base, *atom_base;  // with a trace: what is subtracted from v and x in these sums; else null
   T* bins;                   // [bins][W]
   V top[N], mass[N];         // largest logit, Σ p
   V mean[N], spread[N];      // of the score; Σ p (s − mean)². Where neither is wanted: 0, or NaN once a score was infinite
@@ -128,6 +163,7 @@ template <class T, int N> struct Panel {
     p->value_sum = c.mean ? memory.take<T>(c.value_width * W) : nullptr;
     p->atom_sum = c.atom_mean ? memory.take<T>(c.width * W) : nullptr;
     p->bins = c.bin_mass ? memory.take<T>(c.bins * W) : nullptr;
+    p->value_base = p->atom_base = nullptr;
     return p;
   }
 
@@ -179,8 +215,12 @@ template <class T, int N> struct Panel {
       weight[i / L][i % L] = s;
     }
     seen = true;
-    if (value_sum) std::memset(value_sum, 0, c.value_width * W * sizeof(T));
-    if (atom_sum) std::memset(atom_sum, 0, c.width * W * sizeof(T));
+    start_sum(value_sum, value_base, c.value_width);
+    start_sum(atom_sum, atom_base, c.width);
+  }
+  void start_sum(T* sum, const T* base, int64_t width) {
+    for (int64_t k = 0; sum && k < width; k++)
+      for (int v = 0; v < N; v++) at<T>(sum + k * W + v * L) = base ? -base[k] * mass[v] : splat<T>(0);
   }
 
   // ---------------------------------------------------------------- what is added to the scores of a block
@@ -247,6 +287,7 @@ template <class T, int N> struct Panel {
   }
 
   // ---------------------------------------------------------------- exponentials of a block and their sums; S becomes P
+  static constexpr int CHUNK = 32;
   struct Sums { V mass[N], first[N], second[N], square[N], value_square[N], atom_square[N], weight[N]; };
   // LEVEL 0: mass. 1: with moments of the score about `centre`. 2: with Σp² and means of the squared distances.
   template <int BIAS, int LEVEL>
@@ -254,37 +295,44 @@ template <class T, int N> struct Panel {
     for (int v = 0; v < N; v++) {
       const V m = top[v], c = centre[v];
       V mass = splat<T>(0), first = mass, second = mass, square = mass, of_values = mass, of_atoms = mass, weight = mass;
-      for (int j = 0; j < keys; j++) {
-        V& slot = at<T>(S + j * W + v * L);
-        V x = slot, logit = x;
-        if constexpr (BIAS == PER_KEY) {
-          if (bias[j] == MINUS_INF<T>) { slot = splat<T>(0); continue; }  // whatever the key holds
-          logit += bias[j];
+      for (int from = 0; from < keys; from += CHUNK) {  // a sum of sums loses fewer digits than one running sum
+        const V zero = splat<T>(0);
+        V mass_ = zero, first_ = zero, second_ = zero, square_ = zero, values_ = zero, atoms_ = zero, weight_ = zero;
+        const int to = std::min(keys, from + CHUNK);
+        for (int j = from; j < to; j++) {
+          V& slot = at<T>(S + j * W + v * L);
+          V x = slot, logit = x;
+          if constexpr (BIAS == PER_KEY) {
+            if (bias[j] == MINUS_INF<T>) { slot = zero; continue; }  // whatever the key holds
+            logit += bias[j];
+          }
+          V w = zero;
+          if constexpr (BIAS == TABLE) {
+            w = at<T>(bias + j * W + v * L);
+            const I hidden = w == MINUS_INF<T>;
+            x = hidden ? c : x;
+            logit = x + w;
+            if constexpr (LEVEL >= 1) w = hidden ? zero : w;
+          }
+          const V p = exponential(logit - m);
+          slot = p;
+          mass_ += p;
+          if constexpr (LEVEL == 0) first_ += x * T(0);  // NaN if a score is infinite; with moments below, so are they
+          if constexpr (LEVEL >= 1) {
+            const V y = x - c, py = p * y;
+            first_ += py;
+            second_ += py * y;
+            if constexpr (BIAS == PER_KEY) weight_ += p * bias[j];
+            if constexpr (BIAS == TABLE) weight_ += p * w;
+          }
+          if constexpr (LEVEL >= 2) {
+            square_ += p * p;
+            values_ += p * value_square[j];
+            atoms_ += p * atom_square[j];
+          }
         }
-        V w = splat<T>(0);
-        if constexpr (BIAS == TABLE) {
-          w = at<T>(bias + j * W + v * L);
-          const I hidden = w == MINUS_INF<T>;
-          x = hidden ? c : x;
-          logit = x + w;
-          if constexpr (LEVEL >= 1) w = hidden ? splat<T>(0) : w;
-        }
-        const V p = exponential(logit - m);
-        slot = p;
-        mass += p;
-        if constexpr (LEVEL == 0) first += x * T(0);  // NaN if a score is infinite; with moments below, so are they
-        if constexpr (LEVEL >= 1) {
-          const V y = x - c, py = p * y;
-          first += py;
-          second += py * y;
-          if constexpr (BIAS == PER_KEY) weight += p * bias[j];
-          if constexpr (BIAS == TABLE) weight += p * w;
-        }
-        if constexpr (LEVEL >= 2) {
-          square += p * p;
-          of_values += p * value_square[j];
-          of_atoms += p * atom_square[j];
-        }
+        mass += mass_; first += first_; second += second_; weight += weight_;
+        square += square_; of_values += values_; of_atoms += atoms_;
       }
       s.mass[v] = mass; s.first[v] = first; s.second[v] = second; s.weight[v] = weight;
       s.square[v] = square; s.value_square[v] = of_values; s.atom_square[v] = of_atoms;
@@ -345,17 +393,15 @@ template <class T, int N> struct Panel {
     }
     const int level = level_of(c);
     Sums s;
-    const T *vs = b.value_square ? b.value_square + skip : space.zeros, *as = b.atom_square ? b.atom_square + skip : space.zeros;
+    const T *vs = b.of_values.square ? b.of_values.square + skip : space.zeros, *as = b.of_atoms.square ? b.of_atoms.square + skip : space.zeros;
     if (kind == NONE) exponentials<NONE>(level, keys, S, bias, vs, as, over, centre, s);
     else if (kind == PER_KEY) exponentials<PER_KEY>(level, keys, S, bias, vs, as, over, centre, s);
     else exponentials<TABLE>(level, keys, S, bias, vs, as, over, centre, s);
 
     V before[N];
     for (int v = 0; v < N; v++) before[v] = mass[v] * shrink[v];
-    if (value_sum) mix(value_sum, b.values.data + skip * b.values.stride, b.values.stride, c.value_width, keys, S, shrink, shrinks,
-                       b.value_square ? value_trace : nullptr, b.value_centre, s.value_square, s.mass, before, space.fresh);
-    if (atom_sum) mix(atom_sum, a, b.atoms.stride, c.width, keys, S, shrink, shrinks,
-                      b.atom_square ? atom_trace : nullptr, b.atom_centre, s.atom_square, s.mass, before, space.fresh);
+    if (value_sum) mix(value_sum, b.values, skip, c.value_width, keys, S, shrink, shrinks, b.of_values, value_trace, s.value_square, s.mass, before, space.fresh);
+    if (atom_sum) mix(atom_sum, b.atoms, skip, c.width, keys, S, shrink, shrinks, b.of_atoms, atom_trace, s.atom_square, s.mass, before, space.fresh);
     if (bins) add_bins(c, from, keys, S, shrink, s.mass);
     if (c.marked_mass) add_marked(g, from, keys, S, shrink);
     for (int v = 0; v < N; v++) {
@@ -378,31 +424,34 @@ template <class T, int N> struct Panel {
 
   // to = shrink · to + points ᵀ P; with a trace, merged as well:
   //   Σ p |v − m|² of the block alone = Σ p |v − c|² − mass |m − c|²,   between old and block: (old · new / total) |m_old − m_new|²
-  void mix(T* to, const T* points, int64_t stride, int64_t width, int keys, const T* P, const V* shrink, bool shrinks,
-           V* trace, const T* c, const V* squares, const V* fresh_mass, const V* old_mass, T* fresh) {
-    if (!trace) {
-      if (!seen) { product<T, N, false, false>(width, keys, points, stride, P, W, to, W); return; }
+  void mix(T* to, const Rows<T>& points, int64_t skip, int64_t width, int keys, const T* P, const V* shrink, bool shrinks,
+           const Traced<T>& of, V* trace, const V* squares, const V* fresh_mass, const V* old_mass, T* fresh) {
+    const T* first_point = points.data + skip * points.stride;
+    if (!of.square) {
+      if (!seen) { product<T, N, false, false>(width, keys, first_point, points.stride, P, W, to, W); return; }
       if (shrinks)
         for (int64_t k = 0; k < width; k++)
           for (int v = 0; v < N; v++) at<T>(to + k * W + v * L) *= shrink[v];
-      product<T, N, true, false>(width, keys, points, stride, P, W, to, W);
+      product<T, N, true, false>(width, keys, first_point, points.stride, P, W, to, W);
       return;
     }
-    product<T, N, false, false>(width, keys, points, stride, P, W, fresh, W);
+    product<T, N, false, false>(width, keys, of.rows.data + skip * of.rows.stride, of.rows.stride, P, W, fresh, W);
     for (int v = 0; v < N; v++) {
       const I empty = fresh_mass[v] == T(0), first = old_mass[v] == T(0);
       const V per_fresh = empty ? splat<T>(0) : T(1) / fresh_mass[v], per_old = first ? splat<T>(0) : shrink[v] / old_mass[v];
       V within = splat<T>(0), between = splat<T>(0);
       for (int64_t k = 0; k < width; k++) {
-        const V block = at<T>(fresh + k * W + v * L), m = block * per_fresh, apart = m - c[k];
+        const V block = at<T>(fresh + k * W + v * L), apart = block * per_fresh;  // m − c
+        const T shift = of.centre[k] - of.base[k];
         within += apart * apart;
         V& whole = at<T>(to + k * W + v * L);
+        const V moved = block + fresh_mass[v] * shift;
         if (seen) {
-          const V gap = whole * per_old - m;
+          const V gap = whole * per_old - (apart + shift);
           between += gap * gap;
-          whole = whole * shrink[v] + block;
+          whole = whole * shrink[v] + moved;
         } else
-          whole = block;
+          whole = moved;
       }
       const V inside = squares[v] - fresh_mass[v] * within;
       trace[v] = trace[v] * shrink[v] + (empty | (inside < T(0)) ? splat<T>(0) : inside);
@@ -515,8 +564,8 @@ template <class T, int N> struct Panel {
       at<T>(inverse + v * L) = per[v];
       broken[v] = (mass[v] + mean[v] + spread[v] + value_trace[v] + atom_trace[v] + weight[v]) * T(0);  // NaN unless all are finite
     }
-    write_means(c.mean, value_sum, c.value_width, out, inverse, broken);
-    write_means(c.atom_mean, atom_sum, c.width, out, inverse, broken);
+    write_means(c.mean, value_sum, value_base, c.value_width, out, inverse, broken);
+    write_means(c.atom_mean, atom_sum, atom_base, c.width, out, inverse, broken);
     for (int v = 0; v < N; v++)
       for (int i = 0; i < L; i++) x[v][i] = mass[v][i] == 0 ? MINUS_INF<T> : top[v][i] + std::log(mass[v][i]);
     put(c.log_normalizer, out, x);
@@ -551,7 +600,7 @@ template <class T, int N> struct Panel {
     }
     return irregular;
   }
-  void write_means(void* to, const T* sum, int64_t width, const int64_t* out, const T* inverse, V* broken) const {
+  void write_means(void* to, const T* sum, const T* base, int64_t width, const int64_t* out, const T* inverse, V* broken) const {
     if (!to) return;
     T* row[W];
     for (int i = 0; i < rows; i++) row[i] = (T*)to + out[i] * width;
@@ -559,6 +608,9 @@ template <class T, int N> struct Panel {
     for (int64_t k = 0; k < width; k++)
       for (int v = 0; v < N; v++) broken[v] += at<T>(sum + k * W + v * L) * T(0);
     lanes_to_rows<T, false>(row, sum, W, inverse, rows, width);
+    if (!base) return;
+    for (int i = 0; i < rows; i++)
+      for (int64_t k = 0; inverse[i] != 0 && k < width; k++) row[i][k] += base[k];
   }
 };
 
