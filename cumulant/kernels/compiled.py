@@ -7,6 +7,7 @@ from torch import Tensor
 
 from cumulant.kernels.evaluate import evaluate, gradients
 from cumulant.kernels.inputs import Inputs, Plan
+from cumulant.kernels.stream_function import fold, unfold
 from cumulant.kernels.streaming import empty_output
 from cumulant.kernels.support import Band
 
@@ -52,6 +53,12 @@ def _(eta, atoms, values, per_atom, per_pair, mask, names, causal, window, offse
     return out
 
 
+@sweep_operator.register_vmap
+def _(info, in_dims, *arguments):
+    out = sweep_operator(*fold(info.batch_size, in_dims[:6], arguments[:6]), *arguments[6:])
+    return [unfold(info.batch_size, t) for t in out], [0] * len(out)
+
+
 @torch.library.custom_op("cumulant::pull_back", mutates_args=())
 def pull_back_operator(
     eta: Tensor,
@@ -81,6 +88,16 @@ def pull_back_operator(
 @pull_back_operator.register_fake
 def _(eta, atoms, values, per_atom, per_pair, mask, out, grads, names, causal, window, offset, period, engine):
     return [torch.empty_like(t) for t in (eta, atoms, values, per_atom, per_pair) if t is not None]
+
+
+@pull_back_operator.register_vmap
+def _(info, in_dims, *arguments):
+    inputs, (out, grads), settings = arguments[:6], arguments[6:8], arguments[8:]
+    flat = [*inputs, *out, *grads]
+    folded = fold(info.batch_size, [*in_dims[:6], *in_dims[6], *in_dims[7]], flat)
+    split = 6 + len(out)
+    slopes = pull_back_operator(*folded[:6], folded[6:split], folded[split:], *settings)
+    return [unfold(info.batch_size, t) for t in slopes], [0] * len(slopes)
 
 
 def _remember(ctx, inputs, output):

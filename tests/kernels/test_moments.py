@@ -15,6 +15,10 @@ from scipy.special import logsumexp
 import cumulant.kernels.operator as operator
 import cumulant.kernels.streaming as streaming
 from cumulant import Empirical, Moments, fisher_product, moments
+from cumulant.kernels.compiled import compiled_stream
+from cumulant.kernels.inputs import Inputs, Plan
+from cumulant.kernels.native.call import entries
+from cumulant.kernels.support import Band
 
 SUPPORTS = {
     "plain": {},
@@ -449,6 +453,10 @@ def test_a_direction_of_another_shape_gets_a_sentence():
 LINEAR = """
 import re, torch
 from cumulant import moments
+from cumulant.kernels.compiled import compiled_stream
+from cumulant.kernels.inputs import Inputs, Plan
+from cumulant.kernels.native.call import entries
+from cumulant.kernels.support import Band
 from cumulant.kernels import fisher_product
 torch.set_num_threads(1)
 def peak():
@@ -623,3 +631,25 @@ def test_padding_may_hold_any_bits_under_transforms(how):
     found = run(q, k.masked_fill(hidden, torch.nan), v.masked_fill(hidden, -torch.inf))
     for mine, theirs in zip(*(r if isinstance(r, tuple) else (r,) for r in (found, clean)), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("engine", ["streaming", "native"])
+def test_the_operator_of_the_compiler_has_a_rule_for_vmap(engine):
+    if engine == "native" and entries() is None:
+        pytest.skip("no native kernel here: `cumulant doctor` says why")
+    eta, atoms, values = torch.randn(3, 2, 7, 5), torch.randn(2, 9, 5), torch.randn(3, 2, 9, 4)
+    plan = Plan(frozenset({"log_normalizer", "mean", "max_score"}), Band(), engine)
+
+    def total(e, v):
+        out = compiled_stream(Inputs(e, atoms, v, None, None, None), plan)
+        return out["mean"].square().sum() + out["log_normalizer"].sum() + out["max_score"].sum()
+
+    def expected(e, v):
+        m = moments(e, atoms, v, backend="dense", statistics=("mean", "max_score"))
+        return m.mean.square().sum() + m.log_normalizer.sum() + m.max_score.sum()
+
+    mapped, plain = eta.clone().requires_grad_(), eta.clone().requires_grad_()
+    found = torch.func.vmap(total)(mapped, values)
+    torch.testing.assert_close(found, torch.stack([expected(e, v) for e, v in zip(plain, values, strict=True)]))
+    slope = torch.autograd.grad(found.sum(), mapped)
+    torch.testing.assert_close(slope, torch.autograd.grad(expected(plain, values), plain), rtol=1e-4, atol=1e-5)
