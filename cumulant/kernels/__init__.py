@@ -8,8 +8,8 @@ A call of `moments` goes through
     support.py           `Band` and `FlatSupport`: which atoms are visible to a query, block by block
     moments.py           `Moments`, the record that is returned, and `merge`, the sum of two sets of atoms
 
-and one of four backends. "native" is C++ on the CPU (docs/kernels.md explains it); where it can, it takes tensors as they
-lie, before anything is flattened:
+and one of four backends. "native" is C++ on the CPU (docs/kernels.md explains it); where it can, it takes tensors as
+they lie, before anything is flattened:
 
     native/direct.py     one look-up by shapes and strides, one call; its gradients
     native/geometry.py   batch axes and strides of tensors as the C++ is told; heads that share keys
