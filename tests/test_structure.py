@@ -38,6 +38,7 @@ ROOMS = [
     "filters.tracking",
     "samplers",
     "nn",
+    "transformers",
     "observatory.text",
     "observatory.statistics",
     "observatory.hooks",
@@ -132,7 +133,17 @@ def test_imports_go_downward(path: Path):
 def test_core_needs_only_torch_numpy_and_jaxtyping():
     allowed = {"torch", "numpy", "jaxtyping", "cumulant"} | set(sys.stdlib_module_names)
     # these say which extra to install, and are not imported by the core
-    extras = ("cli", "doctor", "figures", "filters.tracking", "observatory", "paper", "terminal", "training")
+    extras = (
+        "cli",
+        "doctor",
+        "figures",
+        "filters.tracking",
+        "observatory",
+        "paper",
+        "terminal",
+        "training",
+        "transformers",
+    )
     # imported where they are needed, with a sentence where they are missing
     inside = {"integrate.py": {"torchdiffeq", "scipy"}, "files.py": {"polars"}}
     for path in FILES:

@@ -146,6 +146,15 @@ class Support:
         """For some heads."""
         return self._select(lambda table: table[:, heads] if table.shape[1] > 1 else table)
 
+    def of_first_keys(self, keys: int) -> Support:
+        """For the first ``keys`` keys."""
+        mask, w = self.mask, self.log_weights
+        return replace(
+            self,
+            mask=mask if mask is None or mask.shape[-1] == 1 else mask[..., :keys],
+            log_weights=None if w is None else w[..., :keys],
+        )
+
     def _select(self, pick: Callable[[Tensor], Tensor]) -> Support:
         """A part of every table (batch | 1, heads | 1, …)."""
         mask, w, sink = self.pair_mask(), self.log_weights, self.sink

@@ -20,6 +20,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from cumulant.checks import known
 from cumulant.kernels import fused
 from cumulant.kernels.autocast import without_autocast
 from cumulant.kernels.columns import AtomColumns
@@ -63,12 +64,12 @@ def _evaluate_native(x: Inputs, plan: Plan) -> tuple[list[Tensor], Tensor | None
     if traces_need_centre(x, plan):
         x, _ = ordinary_inputs(x, plan, 2)
         columns = AtomColumns.of(x, plan)
-    out, best, irregular = native.forward(x, plan, columns)
+    out, best, irregular = _native_forward(x, plan, columns)
     if irregular is not None:
         without = without_unseen(x, plan)
         if without is not x:
             x = without
-            out, best, irregular = native.forward(x, plan, columns)
+            out, best, irregular = _native_forward(x, plan, columns)
         if irregular is not None:
             _by_reference(x, plan, irregular, out)
     if columns is not None:
@@ -77,6 +78,14 @@ def _evaluate_native(x: Inputs, plan: Plan) -> tuple[list[Tensor], Tensor | None
                 out[name].masked_fill_(columns.single, 0)
         _far_traces(x, plan, columns, out)
     return [out[name] for name in plan.outputs], best
+
+
+def _native_forward(x: Inputs, plan: Plan, columns: AtomColumns | None):
+    """As `native.forward`; every row is irregular where values that the kernel does not read are not all finite."""
+    out, best, irregular = native.forward(x, plan, columns)
+    if x.values is not None and "mean" not in plan.statistics and not known(largest(x.values).isfinite()):
+        irregular = x.eta.new_ones(x.eta.shape[:2], dtype=torch.bool)
+    return out, best, irregular
 
 
 def traces_need_centre(x: Inputs, plan: Plan) -> bool:
@@ -216,6 +225,7 @@ def _row_batches(x: Inputs, plan: Plan, selected: Tensor | None) -> Iterator[tup
 def _rows(x: Inputs, plan: Plan, head: int, rows: Tensor) -> tuple[Inputs, Plan]:
     """The problem of some rows of one head; the band becomes a mask."""
     one = slice(head, head + 1)
+    everything = x.support(plan.band).everything
     mask = x._replace(per_atom=None, per_pair=None).support(plan.band)
     pair = x.per_pair if x.per_pair is None or x.per_pair.shape[0] == 1 else x.per_pair[one]
     part = Inputs(
@@ -224,6 +234,6 @@ def _rows(x: Inputs, plan: Plan, head: int, rows: Tensor) -> tuple[Inputs, Plan]
         None if x.values is None else x.values[one],
         None if x.per_atom is None else x.per_atom[one],
         None if pair is None else pair[:, rows],
-        mask.visible(one, rows, x.atoms.shape[1]),
+        None if everything else mask.visible(one, rows, x.atoms.shape[1]),
     )
     return part, replace(plan, band=Band())

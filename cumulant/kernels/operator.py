@@ -77,7 +77,7 @@ def moments(
     eta, atoms = autocast(eta, atoms)
     values, log_weights = autocast(values, log_weights)
     names = statistics if isinstance(statistics, str | tuple) else tuple(statistics)
-    settings = Settings(_wanted(names, values is not None), 1.0, bool(causal), window, offset)
+    settings = Settings(requested(names, values is not None), 1.0, bool(causal), window, offset)
     return scaled_moments(Arguments(eta, atoms, values, log_weights, mask, None), sink, settings, backend)
 
 
@@ -87,11 +87,19 @@ def scaled_moments(x: Arguments, sink: float | Tensor | None, settings: Settings
         x = x._replace(sink=_sink(x.eta, sink))
     if x.log_weights is not None:
         require_log_weights("moments.log_weights", require_float("moments.log_weights", x.log_weights))
-    if backend in ("auto", "native") and not torch.compiler.is_compiling() and entries() is not None:
+    if backend in ("auto", "native") and not _recorded() and entries() is not None:
         fields = serve(x, settings, _shapes, _flat)
         if fields is not None:
             return _as_record(x, fields, _nonempty(x, settings))
     return _flat_record(x, settings, backend)
+
+
+def _recorded() -> bool:
+    """Whether operators of torch are recorded or replaced as they are called: by the compiler, by torch.jit.trace, by a
+    mode such as that of fake tensors. A call of the native kernel would escape them."""
+    if torch.compiler.is_compiling():
+        return True
+    return torch._C._len_torch_dispatch_stack() > 0 or torch._C._get_tracing_state() is not None  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
 
 
 def _nonempty(x: Arguments, settings: Settings) -> bool:
@@ -123,7 +131,8 @@ def _shapes(x: Arguments, settings: Settings) -> Shapes:
     request = _request(x, settings)
     if x.sink is not None:
         _require_sink(x.sink, request.lead)
-    return Shapes(tuple(request.lead), request.ratio, request.per_pair, request.band.offset)
+    band = request.band
+    return Shapes(tuple(request.lead), request.ratio, request.per_pair, band.window, band.offset)
 
 
 def _require_sink(sink: Tensor, lead: torch.Size) -> None:
@@ -200,7 +209,11 @@ def fisher_product(
     v = request.rows(vector[None] if vector.ndim == 1 else vector)
     with without_autocast(eta):
         if backend == "auto":
-            backend = "native" if native_refusal(x) is None else "dense" if _scores(x) <= SMALL else "streaming"
+            small = _scores(x) <= SMALL
+            traced = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (*x, v))
+            # the reference has every derivative
+            served = native_refusal(x) is None and not _recorded() and not (small and traced)
+            backend = "native" if served else "dense" if small else "streaming"
         if backend == "dense":
             out = reference_product(x, v, plan)
         else:
@@ -213,8 +226,12 @@ def _scores(x: Inputs) -> int:
     return x.eta.shape[0] * x.eta.shape[1] * x.atoms.shape[1]
 
 
-@cache
-def _wanted(statistics: str | tuple[str, ...], own_values: bool) -> frozenset[str]:
+def requested(statistics: str | tuple[str, ...], own_values: bool) -> frozenset[str]:
+    """The statistics that a kernel forms for these names."""
+    return (_requested if torch.compiler.is_compiling() else _known_request)(statistics, own_values)
+
+
+def _requested(statistics: str | tuple[str, ...], own_values: bool) -> frozenset[str]:
     if isinstance(statistics, str):
         statistics = STATISTICS if statistics == "all" else (statistics,)
     names: set[str] = set()
@@ -227,6 +244,9 @@ def _wanted(statistics: str | tuple[str, ...], own_values: bool) -> frozenset[st
     if not own_values:  # the values are the atoms
         names = {ATOMS_AS_VALUES.get(n, n) for n in names}
     return frozenset(names)
+
+
+_known_request = cache(_requested)
 
 
 def _closure(wanted: frozenset[str], x: Inputs) -> frozenset[str]:
@@ -285,7 +305,7 @@ def _without_score(plan: Plan) -> Plan:
 def _compute(x: Inputs, plan: Plan, backend: str) -> dict[str, Tensor]:
     if backend == "dense":
         return dict(zip(plan.outputs, reference(x, plan), strict=True))
-    run = compiled_stream if torch.compiler.is_compiling() else stream
+    run = compiled_stream if _recorded() else stream
     if backend != "fused":
         return run(x, replace(plan, engine=backend))
     out = run(x, replace(_without_score(plan), engine="fused"))

@@ -182,6 +182,8 @@ def _direct(x: Inputs, factors: Factors, direct: Tensor, total: list[Tensor | No
 
 def add_best(x: Inputs, grad: Tensor, best: Tensor, total: list[Tensor | None]) -> None:
     """The maximum moves with the atom that attains it (the first one, on ties)."""
+    if not x.atoms.shape[1]:
+        return
     index = best[..., None].expand(*best.shape, x.atoms.shape[-1])
     if total[0] is not None:
         total[0] += grad[..., None] * x.atoms.gather(1, index)

@@ -10,6 +10,8 @@ from cumulant.kernels.dense import accumulate
 from cumulant.kernels.inputs import Inputs
 from cumulant.kernels.support import Band
 
+FAR = 1 << 61  # positions beyond which no key is, and sums of two of them still integers of 64 bits
+
 
 class Request:
     """The arguments of `moments`, checked, and the way between their shapes and the kernels' (g, q, ·)."""
@@ -67,7 +69,8 @@ class Request:
             raise ValueError(sentence("moments.offset", expected, None, advice))
         if window is not None and window < 1:
             raise ValueError(sentence("moments.window", "a positive number of keys", window, "1 is the key itself."))
-        return Band(bool(causal), window, offset or 0, max(1, q))
+        window = None if window is None else min(window, FAR)
+        return Band(bool(causal), window, max(-FAR, min(offset or 0, FAR)), max(1, q))
 
     def _heads_per_group(self) -> int:
         """How many heads of eta share one head of atoms; 1 where the axes agree or broadcast."""

@@ -208,8 +208,9 @@ class _Ring(torch.autograd.Function):
     def backward(ctx, *gradients: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
         schedule, ranks = ctx.schedule, ctx.schedule.ranks
         count = len(schedule.names)
-        eta, *block = ctx.saved_tensors[:-count]
-        total = dict(zip(schedule.names, ctx.saved_tensors[-count:], strict=True))
+        saved = ctx.saved_tensors
+        eta, *block = saved[:-count]
+        total = dict(zip(schedule.names, saved[-count:], strict=True))
         offsets = Offsets(_finite(total["log_normalizer"]), total, total.get("max_score"), ctx.ties)
         on_sums = _slope(offsets, total, gradients)
         on_eta, here = torch.zeros_like(eta), block

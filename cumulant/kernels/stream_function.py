@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_legacy_batchedtensor  # pyright: ignore[reportMissingImports]
 
 from cumulant.kernels.evaluate import evaluate, gradients
 from cumulant.kernels.inputs import Inputs, Plan
-from cumulant.kernels.recompute import push_forward, push_pullback, second_order, untracked
+from cumulant.kernels.recompute import push_forward, push_pullback, reference, second_order, untracked
 
 
 def stream(x: Inputs, plan: Plan) -> dict[str, Tensor]:
@@ -44,6 +45,8 @@ class MomentsFunction(torch.autograd.Function):
         needs = tuple(ctx.needs_input_grad[:5])
         if not incoming:
             return (None,) * 7
+        if any(is_legacy_batchedtensor(g) for g in incoming):
+            return (*_batched(Inputs(*saved[:6]), ctx.plan, have, incoming, needs), None, None)
         pulled = MomentsBackward.apply(ctx.plan, have, needs, *saved, *incoming)
         return (*_spread(pulled, saved[:5], needs), None, None)
 
@@ -88,18 +91,34 @@ class MomentsBackward(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, *incoming):
-        x, _, _, grad = _unpack(ctx.plan, ctx.have, untracked(ctx.saved_tensors))
+        saved = untracked(ctx.saved_tensors)
+        x, _, _, grad = _unpack(ctx.plan, ctx.have, saved)
         small = replace(ctx.plan, statistics=frozenset(ctx.have))
         full = _spread(incoming, x[:5], ctx.needs)
         total = second_order(x, small, [grad[name] for name in small.outputs], list(full))
         by_name = dict(zip(small.outputs, total[5:], strict=True))
-        skipped = len(ctx.saved_tensors) - 5 - len(ctx.have)
+        skipped = len(saved) - 5 - len(ctx.have)
         return (None, None, None, *total[:5], *(None,) * skipped, *(by_name[name] for name in ctx.have))
 
     @staticmethod
     def vmap(info, in_dims, plan, have, needs, *tensors):
         out = MomentsBackward.apply(plan, have, needs, *fold(info.batch_size, in_dims[3:], tensors))
         return tuple(unfold(info.batch_size, t) for t in out), (0,) * len(out)
+
+
+def _batched(x: Inputs, plan: Plan, have: tuple[str, ...], incoming, needs) -> tuple[Tensor | None, ...]:
+    """Gradients for many incoming ones at once (``is_grads_batched``): they have no memory that a kernel could read, so
+    that torch pulls them back through the reference."""
+    with torch.enable_grad():
+        leaves = [
+            t.detach().requires_grad_() if t is not None and need else t
+            for t, need in zip(x, (*needs, False), strict=True)
+        ]
+        out = dict(zip(plan.outputs, reference(Inputs(*leaves), plan), strict=True))
+        wanted = [t for t, need in zip(leaves, needs, strict=False) if t is not None and need]
+        pairs = [(out[name], g) for name, g in zip(have, incoming, strict=True) if out[name].requires_grad]
+        pulled = torch.autograd.grad([o for o, _ in pairs], wanted, [g for _, g in pairs], allow_unused=True)
+    return _spread(pulled, x[:5], needs)
 
 
 def _unpack(plan: Plan, have: tuple[str, ...], tensors):

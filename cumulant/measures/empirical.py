@@ -150,7 +150,9 @@ class Empirical(Measure):
         present = (w > -torch.inf).to(self.atoms.dtype)  # (*batch, q, n)
         count = present.sum(-1, keepdim=True).clamp_min(1)
         centred = self.atoms[..., None, :, :] - (present / count @ self.atoms)[..., None, :]
-        centred = centred * present[..., None]
+        # the mean of copies of one atom is that atom but for rounding, which must not look like an extent
+        rounding = 8 * torch.finfo(centred.dtype).eps * self.atoms[..., None, :, :].abs()
+        centred = torch.where(centred.abs() <= rounding, 0, centred) * present[..., None]
         _, span = scale_and_span(centred.mT @ centred / count[..., None])
         radius = torch.linalg.vector_norm(centred, dim=-1)
         bound = torch.where(present > 0, -w, -torch.inf)

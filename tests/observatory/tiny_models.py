@@ -129,7 +129,11 @@ POSITIONS = 64
 
 def transformer(kind: str, *, heads: int, key_heads: int, head_dim: int, layers: int, seed: int) -> Any:
     """A model of a type of transformers in evaluation mode, with weights that differ everywhere."""
-    model = hf.AutoModel.from_config(_config(kind, heads, key_heads, head_dim, layers)).eval()
+    return randomise(hf.AutoModel.from_config(model_config(kind, heads, key_heads, head_dim, layers)).eval(), seed)
+
+
+def randomise(model: Any, seed: int) -> Any:
+    """The model with weights that differ everywhere."""
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
         parameter.data.normal_(std=parameter.shape[-1] ** -0.5 if parameter.ndim > 1 else 0.3, generator=generator)
@@ -138,7 +142,8 @@ def transformer(kind: str, *, heads: int, key_heads: int, head_dim: int, layers:
     return model.requires_grad_(False)
 
 
-def _config(kind: str, heads: int, key_heads: int, head_dim: int, layers: int):
+def model_config(kind: str, heads: int, key_heads: int, head_dim: int, layers: int) -> Any:
+    """The configuration of a type of transformers."""
     width = heads * head_dim
     special = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
     text = special | {"vocab_size": 50, "max_position_embeddings": POSITIONS}

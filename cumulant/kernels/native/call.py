@@ -8,6 +8,7 @@ from functools import cache
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from cumulant.kernels.native.library import library
 
@@ -21,6 +22,7 @@ GRADIENTS_IN = (
     *("value_trace", "atom_trace", "log_sum_square"),
 )
 MAX_BINS = 16
+PLAIN = (Tensor, Parameter)  # types that have memory of their own; a subclass may have none
 
 
 class Operand(ctypes.Structure):

@@ -13,15 +13,13 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch._C._functorch import peek_interpreter_stack  # pyright: ignore[reportMissingImports]
+from torch._C._functorch import is_legacy_batchedtensor, peek_interpreter_stack  # pyright: ignore[reportMissingImports]
 from torch.autograd import forward_ad
-from torch.nn import Parameter
 
 from cumulant.kernels.moments import CENTRED
-from cumulant.kernels.native.call import DTYPES, GRADIENTS_IN, Call, enter, entries, point
+from cumulant.kernels.native.call import DTYPES, GRADIENTS_IN, PLAIN, Call, enter, entries, point
 from cumulant.kernels.native.geometry import Geometry, geometry
 
-PLAIN = (Tensor, Parameter)
 PLANS = 4096  # how many are remembered
 VECTORS = ("mean", "atom_mean")
 TRACES = ("value_trace", "atom_trace")
@@ -55,6 +53,7 @@ class Shapes(NamedTuple):
     lead: tuple[int, ...]
     ratio: int
     per_pair: bool
+    window: int | None
     offset: int
 
 
@@ -68,7 +67,7 @@ def serve(x: Arguments, settings: Settings, check: Check, flat: Flat) -> dict[st
     """The wanted statistics by name; None where this way does not serve."""
     if peek_interpreter_stack() is not None or forward_ad._current_level >= 0:  # pyright: ignore[reportPrivateUsage]
         return None
-    key = (settings, *(None if t is None else (type(t), t.shape, t.stride(), t.dtype, t.is_cpu) for t in x))
+    key = (settings, *(None if t is None else (type(t), t.shape, t.stride(), t.dtype, t.is_cpu, t.is_neg()) for t in x))
     try:
         plan = _plans[key]
     except KeyError:
@@ -113,7 +112,7 @@ class DirectPlan:
         c, alive = self._call(x)
         out = {}
         for name, shape in self.outputs.items():
-            out[name] = tensor = torch.empty(shape, dtype=self.dtype)
+            out[name] = tensor = torch.empty(shape, dtype=self.dtype, device="cpu")
             setattr(c, name, tensor.data_ptr())
         irregular = enter("forward", c)
         del alive
@@ -140,6 +139,8 @@ class DirectPlan:
         self, x: Sequence[Tensor | None], out: dict[str, Tensor], grad: dict[str, Tensor], needs: Sequence[bool]
     ) -> list[Tensor | None] | None:
         """Gradients of eta, atoms, values, log weights, mask (None) and sink; None if they are not all finite."""
+        if not out["log_normalizer"].numel():  # without queries there are no addresses either
+            return [torch.zeros_like(t) if need and t is not None else None for t, need in zip(x, needs, strict=True)]
         c, alive = self._call(x)
         for name, tensor in out.items():
             setattr(c, name, tensor.data_ptr())
@@ -150,23 +151,23 @@ class DirectPlan:
         groups = tuple(1 if i in self.geometry.folded else size for i, size in enumerate(self.lead))
         rows = self.outputs["log_normalizer"]
         if needs[0]:
-            made[0] = torch.empty((*rows, width), dtype=self.dtype)
+            made[0] = torch.empty((*rows, width), dtype=self.dtype, device="cpu")
             c.d_eta = made[0].data_ptr()
         if needs[1]:
-            made[1] = torch.empty((*groups, keys, width), dtype=self.dtype)
+            made[1] = torch.empty((*groups, keys, width), dtype=self.dtype, device="cpu")
             c.d_atoms = made[1].data_ptr()
         if needs[2] and grad.keys() & {"mean", "value_trace"}:
-            made[2] = torch.empty((*groups, keys, value_width), dtype=self.dtype)
+            made[2] = torch.empty((*groups, keys, value_width), dtype=self.dtype, device="cpu")
             c.d_values = made[2].data_ptr()
         if needs[3] and self.per_pair:
-            made[3] = torch.zeros(x[3].shape, dtype=self.dtype)  # pyright: ignore[reportOptionalMemberAccess]
+            made[3] = torch.zeros(x[3].shape, dtype=self.dtype, device="cpu")  # pyright: ignore[reportOptionalMemberAccess]
             strides = self.geometry.strides["d_per_pair"]
             point(c.d_per_pair, made[3], strides, keys if made[3].shape[-2] > 1 else 0)
         elif needs[3]:
-            made[3] = torch.empty((*groups, keys), dtype=self.dtype)
+            made[3] = torch.empty((*groups, keys), dtype=self.dtype, device="cpu")
             c.d_per_atom = made[3].data_ptr()
         if needs[5]:
-            made[5] = torch.empty(rows, dtype=self.dtype)
+            made[5] = torch.empty(rows, dtype=self.dtype, device="cpu")
             c.d_sink = made[5].data_ptr()
         irregular = enter("backward", c, 1 if self.shared_pairs and made[3] is not None else None)
         del alive
@@ -195,9 +196,9 @@ class DirectPlan:
 def make_plan(x: Arguments, settings: Settings, check: Check) -> DirectPlan | None:
     """A plan for arguments of these shapes; a sentence where they do not fit each other."""
     found = check(x, settings)
-    if entries() is None or any(t is not None and (type(t) not in PLAIN or not t.is_cpu) for t in x):
+    if entries() is None or any(t is not None and (type(t) not in PLAIN or not t.is_cpu or t.is_neg()) for t in x):
         return None
-    if x.eta.ndim < 2 or any(t.dtype not in DTYPES for t in x if t is not None):
+    if x.eta.ndim < 2 or 0 in found.lead or any(t.dtype not in DTYPES for t in x if t is not None):
         return None
     dtype = torch.float32 if x.eta.dtype in (torch.float16, torch.bfloat16) else x.eta.dtype
     prepared = tuple(i for i, t in enumerate(x) if t is not None and not _is_readable(i, t, x.atoms, dtype))
@@ -229,6 +230,8 @@ def make_plan(x: Arguments, settings: Settings, check: Check) -> DirectPlan | No
     if shape is None:
         return None
     names = _closed(settings.wanted, x)
+    if x.values is not None and "mean" not in names:
+        return None  # the kernel would not look at the values, which may hide what is not finite
     mask_rows = x.mask is not None and (
         (x.mask.ndim > 1 and x.mask.shape[-2] > 1) or ("mask" in strides and shape.strides["mask"][4] != 0)
     )
@@ -239,7 +242,7 @@ def make_plan(x: Arguments, settings: Settings, check: Check) -> DirectPlan | No
     c.fold, c.period, c.keys, c.width = shape.fold, q, n, width
     c.value_width = width if x.values is None else x.values.shape[-1]
     c.precision = 8 if dtype == torch.float64 else 4
-    c.causal, c.window, c.offset = int(settings.causal), settings.window or 0, found.offset
+    c.causal, c.window, c.offset = int(settings.causal), found.window or 0, found.offset
     c.scale = settings.scale
     for name, tensor in zip(Arguments._fields, y, strict=True):
         if tensor is None:
@@ -335,22 +338,29 @@ class DirectMoments(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *grads: Tensor | None):
         plan: DirectPlan = ctx.plan
-        x, out = ctx.saved_tensors[:6], dict(zip(plan.outputs, ctx.saved_tensors[6:], strict=True))
+        saved = ctx.saved_tensors  # once: checkpoints recompute them
+        x, out = saved[:6], dict(zip(plan.outputs, saved[6:], strict=True))
         needs = ctx.needs_input_grad[3:]
         incoming = {name: g for name, g in zip(plan.outputs, grads, strict=True) if g is not None}
         if not incoming:
             return (None,) * 9
         made = None
-        if not torch.is_grad_enabled() and not ctx.irregular and "max_score" not in incoming:
+        plain = peek_interpreter_stack() is None and all(map(_has_memory, incoming.values()))
+        if plain and not torch.is_grad_enabled() and not ctx.irregular and "max_score" not in incoming:
             made = _closed_form(plan, x, out, incoming, needs)
         if made is None:
             made = _by_autograd(Arguments(*x), ctx.settings, ctx.flat, incoming, needs)
         return (None, None, None, *made)
 
 
+def _has_memory(tensor: Tensor) -> bool:
+    """Whether a gradient has numbers that the kernel can read; those of ``is_grads_batched`` have not."""
+    return type(tensor) in PLAIN and not is_legacy_batchedtensor(tensor)
+
+
 def _closed_form(plan: DirectPlan, x, out: dict[str, Tensor], incoming: dict[str, Tensor], needs):
     """Gradients by the kernel; None if they are not finite."""
-    incoming = {name: g.contiguous() for name, g in incoming.items()}
+    incoming = {name: g.contiguous().resolve_neg() for name, g in incoming.items()}
     of_sink = incoming.pop("sink_mass", None)
     if of_sink is not None:  # e^{s − G}
         moved = of_sink * out["sink_mass"]
@@ -363,14 +373,17 @@ def _closed_form(plan: DirectPlan, x, out: dict[str, Tensor], incoming: dict[str
     return made
 
 
+def _node(tensor: Tensor, need: bool, again: bool) -> Tensor:
+    return tensor if not need else tensor.view_as(tensor) if again else tensor.detach().requires_grad_()
+
+
 def _by_autograd(x: Arguments, settings: Settings, flat: Flat, incoming: dict[str, Tensor], needs):
     """Gradients through flattened inputs, differentiable where gradients are enabled."""
     again = torch.is_grad_enabled()
     with torch.enable_grad():
-        if not again:
-            x = Arguments(
-                *(t if t is None or not need else t.detach().requires_grad_() for t, need in zip(x, needs, strict=True))  # pyright: ignore[reportArgumentType]
-            )
+        # a node of its own for every argument: one tensor may be several of them
+        own = [t if t is None else _node(t, need, again) for t, need in zip(x, needs, strict=True)]
+        x = Arguments(*own)  # pyright: ignore[reportArgumentType]
         out = flat(x, settings)
         wanted = [t for t, need in zip(x, needs, strict=True) if need and t is not None]
         names = [name for name in incoming if out[name].requires_grad]

@@ -135,15 +135,17 @@ template <class T> struct FewRows {
       const uint8_t* visible = (const uint8_t*)g.row(c.mask, r) + first;
       for (int j = 0; j < keys; j++) if (!visible[j]) bias[j] = MINUS_INF<T>;
     }
-    V largest = splat<T>(MINUS_INF<T>), there = splat<T>(0);
+    V largest = splat<T>(MINUS_INF<T>), there = splat<T>(0), odd = there;
     for (int v = 0; v < vectors; v++) {
       V &x = at<T>(score + v * L), w = at<T>(bias + v * L);
       x = w == MINUS_INF<T> ? splat<T>(0) : x;  // whatever a hidden key holds
+      odd += x * T(0);
       const V logit = x + w;
       const I better = logit > largest;
       largest = better ? logit : largest;
       there = better ? x : there;
     }
+    s.mean += sum<T>(odd);  // NaN once a score is not finite
     const T block_top = max<T>(largest);
     bool nan = false;
     if (block_top == MINUS_INF<T>) {
@@ -213,7 +215,7 @@ template <class T> struct FewRows {
   }
 
   static void merge(const Call& c, State& a, const State& b) {
-    if (b.mass == 0) return;
+    if (b.mass == 0) { a.mean += b.mean * T(0); return; }
     const T now = b.top > a.top ? b.top : a.top, over = now == MINUS_INF<T> ? T(0) : now;
     const T u = a.mass == 0 ? T(0) : std::exp(a.top - over), w = std::exp(b.top - over);
     const T x = a.mass * u, y = b.mass * w, total = x + y, gap = b.mean - a.mean, cross = x == 0 ? T(0) : (x / total) * y;

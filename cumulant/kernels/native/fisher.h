@@ -17,8 +17,9 @@ template <class T, int N> struct Fisher {
     rows_to_lanes<T>(lanes, W, from, p.rows, g.call.width, T(1));
   }
 
-  // Three products while the scores of all keys fit into cache (t̄ is known before the last one), else four: blocks are centred
-  // on the mean slope of the first one, and Σ p (t − c) x − (t̄ − c) Σ p x is formed at the end.
+  // Three products while the scores of all keys fit into cache (t̄ is known before the last one), else four, and
+  // Σ p (t − c) x − (t̄ − c) Σ p x is formed at the end. Slopes are counted from that of the first key, c: copies of one atom
+  // have covariance 0, not rounding errors.
   static int64_t run(const Call& c) {
     const int64_t panels = (c.fold * c.period + W - 1) / W;
     const bool all = 2 * c.keys * W * int64_t(sizeof(T)) <= KEPT;
@@ -74,10 +75,7 @@ template <class T, int N> struct Fisher {
           const V over = dead ? splat<T>(0) : now;
           shrink[v] = dead ? splat<T>(1) : exponential(top[v] - over);
           top[v] = now;
-          if (first) {
-            for (int x = 0; x < n; x++) centre[v] += at<T>(slopes + x * W + v * L);
-            centre[v] *= T(1) / n;
-          }
+          if (first) centre[v] = at<T>(slopes + v * L);
           V m = splat<T>(0), one = splat<T>(0);
           for (int x = 0; x < n; x++) {
             const V e = exponential(at<T>(s + x * W + v * L) - over), y = e * (at<T>(slopes + x * W + v * L) - centre[v]);
@@ -107,11 +105,12 @@ template <class T, int N> struct Fisher {
         for (int v = 0; v < N; v++) {
           const V over = top[v] == MINUS_INF<T> ? splat<T>(0) : top[v];
           V m = splat<T>(0), one = splat<T>(0);
+          centre[v] = at<T>(D + v * L);
           for (int64_t x = 0; x < n; x++) {
             const V e = exponential(at<T>(S + x * W + v * L) - over);
             at<T>(S + x * W + v * L) = e;
             m += e;
-            one += e * at<T>(D + x * W + v * L);
+            one += e * (at<T>(D + x * W + v * L) - centre[v]);
           }
           const V per = m == T(0) ? splat<T>(0) : T(1) / m;
           at<T>(inverse + v * L) = per;
@@ -121,7 +120,7 @@ template <class T, int N> struct Fisher {
           const int64_t b = std::min<int64_t>(a + BLOCK, n);
           const Rows<T> K(base, c.atoms, from + a, b - a, d, converted);
           for (int64_t x = a; x < b; x++)
-            for (int v = 0; v < N; v++) { V& y = at<T>(D + x * W + v * L); y = at<T>(S + x * W + v * L) * (y - slope[v]); }
+            for (int v = 0; v < N; v++) { V& y = at<T>(D + x * W + v * L); y = at<T>(S + x * W + v * L) * (y - centre[v] - slope[v]); }
           if (a == 0) product<T, N, false, false>(d, b - a, K.data, K.stride, D + a * W, W, result, W);
           else product<T, N, true, false>(d, b - a, K.data, K.stride, D + a * W, W, result, W);
         }

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from cumulant.kernels.columns import AtomColumns
 from cumulant.kernels.inputs import Inputs, Plan
-from cumulant.kernels.native.call import GRADIENTS_IN, Call, enter, point
+from cumulant.kernels.native.call import GRADIENTS_IN, PLAIN, Call, enter, point
 from cumulant.kernels.streaming import empty_output
 
 Gradients = list[Tensor | None]
@@ -15,6 +15,9 @@ Gradients = list[Tensor | None]
 
 def refusal(x: Inputs) -> str | None:
     """Why the native kernel cannot serve these tensors; None if it can."""
+    for tensor in x:
+        if tensor is not None and type(tensor) not in PLAIN:
+            return f"it reads tensors of torch by their addresses, not those of type {type(tensor).__name__}"
     if x.eta.device.type != "cpu":
         return f"it runs on the CPU, not on {x.eta.device.type}"
     if x.eta.dtype not in (torch.float32, torch.float64):
@@ -24,7 +27,13 @@ def refusal(x: Inputs) -> str | None:
 
 def _packed(tensor: Tensor) -> Tensor:
     """The tensor with entries of a row side by side; a copy only if they are not."""
+    tensor = tensor.resolve_neg()
     return tensor if tensor.shape[-1] <= 1 or tensor.stride(-1) == 1 else tensor.contiguous()
+
+
+def _contiguous(tensor: Tensor) -> Tensor:
+    """The numbers of a tensor one after another in memory."""
+    return tensor.detach().contiguous().resolve_neg()
 
 
 def _call(x: Inputs, plan: Plan) -> tuple[Call, list[Tensor]]:
@@ -63,7 +72,7 @@ def _call(x: Inputs, plan: Plan) -> tuple[Call, list[Tensor]]:
 def _centres(c: Call, columns: AtomColumns | None) -> list[Tensor]:
     alive = []
     for name, centre in ({} if columns is None else columns.centre).items():
-        centre = centre.detach().contiguous()
+        centre = _contiguous(centre)
         alive.append(centre)
         group = centre.shape[-1] if centre.ndim > 1 and centre.shape[0] > 1 else 0
         point(getattr(c, name.replace("trace", "centre")), centre, (0, 0, 0, group, 0), 0)
@@ -83,7 +92,7 @@ def forward(
     if "max_score" in out:
         best = x.eta.new_empty(x.eta.shape[:2], dtype=torch.int64)
         c.best = best.data_ptr()
-    irregular = torch.zeros(x.eta.shape[:2], dtype=torch.bool)
+    irregular = x.eta.new_zeros(x.eta.shape[:2], dtype=torch.bool)
     c.irregular_rows = irregular.data_ptr()
     return out, best, irregular if enter("forward", c) else None
 
@@ -92,14 +101,16 @@ def backward(
     x: Inputs, plan: Plan, out: dict[str, Tensor], grad: dict[str, Tensor], needs: tuple[bool, ...]
 ) -> tuple[Gradients, bool]:
     """Gradients of eta, atoms, values, per_atom and per_pair, but for max_score, and whether all are finite."""
+    if not x.eta.shape[0] * x.eta.shape[1]:  # without queries there are no addresses either
+        return [None if t is None or not n else torch.zeros_like(t) for t, n in zip(x[:5], needs, strict=True)], True
     c, alive = _call(x, plan)
     for name, tensor in out.items():
-        tensor = tensor.detach().contiguous()
+        tensor = _contiguous(tensor)
         alive.append(tensor)
         setattr(c, name, tensor.data_ptr())
     for name in GRADIENTS_IN:
         if name in grad:
-            tensor = grad[name].detach().contiguous()
+            tensor = _contiguous(grad[name])
             alive.append(tensor)
             setattr(c, f"d_{name}", tensor.data_ptr())
     total: Gradients = [None] * 5
@@ -129,7 +140,7 @@ def _steps(table: Tensor, period: int) -> tuple[int, int]:
 def fisher(x: Inputs, vector: Tensor, plan: Plan) -> tuple[Tensor, bool]:
     """∇²G(η) v for eta and vector (g, q, d), and whether all of it is finite."""
     c, _alive = _call(x, plan)
-    vector = vector.detach().contiguous()
+    vector = _contiguous(vector)
     out = torch.empty_like(vector)
     c.vector, c.fisher = vector.data_ptr(), out.data_ptr()
     return out, not enter("fisher", c)
@@ -143,9 +154,9 @@ def fisher_backward(
     out, _, irregular = forward(x, needed, None)
     c, alive = _call(x, plan)
     alive += [
-        vector := vector.detach().contiguous(),
-        grad := grad.detach().contiguous(),
-        product := product.contiguous(),
+        vector := _contiguous(vector),
+        grad := _contiguous(grad),
+        product := _contiguous(product),
     ]
     for name, tensor in {**out, "vector": vector, "d_fisher": grad, "fisher": product}.items():
         setattr(c, name, tensor.data_ptr())

@@ -107,7 +107,7 @@ template <class T, int N> struct Panel {
   T *value_sum, *atom_sum;   // [value_width][W], [width][W]: Σ p v and Σ p x, relative to top; null where not wanted
   T* bins;                   // [bins][W]
   V top[N], mass[N];         // largest logit, Σ p
-  V mean[N], spread[N];      // of the score; Σ p (s − mean)²
+  V mean[N], spread[N];      // of the score; Σ p (s − mean)². Where neither is wanted: 0, or NaN once a score was infinite
   V square[N], weight[N];    // Σ p², Σ p w
   V value_trace[N], atom_trace[N];  // Σ p |v − mean|²
   V max_score[N], marked[N];
@@ -272,6 +272,7 @@ template <class T, int N> struct Panel {
         const V p = exponential(logit - m);
         slot = p;
         mass += p;
+        if constexpr (LEVEL == 0) first += x * T(0);  // NaN if a score is infinite; with moments below, so are they
         if constexpr (LEVEL >= 1) {
           const V y = x - c, py = p * y;
           first += py;
@@ -368,6 +369,7 @@ template <class T, int N> struct Panel {
         spread[v] = rest < T(0) ? splat<T>(0) : rest;
         weight[v] = weight[v] * shrink[v] + s.weight[v];
       }
+      if (level == 0) mean[v] += s.first[v];
       if (level >= 2) square[v] = square[v] * shrink[v] * shrink[v] + s.square[v];
       mass[v] = total;
     }

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstddef>
+#include <cstdlib>
 #include <mutex>
 #include <new>
 #include <system_error>
@@ -15,6 +16,7 @@
 namespace {
 
 // Memory of one thread for one task: asked for once, cut into aligned parts, kept for the next call while it is small.
+#if !defined(CHECKED_SCRATCH)
 class Scratch {
   char* data = nullptr;
   size_t capacity = 0, used = 0;
@@ -44,6 +46,32 @@ class Scratch {
     return part;
   }
 };
+#else
+// The same for tests under AddressSanitizer: each part is an allocation of its own, so that its bounds are checked, and a
+// task that takes more than it asked for ends the program.
+class Scratch {
+  std::vector<void*> parts;
+  size_t capacity = 0, used = 0;
+
+ public:
+  Scratch() = default;
+  Scratch(const Scratch&) = delete;
+  ~Scratch() { release(); }
+  void release() {
+    for (void* part : parts) ::operator delete(part, std::align_val_t(64));
+    parts.clear();
+  }
+  void reserve(size_t bytes) { release(); capacity = bytes; used = 0; }
+  void trim() { release(); }
+  static size_t rounded(size_t bytes) { return (bytes + 63) & ~size_t(63); }
+  template <class T> T* take(size_t count) {
+    used += rounded(count * sizeof(T));
+    if (used > capacity) std::abort();
+    parts.push_back(::operator new(count * sizeof(T), std::align_val_t(64)));
+    return (T*)parts.back();
+  }
+};
+#endif
 inline Scratch& scratch() { static thread_local Scratch own; return own; }
 
 // A job is over when its tasks are done, not when every helper has woken up: under load a helper that wakes late finds

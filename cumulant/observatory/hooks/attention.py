@@ -19,26 +19,27 @@ from torch import Tensor, nn
 
 from cumulant.checks import sentence
 from cumulant.kernels.arguments import Support, intersect
+from cumulant.nn.attention_interface import (
+    TokenMasks,
+    capped_scores,
+    read_support,
+    require_known,
+    score_scale,
+    visible_keys,
+)
 from cumulant.nn.calls import AttentionCall, Observer, on_attention
+from cumulant.nn.structural_mask import StructuralMask
+from cumulant.nn.wrappers import attention_configurations, is_transformers
 from cumulant.observatory.hooks.structure import (
     attention_modules,
-    is_transformers,
     list_elements,
     reporting_layers,
     unwrapped,
 )
 
-# arguments that models pass along and that do not change what attention computes from q, k, v and the mask
-IGNORED_ARGUMENTS = {
-    *("is_causal", "sliding_window", "deterministic", "target_dtype", "layer_idx"),
-    *("position_ids", "position_embeddings", "inputs_embeds", "encoder_attention_mask", "labels", "num_items_in_batch"),
-    *("cache", "cache_position", "past_key_value", "past_key_values", "use_cache", "is_first_iteration"),
-    *("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "logits_to_keep"),
-    *("output_attentions", "output_hidden_states", "output_router_logits", "return_dict"),
-}
-# arguments that are read
-INTERPRETED_ARGUMENTS = {"scaling", "dropout", "is_causal", "position_bias", "s_aux", "softcap"}
-MASK_ARGUMENTS = ("attention_mask", "decoder_attention_mask")
+# the names of a model's attention functions while it is observed; all others compute what sdpa does
+OBSERVED = {None: "cumulant_eager", "eager": "cumulant_eager", "cumulant_eager": "cumulant_eager"}
+OBSERVED |= {"cumulant": "cumulant_observed", "cumulant_observed": "cumulant_observed"}
 TENSOR_ARGUMENTS = frozenset({"module", "query", "key", "value", "attention_mask"})
 
 Replacement = Callable[[AttentionCall], Tensor | None]
@@ -92,7 +93,8 @@ def replace_attention(model: nn.Module, replacement: Replacement) -> Iterator[Mo
     model = unwrapped(model)
     own_layers = bool(reporting_layers(model))
     names: dict[nn.Module, str] = {module: name for name, module in model.named_modules()}
-    hooks = ModelHooks(replacement, names, TokenMasks(model))
+    models = {name: m for name, m in model.named_modules() if not name or is_transformers(m)}
+    hooks = ModelHooks(replacement, names, TokenMasks(models))
     with ExitStack() as stack:
         if is_transformers(model):
             stack.enter_context(_registered_functions(model, hooks, own_layers))
@@ -116,17 +118,17 @@ def _registered_functions(model, hooks: ModelHooks, own_layers: bool) -> Iterato
     """Our functions in the place of the model's own in transformers' table while inside."""
     if not (own_layers or model._can_set_attn_implementation()):
         raise ValueError(unrecordable(model))
-    before = _implementations(model)
+    configurations = attention_configurations(model)
+    before = [(config, getattr(config, "_attn_implementation_internal", None)) for config in configurations]
     _observed_models.append(hooks)
     try:
-        _register()
-        for config, name in before.values():
-            plain = name in (None, "eager", "cumulant_eager")
-            config._attn_implementation_internal = "cumulant_eager" if plain else "cumulant_sdpa"
+        _register(own=any(name == "cumulant" for _, name in before))
+        for config, name in before:
+            config._attn_implementation_internal = OBSERVED.get(name, "cumulant_sdpa")
         yield
     finally:
         _observed_models.remove(hooks)
-        for config, name in before.values():
+        for config, name in before:
             config._attn_implementation_internal = name
 
 
@@ -194,21 +196,11 @@ def unrecordable(model: nn.Module) -> str:
     )
 
 
-def _implementations(model: nn.Module) -> dict[int, tuple]:
-    """Every configuration inside the model with the name of its attention function."""
-    configurations: dict[int, tuple] = {}
-    pending: list = [m.config for m in model.modules() if hasattr(getattr(m, "config", None), "sub_configs")]
-    while pending:
-        config = pending.pop()
-        if id(config) in configurations:
-            continue
-        configurations[id(config)] = (config, getattr(config, "_attn_implementation_internal", None))
-        pending += [sub for key in config.sub_configs if (sub := getattr(config, key, None)) is not None]
-    return configurations
+def _register(own: bool) -> None:
+    """Our names in transformers' tables: without the second table masks would silently be dropped.
 
-
-def _register() -> None:
-    """Our two names in transformers' tables: without the second table masks would silently be dropped."""
+    own  also the function that `cumulant.transformers` registers, as a model that is observed has it
+    """
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
     from transformers.masking_utils import eager_mask, sdpa_mask
@@ -217,6 +209,11 @@ def _register() -> None:
     AttentionInterface.register("cumulant_eager", _reporting(_own_eager))
     AttentionMaskInterface.register("cumulant_sdpa", sdpa_mask)
     AttentionMaskInterface.register("cumulant_eager", eager_mask)
+    if own:
+        from cumulant.transformers import attention_function, mask_function
+
+        AttentionInterface.register("cumulant_observed", _reporting(lambda module: attention_function))
+        AttentionMaskInterface.register("cumulant_observed", mask_function)
 
 
 def _own_eager(module: nn.Module) -> Callable:
@@ -259,30 +256,22 @@ def _require_shape(call: AttentionCall, new: Tensor) -> Tensor:
 
 
 def _call(hooks: ModelHooks, module, query, key, value, mask, extra: dict, output: Tensor) -> AttentionCall:
-    known = INTERPRETED_ARGUMENTS | IGNORED_ARGUMENTS
-    unknown = [k for k, v in extra.items() if v is not None and k not in known]
     name = hooks.names[module]
-    if unknown:
-        advice = "They might change what attention computes; report it rather than trust a guess."
-        raise ValueError(sentence(f"attach({name})", "attention arguments that are known", unknown, advice))
-    q, n, d = query.shape[-2], key.shape[-2], query.shape[-1]
-    scale = d**-0.5 if extra.get("scaling") is None else float(extra["scaling"])
-    causal = extra.get("is_causal")
-    causal = getattr(module, "is_causal", True) if causal is None else causal
-    causal = bool(causal) and mask is None and q > 1 and "eager" not in _implementation(module)
+    require_known(f"attach({name})", extra)
+    q, n = query.shape[-2], key.shape[-2]
+    mask = mask.table() if isinstance(mask, StructuralMask) else mask
+    scale = score_scale(query, extra.get("scaling"))
     wide = torch.promote_types(query.dtype, torch.float32)
-    support, eta = _support(mask, causal, extra, query), scale * query.to(wide)
+    support, eta = _support(module, query, mask, extra, wide), scale * query.to(wide)
+    rows = hooks.masks.rows(name, query.shape[0], q, support.mask)
+    keys = visible_keys(support, q, n)  # those behind are an unused cache
+    if keys < n:
+        key, value, support = key[:, :, :keys], value[:, :, :keys], support.of_first_keys(keys)
+    key, value = key.to(wide), value.to(wide)
     capped = extra.get("softcap") is not None
     if capped:
-        cap = float(extra["softcap"])
-        group = query.shape[1] // key.shape[1]
-        score = cap * torch.tanh(eta @ key.to(wide).repeat_interleave(group, 1).mT / cap)
-        bias = support.log_weights
+        score, bias = capped_scores(eta, key, float(extra["softcap"])), support.log_weights
         support, eta = replace(support, log_weights=score if bias is None else score + bias), torch.zeros_like(eta)
-    rows = hooks.masks.rows(name, query.shape[0], q, support.mask)
-    if n > q and causal:  # keys beyond the queries are an unused cache
-        key, value = key[:, :, :q], value[:, :, :q]
-    key, value = key.to(wide), value.to(wide)
     return AttentionCall(module, eta, key, value, support, output.transpose(1, 2), scale, rows, name, capped)
 
 
@@ -290,105 +279,13 @@ def _implementation(module: nn.Module) -> str:
     return getattr(getattr(module, "config", None), "_attn_implementation", "") or ""
 
 
-def _support(mask: Tensor | None, causal: bool, extra: dict, query: Tensor) -> Support:
-    """Masks, biases and sinks of the call as edits of the measure."""
-    bias, sink = extra.get("position_bias"), extra.get("s_aux")
-    if mask is not None and mask.dtype != torch.bool:
-        added, mask = mask, mask > torch.finfo(mask.dtype).min / 2  # what models use for −∞
-        added = torch.where(mask, added, 0)
-        if bool((added != 0).any()):
-            bias = added if bias is None else bias + added
-    if bias is not None:
-        wide = torch.promote_types(query.dtype, torch.float32)
-        bias = bias.to(wide).expand(-1, query.shape[1], query.shape[2], -1)
-    sink = None if sink is None else sink.detach().float().reshape(1, -1)
-    return Support(mask, causal, 0 if causal else None, log_weights=bias, sink=sink)
-
-
-class TokenMasks:
-    """The masks (batch, length) of the running call of a model and of the transformers models inside it.
-
-    The transformers model nearest around an attention module decides which of its queries are tokens and which are
-    padding: of CLIP the text half has the mask of the texts, and the image half has none, whatever the lengths are.
-
-    passes  calls so far
-    """
-
-    def __init__(self, model: nn.Module):
-        self.models = {name: m for name, m in model.named_modules() if not name or is_transformers(m)}
-        self.passes = 0
-        self._masks: dict[str, dict[str, object]] = {}
-
-    @contextmanager
-    def hooks(self) -> Iterator[None]:
-        """Follow the calls of the models while inside."""
-        with ExitStack() as stack:
-            for path, model in self.models.items():
-                before, after = self._hooks(path, inspect.signature(model.forward))
-                stack.callback(model.register_forward_pre_hook(before, with_kwargs=True).remove)
-                stack.callback(model.register_forward_hook(after, always_call=True).remove)
-            yield
-
-    def begin(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
-        """A call that began before there were hooks, of one of the models, or of what is around or inside them."""
-        path = next((path for path, model in self.models.items() if model is module), "")
-        self._begin(path, inspect.signature(module.forward), args, kwargs)
-
-    def _begin(self, path: str, signature: inspect.Signature, args: tuple, kwargs: dict) -> None:
-        try:
-            bound = signature.bind_partial(*args).arguments | kwargs
-        except TypeError:  # the model itself says what is wrong with its arguments
-            bound = kwargs
-        known = [name for name in MASK_ARGUMENTS if name in signature.parameters or name in kwargs]
-        self._masks[path] = {name: bound.get(name) for name in known}
-        self.passes += 1
-
-    def _hooks(self, path: str, signature: inspect.Signature):
-        def before(module, args, kwargs) -> None:
-            self._begin(path, signature, args, kwargs)
-
-        def after(module, args, output) -> None:
-            self._masks.pop(path, None)
-
-        return before, after
-
-    def rows(self, name: str, batch: int, q: int, mask: Tensor | None) -> Tensor | None:
-        """(batch, q) True where a query of the attention module at path ``name`` is a token; None: all are.
-
-        mask  (batch or 1, heads or 1, q, n) that the call itself has, True where a key is seen
-
-        A model that takes no mask, or got one that is not (batch, length), leaves the answer to the model around it. A
-        mask of images or sound counts pixels or samples, not queries; there, and where attention is called without its
-        model, the mask of the call is all that is known.
-        """
-        for path in sorted(self._masks, key=len, reverse=True):
-            if path and not name.startswith(f"{path}."):
-                continue
-            in_decoder = self._two_sided(path) and "decoder" in name.removeprefix(path).split(".")
-            wanted = MASK_ARGUMENTS[1] if in_decoder else MASK_ARGUMENTS[0]
-            if not in_decoder and getattr(self.models[path], "main_input_name", "input_ids") != "input_ids":
-                return rows_from_mask(mask, q)
-            if wanted not in self._masks[path]:
-                continue
-            tokens = self._masks[path][wanted]
-            if tokens is None:
-                return None
-            if isinstance(tokens, Tensor) and tokens.ndim == 2:
-                return tokens[:, -q:].bool() if len(tokens) == batch and tokens.shape[1] >= q else None
-        return None if self._masks else rows_from_mask(mask, q)
-
-    def _two_sided(self, path: str) -> bool:
-        """An encoder and a decoder, each with a mask of its own."""
-        return bool(getattr(getattr(self.models[path], "config", None), "is_encoder_decoder", False))
-
-
-def rows_from_mask(mask: Tensor | None, q: int) -> Tensor | None:
-    """Which queries are tokens, from the mask of one self-attention: those that some query sees as a key.
-
-    >>> import torch
-    >>> rows_from_mask(torch.tensor([[True, False], [True, False]])[None, None], 2)
-    tensor([[ True, False]])
-    """
-    if mask is None or mask.shape[-2:] != (q, q):
-        return None
-    return mask.any(-2).any(1)
+def _support(module: nn.Module, query: Tensor, mask: Tensor | None, extra: dict, wide: torch.dtype) -> Support:
+    """The support of a call, with the biases of every head and query in ``wide``."""
+    named = {"is_causal": extra.get("is_causal"), "position_bias": extra.get("position_bias")}
+    support = read_support(module, query, mask, **named, order_without_mask="eager" not in _implementation(module))
+    bias, sink = support.log_weights, extra.get("s_aux")
+    return replace(
+        support,
+        log_weights=None if bias is None else bias.to(wide).expand(-1, query.shape[1], query.shape[2], -1),
+        sink=None if sink is None else sink.detach().float().reshape(1, -1),
+    )

@@ -8,7 +8,6 @@ parallelism or a pooling module put around it.
 from __future__ import annotations
 
 import copy
-import sys
 from typing import NamedTuple
 
 import torch
@@ -18,14 +17,8 @@ from cumulant.checks import sentence
 from cumulant.nn.blocks import SequenceBlock
 from cumulant.nn.hopfield import Hopfield
 from cumulant.nn.projected import ProjectedAttention
+from cumulant.nn.wrappers import is_transformers, without_wrappers
 
-# wrappers of torch that hand their arguments on unchanged, and where they keep the model
-WRAPPERS = {
-    "OptimizedModule": "_orig_mod",
-    "DataParallel": "module",
-    "DistributedDataParallel": "module",
-    "FullyShardedDataParallel": "module",
-}
 REPORTING_LAYERS = (ProjectedAttention, SequenceBlock, Hopfield)  # the modules that call `report_attention` themselves
 EXPECTED = "a transformers model, or one with layers of cumulant.nn"
 
@@ -45,7 +38,7 @@ def unwrapped(model: object) -> nn.Module:
     if not isinstance(model, nn.Module):
         advice = "Pass the model itself, not a function that calls it."
         raise TypeError(sentence("attach.model", EXPECTED, f"a {type(model).__name__}", advice))
-    inner = _without_wrappers(model)
+    inner = without_wrappers(model)
     if is_transformers(inner):
         return inner
     inside, own_layers = transformers_models(inner), reporting_layers(inner)
@@ -56,26 +49,11 @@ def unwrapped(model: object) -> nn.Module:
         advice = "Load one with AutoModel.from_pretrained(...)."
         raise TypeError(sentence("attach.model", EXPECTED, type(inner).__name__, advice))
     if len(inside) == 1 and not own_layers:
-        return _without_wrappers(*inside.values())
+        return without_wrappers(*inside.values())
     named = [f"{type(inner.get_submodule(path)).__name__} at .{path}" for path in (*inside, *own_layers[:1])]
     first, *others = (f"attach(model.{path})" for path in (*inside, *own_layers[:1]))
     advice = f"Pass one of them, {' or '.join([first, *others])}, and call the whole as before."
     raise TypeError(sentence("attach.model", "one model", f"{type(inner).__name__} with {', '.join(named)}", advice))
-
-
-def is_transformers(model: nn.Module) -> bool:
-    """Whether a model is one of the library transformers; without that library none is."""
-    kind = getattr(sys.modules.get("transformers"), "PreTrainedModel", None)
-    return kind is not None and isinstance(model, kind)
-
-
-def _without_wrappers(model: nn.Module) -> nn.Module:
-    while True:
-        names = (WRAPPERS.get(kind.__name__) for kind in type(model).__mro__ if kind.__module__.startswith("torch."))
-        inner = next((getattr(model, name, None) for name in names if name), None)
-        if not isinstance(inner, nn.Module):
-            return model
-        model = inner
 
 
 def transformers_models(model: nn.Module) -> dict[str, nn.Module]:

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from cumulant.checks import known, sentence
 from cumulant.kernels.dense import largest
 from cumulant.nn.calls import AttentionCall
+from cumulant.nn.wrappers import is_transformers
 from cumulant.observatory.hooks.attention import ModelHooks, observe_attention, unrecordable
 from cumulant.observatory.hooks.hidden_states import HiddenStateObserver, observe_hidden_states
-from cumulant.observatory.hooks.structure import attention_modules, is_transformers, unwrapped
+from cumulant.observatory.hooks.structure import attention_modules, unwrapped
 from cumulant.observatory.hooks.weights import HeadWeights, head_weights
 from cumulant.observatory.record.meta import Meta
 from cumulant.observatory.record.record import AttentionLayer, Record
