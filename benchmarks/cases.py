@@ -133,7 +133,7 @@ def _growth(inputs: Attention) -> Case:
 
 
 def _observations(k: int) -> list[Case]:
-    """A recorder on a real model. There is no sharp variant: the scores are the model's own."""
+    """A callback and a recorder on a real model. There is no sharp variant: the scores are the model's own."""
     cheap = observatory.attached("cheap", hidden_states=False)
     short, long = TextWindows(64 // k, 128), TextWindows(8 // k, 512)
     rest = {
@@ -143,12 +143,21 @@ def _observations(k: int) -> list[Case]:
         LENS: observatory.transformer_lens,
     }
     beside = (within(WEIGHTS), within(NNSIGHT), within(LENS), memory(PASS, 1.5), memory(WEIGHTS))
+    work = 'MiniLM on attn_implementation="cumulant" with G and entropy of all heads'
+    own = [
+        Case(
+            *(name, "observatory", f"{work}: {inputs}", inputs),
+            methods={OURS: observatory.own_attention, PASS: observatory.plain, WEIGHTS: observatory.weights},
+            targets=(within(PASS, 1.05), within(WEIGHTS)),
+        )
+        for name, inputs in (("observe-attention", short), ("observe-attention-long", long))
+    ]
     titled = [
         ("observe-cheap", "MiniLM with G and entropy of all heads", short, cheap, 1.10),
         ("observe-cheap-long", "MiniLM with G and entropy of all heads", long, cheap, 1.20),
         ("observe", "MiniLM with all quantities and hidden states", short, observatory.attached(), 1.8),
     ]
-    return [
+    return own + [
         Case(
             name,
             "observatory",
