@@ -88,7 +88,9 @@ class Case:
     inputs: Inputs
     methods: Mapping[str, Prepare]
     targets: tuple[Target, ...]
-    threads: int = 1  # 1: CPU time; 0: all of them, wall time
+    threads: int = 1  # 1: CPU time; more, or 0 for all of them: wall time
+    busy: int = 0  # other processes that want a core meanwhile
+    tolerance: float = 1e-3  # of results, relative to the largest entry: methods sum in float32, in different orders
 
     def measured(self, quantity: str) -> list[str]:
         """Methods whose ``quantity`` some target mentions, in order."""

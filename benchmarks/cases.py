@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from benchmarks.attention_cases import FORMER, NAIVE, SDPA, kernel_cases
 from benchmarks.case import GROWTH, OURS, Case, Target, extra, faster, memory, within
 from benchmarks.implementations import attention, dynamics, filters, layers, losses, observatory
 from benchmarks.inputs import (
@@ -15,11 +16,10 @@ from benchmarks.inputs import (
     Update,
     Vocabulary,
     sharpness,
+    title,
 )
 
-SDPA, NAIVE, KEOPS, FLEX, FLEX_MEAN = "SDPA", "naive torch", "KeOps", "FlexAttention with G", "FlexAttention, mean only"
-THRIFTY = "naive torch, entropy as G − mean score"
-TWICE, PLAIN, METRIC = "double backward", "plain cross-entropy", "pytorch-metric-learning"
+PLAIN, METRIC = "plain cross-entropy", "pytorch-metric-learning"
 FILTERPY = "filterpy's IMM"
 LAYER, ALONE = "torch's layer", "an update without a monitor"
 PASS, WEIGHTS, NNSIGHT, LENS = "plain pass", "eager attention weights", "nnsight", "TransformerLens"
@@ -38,71 +38,14 @@ def catalogue(quick: bool = False) -> dict[str, Case]:
 
 
 def _cases(k: int, spread: float) -> list[Case]:
-    heads = Attention(8, 2048 // k, 2048 // k, 64, spread)
-    stored = Attention(1, 512 // k, 65536 // k, 16, spread)
     cloud = Attention(1, 16384 // k, 16384 // k, 16, spread)
     return [
-        Case(
-            *_title("entropy", "statistics", "G, mean, entropy of the keys", heads),
-            methods={
-                OURS: attention.statistics("mean", "entropy", keys_only=True),
-                SDPA: attention.fused(keys_only=True),
-                FLEX: attention.flex(with_normalizer=True, keys_only=True),
-                FLEX_MEAN: attention.flex(with_normalizer=False, keys_only=True),
-            },
-            targets=(within(SDPA, 1.10), within(FLEX), within(FLEX_MEAN)),
-        ),
-        Case(
-            *_title("entropy-values", "statistics", "G, mean of other values, entropy", heads),
-            methods={OURS: attention.statistics("mean", "entropy"), SDPA: attention.fused()},
-            targets=(within(SDPA, 2.1),),
-        ),
-        Case(
-            *_title("variance", "statistics", "G, mean, entropy, score variance", heads),
-            methods={
-                OURS: attention.statistics(*attention.FULL),
-                SDPA: attention.fused(),
-                NAIVE: attention.naive(),
-                THRIFTY: attention.naive(thrifty=True),
-            },
-            targets=(within(SDPA, 1.6), faster(NAIVE, 5), faster(THRIFTY)),
-        ),
-        Case(
-            *_title("retrieval", "retrieval", "G, mean, entropy, score variance", stored),
-            methods={
-                OURS: attention.statistics(*attention.FULL, keys_only=True),
-                SDPA: attention.fused(keys_only=True),
-                NAIVE: attention.naive(keys_only=True),
-                THRIFTY: attention.naive(keys_only=True, thrifty=True),
-                KEOPS: attention.keops,
-            },
-            targets=(within(SDPA, 2.0), faster(NAIVE, 10), faster(THRIFTY), faster(KEOPS, 25)),
-        ),
-        Case(
-            *_title("threads", "all threads", "G, mean, entropy, score variance", heads),
-            methods={
-                OURS: attention.statistics(*attention.FULL),
-                SDPA: attention.fused(),
-                NAIVE: attention.naive(),
-            },
-            targets=(within(SDPA, 2.0), faster(NAIVE)),
-            threads=0,
-        ),
-        Case(
-            *_title("fisher", "derivatives", "Fisher-vector product", heads),
-            methods={OURS: attention.fisher_product, SDPA: attention.fused(), TWICE: attention.double_backward},
-            targets=(within(SDPA, 2.0), faster(TWICE, 6)),
-        ),
-        Case(
-            *_title("backward", "derivatives", "attention with G, forward and backward through both", heads),
-            methods={OURS: attention.statistics_backward, SDPA: attention.fused_backward},
-            targets=(within(SDPA, 1.3),),
-        ),
+        *kernel_cases(k, spread),
         _contrast("infonce-256", Pairs(256, 256, spread)),
         _contrast("infonce-4096", Pairs(4096 // k // k, 256, spread), time=0.70, share=0.20),
         _contrast("infonce-16384", Pairs(16384 // k // k, 256, spread), time=0.55, share=0.04),
         Case(
-            *_title("vocabulary", "losses", "linear cross-entropy", Vocabulary(2048 // k, 32768 // k, 256, spread)),
+            *title("vocabulary", "losses", "linear cross-entropy", Vocabulary(2048 // k, 32768 // k, 256, spread)),
             methods={
                 OURS: losses.linear_loss,
                 PLAIN: losses.plain_linear_loss,
@@ -115,7 +58,7 @@ def _cases(k: int, spread: float) -> list[Case]:
             ),
         ),
         Case(
-            *_title("particles", "dynamics", "one step of self-attention", cloud),
+            *title("particles", "dynamics", "one step of self-attention", cloud),
             methods={OURS: dynamics.step, SDPA: dynamics.fused},
             targets=(within(SDPA, 1.3), memory(SDPA)),
         ),
@@ -128,7 +71,7 @@ def _cases(k: int, spread: float) -> list[Case]:
 def _contrast(name: str, inputs: Pairs, time: float | None = None, share: float | None = None) -> Case:
     """InfoNCE forward and backward."""
     return Case(
-        *_title(name, "losses", "InfoNCE", inputs),
+        *title(name, "losses", "InfoNCE", inputs),
         methods={OURS: losses.info_nce, PLAIN: losses.plain_info_nce, METRIC: losses.ntxent},
         targets=(within(PLAIN, time), faster(METRIC), memory(PLAIN, share)),
     )
@@ -143,11 +86,11 @@ def _layers(k: int, spread: float) -> list[Case]:
     forward = {OURS: layers.attended, LAYER: layers.torch_attended}
     first = within(LAYER, 1.10)
     return [
-        Case(*_title("layer", "layers", "multi-head attention, forward", long), forward, (first, memory(LAYER))),
-        Case(*_title("layer-training", "layers", both, long), trained, (within(LAYER, 1.15), memory(LAYER))),
-        Case(*_title("layer-causal", "layers", causal, long), ordered, (within(LAYER, 1.15),)),
-        Case(*_title("layer-short", "layers", "multi-head attention, forward", short), forward, (first,)),
-        Case(*_title("layer-short-training", "layers", both, short), trained, (within(LAYER, 1.15),)),
+        Case(*title("layer", "layers", "multi-head attention, forward", long), forward, (first, memory(LAYER))),
+        Case(*title("layer-training", "layers", both, long), trained, (within(LAYER, 1.15), memory(LAYER))),
+        Case(*title("layer-causal", "layers", causal, long), ordered, (within(LAYER, 1.15),)),
+        Case(*title("layer-short", "layers", "multi-head attention, forward", short), forward, (first,)),
+        Case(*title("layer-short-training", "layers", both, short), trained, (within(LAYER, 1.15),)),
     ]
 
 
@@ -162,13 +105,14 @@ def _monitored(k: int) -> Case:
 def _memory(inputs: Attention) -> Case:
     """Extra memory of full statistics."""
     return Case(
-        *_title("memory", "memory", "G, mean, entropy, score variance", inputs),
+        *title("memory", "memory", "G, mean, entropy, score variance", inputs),
         methods={
             OURS: attention.statistics(*attention.FULL),
             SDPA: attention.fused(),
+            FORMER: attention.statistics(*attention.FULL, backend=attention.FORMER),
             NAIVE: attention.naive(),
         },
-        targets=(extra(32), memory(SDPA), memory(NAIVE)),
+        targets=(extra(32), memory(SDPA), memory(FORMER), memory(NAIVE)),
     )
 
 
@@ -176,7 +120,7 @@ def _growth(inputs: Attention) -> Case:
     """Doubling the number of tokens: four times the time, twice the memory, each with a tenth for noise."""
     sizes = [inputs.atoms >> i for i in (4, 3, 2, 1, 0)]
     steps = [(f"N={n}", f"N={n // 2}") for n in sizes[1:]]
-    name, table, _, _ = _title("growth", GROWTH, "", inputs)
+    name, table, _, _ = title("growth", GROWTH, "", inputs)
     work = f"G, mean, entropy, score variance: one head, d={inputs.dim}{sharpness(inputs.spread)}"
     return Case(
         *(name, table, work, inputs),
@@ -189,7 +133,7 @@ def _growth(inputs: Attention) -> Case:
 
 
 def _observations(k: int) -> list[Case]:
-    """A recorder on a real model. There is no sharp variant: the scores are the model's own."""
+    """A callback and a recorder on a real model. There is no sharp variant: the scores are the model's own."""
     cheap = observatory.attached("cheap", hidden_states=False)
     short, long = TextWindows(64 // k, 128), TextWindows(8 // k, 512)
     rest = {
@@ -199,12 +143,21 @@ def _observations(k: int) -> list[Case]:
         LENS: observatory.transformer_lens,
     }
     beside = (within(WEIGHTS), within(NNSIGHT), within(LENS), memory(PASS, 1.5), memory(WEIGHTS))
-    titled = [
-        ("observe-cheap", "MiniLM with G and entropy of all heads", short, cheap, 1.15),
-        ("observe-cheap-long", "MiniLM with G and entropy of all heads", long, cheap, 1.35),
-        ("observe", "MiniLM with all quantities and hidden states", short, observatory.attached(), 2.5),
+    work = 'MiniLM on attn_implementation="cumulant" with G and entropy of all heads'
+    own = [
+        Case(
+            *(name, "observatory", f"{work}: {inputs}", inputs),
+            methods={OURS: observatory.own_attention, PASS: observatory.plain, WEIGHTS: observatory.weights},
+            targets=(within(PASS, 1.05), within(WEIGHTS)),
+        )
+        for name, inputs in (("observe-attention", short), ("observe-attention-long", long))
     ]
-    return [
+    titled = [
+        ("observe-cheap", "MiniLM with G and entropy of all heads", short, cheap, 1.10),
+        ("observe-cheap-long", "MiniLM with G and entropy of all heads", long, cheap, 1.20),
+        ("observe", "MiniLM with all quantities and hidden states", short, observatory.attached(), 1.8),
+    ]
+    return own + [
         Case(
             name,
             "observatory",
@@ -230,8 +183,3 @@ def _filters(k: int) -> list[Case]:
         methods = {OURS: filters.filtered("imm"), FILTERPY: filters.filterpy}
         cases.append(Case(f"imm-{modes}-one", "filters", f"IMM: {one}", one, methods, (faster(FILTERPY, 0.8),)))
     return cases
-
-
-def _title(name: str, table: str, work: str, inputs: Attention | Pairs | Sequences | Vocabulary):
-    """The first four fields of a case."""
-    return name + ("-sharp" if inputs.spread == SHARP else ""), table, f"{work}: {inputs}", inputs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,46 +16,78 @@ ORDINARY, SHARP = 1.0, 4.0
 
 
 class Tensors(NamedTuple):
-    """Queries and atoms, and directions of their size for derivatives."""
+    """Queries and atoms, which atoms a query sees, and directions of their size for derivatives."""
 
-    eta: Tensor  # (1, heads, queries, d)
-    atoms: Tensor  # (1, heads, n, d)
-    values: Tensor  # (1, heads, n, d)
-    along_mean: Tensor  # (1, heads, queries, d)
-    along_normalizer: Tensor  # (1, heads, queries)
+    eta: Tensor  # (batch, heads, queries, d)
+    atoms: Tensor  # (batch, key heads, n, d)
+    values: Tensor  # (batch, key heads, n, e)
+    along_mean: Tensor  # (batch, heads, queries, e)
+    along_normalizer: Tensor  # (batch, heads, queries)
+    causal: bool = False
+    mask: Tensor | None = None  # (batch, 1, 1, n), True = attend
+    log_weights: Tensor | None = None  # (batch, heads, n) or (batch, heads, queries, n)
 
     def first(self, n: int) -> Tensors:
-        """The first ``n`` queries and atoms."""
-        return Tensors(*(t[:, :, :n].contiguous() for t in self))
+        """The first ``n`` queries and atoms of inputs without mask and weights."""
+        eta, atoms, values, along_mean, along_normalizer = (t[:, :, :n].contiguous() for t in self[:5])
+        return Tensors(eta, atoms, values, along_mean, along_normalizer, self.causal)
 
 
 @dataclass(frozen=True)
 class Attention:
-    """Normal queries and keys; scores have standard deviation ``spread``."""
+    """Normal queries and keys; scores have standard deviation ``spread``.
+
+    key_heads, value_dim   0: as many as heads, as wide as keys
+    support                what is hidden or weighted: "padding" hides the last quarter of the keys, "weights" has a
+                           log weight for every key, "biases" one for every pair
+    """
 
     heads: int
     queries: int
     atoms: int
     dim: int
     spread: float = ORDINARY
+    batch: int = 1
+    key_heads: int = 0
+    value_dim: int = 0
+    dtype: torch.dtype = torch.float32
+    causal: bool = False
+    support: Literal["all", "padding", "weights", "biases"] = "all"
 
     def __str__(self) -> str:
-        heads = f"{self.heads} heads × " if self.heads > 1 else ""
-        size = f"{self.queries}" if self.queries == self.atoms else f"{self.queries} queries × {self.atoms} patterns"
-        return f"{heads}{size}, d={self.dim}" + sharpness(self.spread)
+        sizes = [f"{self.batch} sequences"] * (self.batch > 1) + [f"{self.heads} heads"] * (self.heads > 1)
+        if self.key_heads:
+            sizes[-1] += f" over {self.key_heads}"
+        if self.queries == self.atoms:
+            sizes.append(f"{self.queries}")
+        else:
+            keys = "keys" if self.heads > 1 else "patterns"
+            sizes.append(f"{self.queries} {'queries' if self.queries > 1 else 'query'} × {self.atoms} {keys}")
+        wide = f", values {self.value_dim}" if self.value_dim else ""
+        kind = "" if self.dtype == torch.float32 else f", {str(self.dtype).removeprefix('torch.')}"
+        return f"{' × '.join(sizes)}, d={self.dim}{wide}{kind}" + sharpness(self.spread)
 
     def __call__(self) -> Tensors:
         def normal(*size: int) -> Tensor:
-            return torch.randn(1, self.heads, *size, generator=seed)
+            return torch.randn(self.batch, *size, generator=seed)
 
         seed = torch.Generator().manual_seed(0)
-        q, n, d = self.queries, self.atoms, self.dim
-        eta = normal(q, d) * (self.spread / d**0.5)
-        return Tensors(eta, normal(n, d), normal(n, d), normal(q, d), normal(q))
+        h, q, n, d = self.heads, self.queries, self.atoms, self.dim
+        shared, e = self.key_heads or h, self.value_dim or d
+        eta = normal(h, q, d) * (self.spread / d**0.5)
+        tensors = (eta, normal(shared, n, d), normal(shared, n, e), normal(h, q, e), normal(h, q))
+        eta, atoms, values, along_mean, along_normalizer = (t.to(self.dtype) for t in tensors)
+        mask = weights = None
+        if self.support == "padding":
+            mask = (torch.arange(n) < n - n // 4).expand(self.batch, 1, 1, n)
+        elif self.support != "all":
+            weights = normal(h, n) if self.support == "weights" else normal(h, q, n)
+        return Tensors(eta, atoms, values, along_mean, along_normalizer, self.causal, mask, weights)
 
     def small(self) -> Attention:
         """A few blocks of the same kind."""
-        return replace(self, heads=min(self.heads, 2), queries=min(self.queries, 384), atoms=min(self.atoms, 384))
+        fewer = {name: min(getattr(self, name), 384) for name in ("queries", "atoms")}
+        return replace(self, heads=min(self.heads, 2), batch=min(self.batch, 2), key_heads=0, **fewer)
 
 
 class Layered(NamedTuple):
@@ -250,3 +282,10 @@ def _turn(rate: float) -> Tensor:
 
 def sharpness(spread: float) -> str:
     return ", sharp" if spread >= SHARP else ""
+
+
+def title(
+    name: str, table: str, work: str, inputs: Attention | Pairs | Sequences | Vocabulary
+) -> tuple[str, str, str, Attention | Pairs | Sequences | Vocabulary]:
+    """The first four fields of a case: sharp inputs show in its name."""
+    return name + ("-sharp" if inputs.spread == SHARP else ""), table, f"{work}: {inputs}", inputs

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from benchmarks.case import GROWTH, Target
-from benchmarks.results import CaseResult, Comparison, Figure, Measured, Results
+from benchmarks.results import CaseResult, Comparison, Figure, Machine, Measured, Results
 from cumulant.files import markdown_row
 
 MARK = "bench"  # names the marks of the README
@@ -29,7 +29,8 @@ def tables(results: Results) -> list[Table]:
         if case["table"] == GROWTH:
             by_title[case["name"]] = Table(f"Growth of {case['work']}", GROWTH_HEADER, list(_growth_rows(case)))
             continue
-        by_title.setdefault(case["table"], Table(_title(case), HEADER, [])).rows.extend(_rows(case))
+        title = _title(case, results["machine"])
+        by_title.setdefault(case["table"], Table(title, HEADER, [])).rows.extend(_rows(case))
     return list(by_title.values())
 
 
@@ -71,10 +72,18 @@ def readme_table(saved: str | Results) -> str:
     return markdown(results)
 
 
-def _title(case: CaseResult) -> str:
+def _title(case: CaseResult, machine: Machine) -> str:
     how = "CPU time, one thread" if case["threads"] == 1 else f"wall time, {case['threads']} threads"
     how = "beyond the inputs" if case["table"] == "memory" else how
-    return f"{case['table'].capitalize()} ({how})"
+    return f"{case['table'].capitalize()} ({how}{_processor(machine)})"
+
+
+def _processor(machine: Machine) -> str:
+    """What a ratio depends on most; older files do not have it."""
+    if "instruction_set" not in machine:
+        return ""
+    native = machine["instruction_set"]
+    return f"; {machine['cpu']}, " + (f"native kernel for {native}" if native else "kernels in torch, no native one")
 
 
 def _rows(case: CaseResult) -> Iterable[tuple[str, ...]]:

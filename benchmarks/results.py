@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import datetime
 import os
-import platform
 from importlib import metadata
 from pathlib import Path
 from typing import Literal, NotRequired, TypedDict
 
 import torch
+
+from benchmarks.bounds import instruction_set
+from cumulant.kernels.native.targets import processor_name
 
 PEERS = ("pykeops", "pytorch-metric-learning", "filterpy")
 
@@ -52,6 +54,7 @@ class CaseResult(TypedDict):
 
 class Machine(TypedDict):
     cpu: str
+    instruction_set: NotRequired[str | None]  # that of the native kernel; None: the kernels in torch served
     cores: int
     torch: str
     cumulant: str
@@ -69,6 +72,7 @@ def machine() -> Machine:
     """What the figures were taken on."""
     return Machine(
         cpu=_cpu(),
+        instruction_set=instruction_set(),
         cores=cores(),
         torch=torch.__version__,
         cumulant=_version("cumulant") or "not installed",
@@ -83,12 +87,14 @@ def cores() -> int:
 
 
 def _cpu() -> str:
+    """The name of the processor; under Linux on x86 with its family and model, since virtual machines hide the name."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        first = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").partition("\n\n")[0]
     except OSError:
-        lines = []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
+        first = ""
+    numbers = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in first.splitlines())}
+    family, model = numbers.get("cpu family"), numbers.get("model")
+    return processor_name() + (f" (family {family}, model {model})" if family and model else "")
 
 
 def _version(package: str) -> str | None:

@@ -28,7 +28,7 @@ class Effort:
 
     quick: bool = False
     repeats: int = 7
-    budget: float = 20.0
+    budget: float = 10.0
     launches: int = 3  # processes a memory figure is the median of
     deadline: float = 1800.0
     source: str = "benchmarks.cases"

@@ -172,7 +172,12 @@ def test_our_own_failure_is_a_miss():
 
 def test_every_table_has_a_sharp_case_and_every_target_names_sides():
     every = cases.catalogue()
-    own = {"observatory", "filters"}  # scores are those of a model, or there are none
+    own = {
+        "observatory",
+        "filters",
+        "decoding",
+        "other inputs",
+    }  # scores of a model, none, or any
     for table in {case.table for case in every.values()} - own:
         assert any(name.endswith("-sharp") for name, case in every.items() if case.table == table)
     for case in [*every.values(), *cases.catalogue(quick=True).values()]:
@@ -186,7 +191,7 @@ def test_every_table_has_a_sharp_case_and_every_target_names_sides():
 def test_list_names_every_case(bench):
     shown = bench("--list").output
     assert all(name in shown for name in cases.catalogue())
-    assert "≤ 1.10× SDPA" in shown
+    assert "≤ 1.30× SDPA" in shown
 
 
 def test_an_unknown_name_gets_the_nearest(bench):
@@ -210,12 +215,14 @@ def test_quick_run_writes_json_markdown_and_readme(bench, tmp_path):
     assert answer.exit_code == 0, answer.output
     results = json.loads(saved.read_text())
     (case,) = results["cases"]
-    assert set(results["machine"]) == {"cpu", "cores", "torch", "cumulant", "peers", "date"}
+    assert set(results["machine"]) == {"cpu", "instruction_set", "cores", "torch", "cumulant", "peers", "date"}
     assert case["methods"]["SDPA"]["seconds"]["median"] > 0
     assert case["comparisons"][0]["figure"]["count"] >= 3
     assert case["comparisons"][0]["met"] is None  # small inputs are not judged
-    header, rule, row = [line.split(" | ") for line in table.read_text().splitlines() if line.startswith("|")]
-    assert len(header) == len(rule) == len(row) == 5
+    rows = [line.split(" | ") for line in table.read_text().splitlines() if line.startswith("|")]
+    assert len(rows) == 2 + len(case["comparisons"])
+    assert {len(row) for row in rows} == {5}
+    assert f"; {machine()['cpu']}, " in table.read_text().splitlines()[0]
     assert readme.read_text() == f"# Title\n\n{START}\n{table.read_text().strip()}\n{END}\n\nrest\n"
     assert sorted(p.name for p in tmp_path.iterdir()) == ["README.md", "bench.json", "bench.md"]
     readme_again = bench("--from", saved, "--update-readme", readme)  # the same table without measuring

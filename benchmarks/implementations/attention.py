@@ -2,25 +2,51 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
+from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.case import Prepare, Run, Unavailable, ours, peer
 from benchmarks.inputs import Tensors
 
 FULL = ("mean", "entropy", "score_variance")
+EVERY = (*FULL, "mean_score", "value_trace", "atom_trace", "max_score", "log_sum_square")
+FORMER = "streaming"  # the backend that served before the native kernel, where neither of the others did
 
 
-def statistics(*names: str, keys_only: bool = False) -> Prepare:
+def statistics(*names: str, keys_only: bool = False, backend: str = "auto") -> Prepare:
     """`cumulant.moments` with these statistics; the values are the keys if ``keys_only``."""
 
     def prepare(x: Tensors) -> Run:
         moments = ours("cumulant.kernels.operator", "moments")
         values = None if keys_only else x.values
+        support = {"log_weights": x.log_weights, "mask": x.mask, "causal": x.causal}
 
         def run():
-            m = moments(x.eta, x.atoms, values, statistics=names)
+            m = moments(x.eta, x.atoms, values, statistics=names, backend=backend, **support)
             return {"log_normalizer": m.log_normalizer} | {name: getattr(m, name) for name in names}
+
+        return run
+
+    return prepare
+
+
+def attended(backend: str = "auto") -> Prepare:
+    """`cumulant.attend` as it is called by users."""
+
+    def prepare(x: Tensors) -> Run:
+        attend = ours("cumulant.attention", "attend")
+
+        def run():
+            a = attend(x.eta, x.atoms, x.values, scale=1.0, causal=x.causal, backend=backend)
+            return {
+                "log_normalizer": a.log_normalizer,
+                "mean": a.output,
+                "entropy": a.entropy,
+                "value_trace": a.collapse_loss,
+            }
 
         return run
 
@@ -47,28 +73,78 @@ def fused(keys_only: bool = False) -> Prepare:
 
     def prepare(x: Tensors) -> Run:
         values = x.atoms if keys_only else x.values
-        return lambda: {"mean": scaled_dot_product_attention(x.eta, x.atoms, values, scale=1.0)}
+        shared = x.atoms.shape[1] < x.eta.shape[1]
+        options = {"attn_mask": _table(x), "is_causal": x.causal, "scale": 1.0, "enable_gqa": shared}
+        return lambda: {"mean": scaled_dot_product_attention(x.eta, x.atoms, values, **options)}
 
     return prepare
 
 
-def naive(keys_only: bool = False, thrifty: bool = False) -> Prepare:
-    """Every statistic from the matrix of scores by its definition; thrifty: the entropy as G − mean score."""
+def naive(*names: str, keys_only: bool = False, thrifty: bool = False) -> Prepare:
+    """Statistics from the matrix of scores by their definitions; thrifty: the entropy as G − mean score."""
 
     def prepare(x: Tensors) -> Run:
-        values = x.atoms if keys_only else x.values
+        bias = _bias(x)
 
         def run():
-            score = x.eta @ x.atoms.mT
-            g, p = torch.logsumexp(score, -1), torch.softmax(score, -1)
-            mean_score = (p * score).sum(-1)
-            variance = (p * (score - mean_score[..., None]).square()).sum(-1)
-            entropy = g - mean_score if thrifty else torch.special.entr(p).sum(-1)
-            return {"log_normalizer": g, "mean": p @ values, "entropy": entropy, "score_variance": variance}
+            eta, atoms, values = _wide(x, x.atoms if keys_only else x.values)
+            return _defined(eta, atoms, values, bias, names or FULL, thrifty)
 
         return run
 
     return prepare
+
+
+def _wide(x: Tensors, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values with sums in at least float32, and keys for every head."""
+    dtype = torch.promote_types(x.eta.dtype, torch.float32)
+    times = x.eta.shape[1] // x.atoms.shape[1]
+    atoms, values = (t if times == 1 else t.repeat_interleave(times, 1) for t in (x.atoms, values))
+    return x.eta.to(dtype), atoms.to(dtype), values.to(dtype)
+
+
+def _defined(
+    eta: Tensor, atoms: Tensor, values: Tensor, bias: Tensor | None, names: Sequence[str], thrifty: bool
+) -> dict[str, Tensor]:
+    score = eta @ atoms.mT
+    logit = score if bias is None else score + bias
+    g, p = torch.logsumexp(logit, -1), torch.softmax(logit, -1)
+    mean_score, mean = (p * score).sum(-1), p @ values
+    found = {"log_normalizer": g, "mean": mean, "mean_score": mean_score}
+    if "score_variance" in names:
+        found["score_variance"] = (p * (score - mean_score[..., None]).square()).sum(-1)
+    if "entropy" in names:
+        found["entropy"] = g - mean_score if thrifty else torch.special.entr(p).sum(-1)
+    if "value_trace" in names:
+        found["value_trace"] = _trace(p, values, mean)
+    if "atom_trace" in names:
+        found["atom_trace"] = _trace(p, atoms, p @ atoms)
+    if "max_score" in names:
+        found["max_score"] = (score if bias is None else score.masked_fill(bias == -torch.inf, -torch.inf)).amax(-1)
+    if "log_sum_square" in names:
+        found["log_sum_square"] = torch.logsumexp(2 * logit, -1)
+    return found
+
+
+def _trace(p: Tensor, points: Tensor, mean: Tensor) -> Tensor:
+    return (p @ points.square().sum(-1, keepdim=True))[..., 0] - mean.square().sum(-1)
+
+
+def _bias(x: Tensors) -> Tensor | None:
+    """What is added to the scores of pairs, or None."""
+    if x.causal:
+        return torch.full((x.eta.shape[-2], x.atoms.shape[-2]), -torch.inf).triu(1)
+    table = _table(x)
+    if table is not None and table.dtype == torch.bool:
+        return torch.zeros(table.shape).masked_fill(~table, -torch.inf)
+    return table
+
+
+def _table(x: Tensors) -> Tensor | None:
+    """Mask or weights in the shape that torch's attention takes."""
+    if x.mask is not None:
+        return x.mask
+    return x.log_weights if x.log_weights is None or x.log_weights.ndim > 3 else x.log_weights[..., None, :]
 
 
 def keops(x: Tensors) -> Run:
@@ -112,10 +188,14 @@ def flex(with_normalizer: bool, keys_only: bool = False) -> Prepare:
     return prepare
 
 
-def fisher_product(x: Tensors) -> Run:
+def fisher_product(backend: str = "auto") -> Prepare:
     """∇²G v in closed form."""
-    product = ours("cumulant.kernels.operator", "fisher_product")
-    return lambda: {"product": product(x.eta, x.atoms, x.along_mean)}
+
+    def prepare(x: Tensors) -> Run:
+        product = ours("cumulant.kernels.operator", "fisher_product")
+        return lambda: {"product": product(x.eta, x.atoms, x.along_mean, backend=backend)}
+
+    return prepare
 
 
 def double_backward(x: Tensors) -> Run:
@@ -130,17 +210,21 @@ def double_backward(x: Tensors) -> Run:
     return run
 
 
-def statistics_backward(x: Tensors) -> Run:
+def statistics_backward(backend: str = "auto") -> Prepare:
     """Attention and G, then the gradient through both."""
-    moments = ours("cumulant.kernels.operator", "moments")
-    inputs = _leaves(x)
 
-    def run():
-        m = moments(*inputs, statistics=("mean",))
-        torch.autograd.grad((m.mean, m.log_normalizer), inputs, (x.along_mean, x.along_normalizer))
-        return {"mean": m.mean.detach()}
+    def prepare(x: Tensors) -> Run:
+        moments = ours("cumulant.kernels.operator", "moments")
+        inputs = _leaves(x)
 
-    return run
+        def run():
+            m = moments(*inputs, statistics=("mean",), backend=backend)
+            torch.autograd.grad((m.mean, m.log_normalizer), inputs, (x.along_mean, x.along_normalizer))
+            return {"mean": m.mean.detach()}
+
+        return run
+
+    return prepare
 
 
 def fused_backward(x: Tensors) -> Run:
@@ -155,7 +239,39 @@ def fused_backward(x: Tensors) -> Run:
     return run
 
 
-def _leaves(x: Tensors) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def gradient(backend: str = "auto") -> Prepare:
+    """The backward pass alone, through mean, G, entropy and score variance."""
+
+    def prepare(x: Tensors) -> Run:
+        inputs = _leaves(x)
+        m = ours("cumulant.kernels.operator", "moments")(*inputs, statistics=FULL, backend=backend)
+        return _pulled(x, inputs, (m.mean, m.log_normalizer, m.entropy, m.score_variance))
+
+    return prepare
+
+
+def naive_gradient(x: Tensors) -> Run:
+    """The same by autograd, through the matrix of scores."""
+    inputs = _leaves(x)
+    found = _defined(*inputs, None, FULL, thrifty=False)
+    return _pulled(x, inputs, tuple(found[name] for name in ("mean", "log_normalizer", "entropy", "score_variance")))
+
+
+def fused_gradient(x: Tensors) -> Run:
+    """The backward pass of torch's fused attention; only the gradient of the values is that of the others."""
+    inputs = _leaves(x)
+    run = _pulled(x, inputs, (scaled_dot_product_attention(*inputs, scale=1.0),))
+    return lambda: {"d_values": run()["d_values"]}
+
+
+def _pulled(x: Tensors, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Run:
+    """Gradients of a graph that is kept."""
+    along = (x.along_mean, *[x.along_normalizer] * (len(outputs) - 1))
+    names = ("d_eta", "d_atoms", "d_values")
+    return lambda: dict(zip(names, torch.autograd.grad(outputs, inputs, along, retain_graph=True), strict=True))
+
+
+def _leaves(x: Tensors) -> tuple[Tensor, Tensor, Tensor]:
     eta, atoms, values = (t.clone().requires_grad_() for t in (x.eta, x.atoms, x.values))
     return eta, atoms, values
 

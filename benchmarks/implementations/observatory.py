@@ -1,4 +1,4 @@
-"""MiniLM reading a text: alone, with a recorder attached, and with its attention weights written out.
+"""MiniLM reading a text: alone, on our attention, with a recorder attached, and with its attention weights written out.
 
 Each method has a model of its own, so that hooks of one do not slow another. Compared are the model's output, and the
 mean entropy of every head where a method has it.
@@ -47,6 +47,28 @@ def attached(quantities: str | Sequence[str] | None = None, *, hidden_states: bo
         return run
 
     return prepare
+
+
+def own_attention(x: TextWindows) -> Run:
+    """The model on attn_implementation="cumulant", with G and entropy of every head on a callback."""
+    on_attention = ours("cumulant.transformers", "on_attention")
+    model, inputs = _model(x)
+    model.set_attn_implementation("cumulant")
+    means: dict[str, tuple[Tensor, Tensor]] = {}
+
+    def keep(call: Any) -> None:
+        m = call.moments
+        means[call.name] = m.log_normalizer.mean((0, 2)), m.entropy.mean((0, 2))
+
+    observed = ExitStack()  # as long as `run` lives
+    observed.enter_context(on_attention(model, keep))
+
+    def run(_: ExitStack = observed):
+        output = _read(model, inputs).last_hidden_state
+        g, entropy = (torch.stack(part) for part in zip(*means.values(), strict=True))
+        return {"output": output, "log_normalizer": g, "entropy": entropy}
+
+    return run
 
 
 def weights(x: TextWindows) -> Run:

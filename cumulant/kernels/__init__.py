@@ -8,7 +8,20 @@ A call of `moments` goes through
     support.py           `Band` and `FlatSupport`: which atoms are visible to a query, block by block
     moments.py           `Moments`, the record that is returned, and `merge`, the sum of two sets of atoms
 
-and one of three backends: "dense" (few scores) goes to dense.py, the reference; "streaming" and "fused" go through
+and one of four backends. "native" is C++ on the CPU (docs/kernels.md explains it); where it can, it takes tensors as
+they lie, before anything is flattened:
+
+    native/direct.py     one look-up by shapes and strides, one call; its gradients
+    native/geometry.py   batch axes and strides of tensors as the C++ is told; heads that share keys
+    native/call.py       the arguments of a call (arguments.h, field by field) and the entry points
+    native/flat.py       the same kernel on flattened inputs, for all else that it serves
+    native/library.py    finds, checks and loads the library for this processor, or says why there is none
+    native/targets.py    instruction sets, compiler and flags; setup.py uses it too
+    native/kernel.cpp    entry points; x86_64_v4.cpp, x86_64_v3.cpp, aarch64.cpp include it, one library each
+        arguments.h  pool.h  vectors.h  microkernel.h      what is given, threads and memory, lanes, the one product
+        panel.h  forward.h  few_rows.h  backward.h  fisher.h      queries in lanes, and the four passes
+
+"dense" (few scores) goes to dense.py, the reference. "streaming", "fused" and "native" on flattened inputs go through
 
     stream_function.py   an autograd.Function; compiled.py is the same as a custom operator for torch.compile
     evaluate.py          forward and backward pass by a fast kernel, by the reference on rows where that is not exact
