@@ -25,7 +25,7 @@ from cumulant.files import write  # noqa: E402
 
 ROOT = Path(__file__).parent.parent
 START, END = "<!-- bench:start -->", "<!-- bench:end -->"
-SHORT = Effort(repeats=5, budget=0.5, launches=1, deadline=60, source="tests.test_benchmarks")
+SHORT = Effort(repeats=5, budget=0.5, launches=1, deadline=600, source="tests.test_benchmarks")
 
 
 @dataclass(frozen=True)
