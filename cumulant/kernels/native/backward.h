@@ -259,10 +259,12 @@ template <class T, int N> struct Backward {
       const int64_t part = t % splits, length = (g.keys + splits - 1) / splits;
       const int64_t from = std::min(g.keys, part * length), to = std::min(g.keys, (part + 1) * length);
       T* own = part ? partial.data() + (g.number * (splits - 1) + part - 1) * rows * c.width : nullptr;
-      for (int64_t a = from, b; a == from || a < to; a = b) {
-        b = std::min(to, a + segment);
+      int64_t a = from;
+      do {  // once at least: without keys gradients of queries are zeros
+        const int64_t b = std::min(to, a + segment);
         if (!range(g, a, b, own, a > from, part == 0 && a == from)) irregular++;
-      }
+        a = b;
+      } while (a < to);
     });
     if (splits > 1 && c.d_eta)
       parallel(c.threads, groups, [&](int64_t n) {

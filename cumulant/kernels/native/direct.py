@@ -185,7 +185,7 @@ class DirectPlan:
                 tensor = tensor.sum(-1)
             if index in (0, 5):
                 tail = (queries, own.shape[-1]) if index == 0 else ()
-                tensor = tensor.reshape(*self.lead, *tail)
+                tensor = tensor.reshape((*self.lead, *tail))
             if tensor.shape != target:
                 tensor = tensor.sum_to_size(target)
             made[index] = tensor.reshape(own.shape).to(own.dtype)

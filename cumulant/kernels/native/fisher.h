@@ -147,10 +147,12 @@ template <class T, int N> struct Fisher {
     std::atomic<int64_t> irregular{0};
     parallel(c.threads, groups_of(c), [&](int64_t number) {
       const Group<T> g(c, number);
-      for (int64_t a = 0, b; a == 0 || a < g.keys; a = b) {
-        b = std::min(g.keys, a + segment);
+      int64_t a = 0;
+      do {
+        const int64_t b = std::min(g.keys, a + segment);
         if (!range(g, a, b)) irregular++;
-      }
+        a = b;
+      } while (a < g.keys);
     });
     return irregular;
   }
