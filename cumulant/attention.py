@@ -30,7 +30,7 @@ from cumulant.kernels import moments
 from cumulant.kernels.autocast import autocast
 from cumulant.kernels.dense import accumulate
 from cumulant.kernels.moments import safe_logaddexp
-from cumulant.kernels.native.direct import Arguments, Settings
+from cumulant.kernels.native.direct import Arguments, MomentsSettings
 from cumulant.kernels.operator import scaled_moments
 from cumulant.kernels.support import Band
 from cumulant.typing import PerQuery, Queries
@@ -78,7 +78,7 @@ def attention(
         options = {"attn_mask": attn_mask, "dropout_p": dropout_p, "is_causal": is_causal, "scale": scale}
         return scaled_dot_product_attention(query, key, value, **options, enable_gqa=enable_gqa)
     mask, bias = _mask_or_bias(attn_mask, query, key)
-    settings = Settings(frozenset({"mean"}), _scale(query, scale), is_causal, None, 0)
+    settings = MomentsSettings(frozenset({"mean"}), _scale(query, scale), is_causal, None, 0)
     _require_one_dtype(query, key, value)
     mean = scaled_moments(Arguments(query, key, value, bias, mask, None), None, settings, "auto").mean
     return mean.to(query.dtype)
@@ -161,7 +161,7 @@ def attend(
     factor = _scale(query, scale)
     _require_one_dtype(query, key, value)
     statistics = OWN_VALUES if value is not None else KEYS_AS_VALUES
-    settings = Settings(statistics, factor, bool(causal), window, offset)
+    settings = MomentsSettings(statistics, factor, bool(causal), window, offset)
     x = Arguments(query, key, value, log_weights, mask, None)
     m = scaled_moments(x, sink, settings, backend)
     g = m.log_normalizer
@@ -178,7 +178,7 @@ def attend(
     )
 
 
-def _log_base_mass(x: Arguments, sink: float | Tensor | None, settings: Settings, g: Tensor) -> Tensor | float:
+def _log_base_mass(x: Arguments, sink: float | Tensor | None, settings: MomentsSettings, g: Tensor) -> Tensor | float:
     """G(0): the log of the mass that is visible to each query; 0 where there is none."""
     if x.mask is not None or x.log_weights is not None:  # by the same sum over scores that are 0
         zeros = x._replace(eta=torch.zeros_like(x.eta[..., :1]), atoms=torch.zeros_like(x.atoms[..., :1]), values=None)
@@ -205,7 +205,7 @@ def _log_base_mass(x: Arguments, sink: float | Tensor | None, settings: Settings
     return torch.where(base == -torch.inf, 0, base)
 
 
-def _received(x: Arguments, scale: float, g: Tensor, weights: bool | Tensor, settings: Settings) -> Tensor:
+def _received(x: Arguments, scale: float, g: Tensor, weights: bool | Tensor, settings: MomentsSettings) -> Tensor:
     """Σ_i π_i p_ij, as attention of the keys over the queries, which have the log weights log π_i − G_i.
 
     Both axes are reversed, which turns "key j ≤ offset + i" into "query i' ≤ offset' + key j'" with j' = n−1−j.

@@ -19,7 +19,7 @@ from cumulant.kernels.inputs import Inputs, Plan
 from cumulant.kernels.moments import ATOMS_AS_VALUES, STATISTICS, Moments, mixing_weights
 from cumulant.kernels.native import flat as native
 from cumulant.kernels.native.call import entries
-from cumulant.kernels.native.direct import Arguments, Settings, Shapes, serve
+from cumulant.kernels.native.direct import Arguments, MomentsSettings, Shapes, serve
 from cumulant.kernels.native.library import why_not
 from cumulant.kernels.recompute import reference
 from cumulant.kernels.request import Request
@@ -77,11 +77,11 @@ def moments(
     eta, atoms = autocast(eta, atoms)
     values, log_weights = autocast(values, log_weights)
     names = statistics if isinstance(statistics, str | tuple) else tuple(statistics)
-    settings = Settings(requested(names, values is not None), 1.0, bool(causal), window, offset)
+    settings = MomentsSettings(requested(names, values is not None), 1.0, bool(causal), window, offset)
     return scaled_moments(Arguments(eta, atoms, values, log_weights, mask, None), sink, settings, backend)
 
 
-def scaled_moments(x: Arguments, sink: float | Tensor | None, settings: Settings, backend: str) -> Moments:
+def scaled_moments(x: Arguments, sink: float | Tensor | None, settings: MomentsSettings, backend: str) -> Moments:
     """`moments` at scale · eta, without a tensor for it where the native kernel serves."""
     if sink is not None:
         x = x._replace(sink=_sink(x.eta, sink))
@@ -102,7 +102,7 @@ def _recorded() -> bool:
     return torch._C._len_torch_dispatch_stack() > 0 or torch._C._get_tracing_state() is not None  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
 
 
-def _nonempty(x: Arguments, settings: Settings) -> bool:
+def _nonempty(x: Arguments, settings: MomentsSettings) -> bool:
     """Whether every query sees an atom, as far as shapes tell."""
     keys, queries = x.atoms.shape[-2], x.eta.shape[-2]
     if x.mask is not None or x.log_weights is not None or not keys:
@@ -121,12 +121,12 @@ def _sink(eta: Tensor, sink: float | Tensor) -> Tensor:
     return s
 
 
-def _request(x: Arguments, settings: Settings) -> Request:
+def _request(x: Arguments, settings: MomentsSettings) -> Request:
     _, _, causal, window, offset = settings
     return Request(x.eta, x.atoms, x.values, x.log_weights, x.mask, causal, window, offset)
 
 
-def _shapes(x: Arguments, settings: Settings) -> Shapes:
+def _shapes(x: Arguments, settings: MomentsSettings) -> Shapes:
     """Check the arguments; what `serve` must know of them."""
     request = _request(x, settings)
     if x.sink is not None:
@@ -151,14 +151,14 @@ def _as_record(x: Arguments, fields: dict[str, Tensor], nonempty: bool) -> Momen
     return Moments(g, fields, sink_mass, nonempty)
 
 
-def _flat(x: Arguments, settings: Settings) -> dict[str, Tensor]:
+def _flat(x: Arguments, settings: MomentsSettings) -> dict[str, Tensor]:
     """Every field of the record by name, by flattened inputs."""
     record = _flat_record(x, settings, "auto")
     fields = {"log_normalizer": record.log_normalizer, **record.statistics}
     return fields if record.sink_mass is None else fields | {"sink_mass": record.sink_mass}
 
 
-def _flat_record(x: Arguments, settings: Settings, backend: str) -> Moments:
+def _flat_record(x: Arguments, settings: MomentsSettings, backend: str) -> Moments:
     if settings.scale != 1:
         x = x._replace(eta=accumulate(x.eta) * settings.scale, atoms=accumulate(x.atoms))
         x = x._replace(

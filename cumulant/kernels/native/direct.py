@@ -38,7 +38,7 @@ class Arguments(NamedTuple):
     sink: Tensor | None
 
 
-class Settings(NamedTuple):
+class MomentsSettings(NamedTuple):
     """What to compute: names of statistics, factor of eta, causal order, window and offset as in `moments`."""
 
     wanted: frozenset[str]
@@ -58,13 +58,13 @@ class Shapes(NamedTuple):
     offset: int
 
 
-Flat = Callable[[Arguments, Settings], dict[str, Tensor]]  # the same by flattened inputs, differentiable twice
-Check = Callable[[Arguments, Settings], Shapes]
+Flat = Callable[[Arguments, MomentsSettings], dict[str, Tensor]]  # the same by flattened inputs, differentiable twice
+Check = Callable[[Arguments, MomentsSettings], Shapes]
 
 _plans: dict[tuple, DirectPlan | None] = {}
 
 
-def serve(x: Arguments, settings: Settings, check: Check, flat: Flat) -> dict[str, Tensor] | None:
+def serve(x: Arguments, settings: MomentsSettings, check: Check, flat: Flat) -> dict[str, Tensor] | None:
     """The wanted statistics by name; None where this way does not serve."""
     if peek_interpreter_stack() is not None or forward_ad._current_level >= 0:  # pyright: ignore[reportPrivateUsage]
         return None
@@ -194,7 +194,7 @@ class DirectPlan:
         return made
 
 
-def make_plan(x: Arguments, settings: Settings, check: Check) -> DirectPlan | None:
+def make_plan(x: Arguments, settings: MomentsSettings, check: Check) -> DirectPlan | None:
     """A plan for arguments of these shapes; a sentence where they do not fit each other."""
     found = check(x, settings)
     if entries() is None or any(t is not None and (type(t) not in PLAIN or not t.is_cpu or t.is_neg()) for t in x):
@@ -325,7 +325,7 @@ class DirectMoments(torch.autograd.Function):
     """The call as a function of its tensors; a second derivative goes the way of flattened inputs."""
 
     @staticmethod
-    def forward(ctx, plan: DirectPlan, flat: Flat, settings: Settings, *x: Tensor | None):
+    def forward(ctx, plan: DirectPlan, flat: Flat, settings: MomentsSettings, *x: Tensor | None):
         out, _, irregular = plan.forward(x)
         ctx.irregular = irregular
         if irregular:
@@ -378,7 +378,7 @@ def _node(tensor: Tensor, need: bool, again: bool) -> Tensor:
     return tensor if not need else tensor.view_as(tensor) if again else tensor.detach().requires_grad_()
 
 
-def _by_autograd(x: Arguments, settings: Settings, flat: Flat, incoming: dict[str, Tensor], needs):
+def _by_autograd(x: Arguments, settings: MomentsSettings, flat: Flat, incoming: dict[str, Tensor], needs):
     """Gradients through flattened inputs, differentiable where gradients are enabled."""
     again = torch.is_grad_enabled()
     with torch.enable_grad():

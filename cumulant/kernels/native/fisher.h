@@ -17,9 +17,16 @@ template <class T, int N> struct Fisher {
     rows_to_lanes<T>(lanes, W, from, p.rows, g.call.width, T(1));
   }
 
+  // the slope of a key that has the largest logit: near the mean slope where it matters
+  static V slope_of_largest(int64_t keys, const T* logits, const T* slopes, V largest) {
+    V found = splat<T>(0);
+    for (int64_t x = keys - 1; x >= 0; x--) found = at<T>(logits + x * W) == largest ? at<T>(slopes + x * W) : found;
+    return found;
+  }
+
   // Three products while the scores of all keys fit into cache (t̄ is known before the last one), else four, and
-  // Σ p (t − c) x − (t̄ − c) Σ p x is formed at the end. Slopes are counted from that of the first key, c: copies of one atom
-  // have covariance 0, not rounding errors.
+  // Σ p (t − c) x − (t̄ − c) Σ p x is formed at the end. Slopes are counted from that of the key with the largest
+  // logit, c: copies of one atom have covariance 0, not rounding errors.
   static int64_t run(const Call& c) {
     const int64_t panels = (c.fold * c.period + W - 1) / W;
     const bool all = 2 * c.keys * W * int64_t(sizeof(T)) <= KEPT;
@@ -75,7 +82,7 @@ template <class T, int N> struct Fisher {
           const V over = dead ? splat<T>(0) : now;
           shrink[v] = dead ? splat<T>(1) : exponential(top[v] - over);
           top[v] = now;
-          if (first) centre[v] = at<T>(slopes + v * L);
+          if (first) centre[v] = slope_of_largest(n, s + v * L, slopes + v * L, now);
           V m = splat<T>(0), one = splat<T>(0);
           for (int x = 0; x < n; x++) {
             const V e = exponential(at<T>(s + x * W + v * L) - over), y = e * (at<T>(slopes + x * W + v * L) - centre[v]);
@@ -105,7 +112,7 @@ template <class T, int N> struct Fisher {
         for (int v = 0; v < N; v++) {
           const V over = top[v] == MINUS_INF<T> ? splat<T>(0) : top[v];
           V m = splat<T>(0), one = splat<T>(0);
-          centre[v] = at<T>(D + v * L);
+          centre[v] = slope_of_largest(n, S + v * L, D + v * L, top[v]);
           for (int64_t x = 0; x < n; x++) {
             const V e = exponential(at<T>(S + x * W + v * L) - over);
             at<T>(S + x * W + v * L) = e;
