@@ -436,6 +436,8 @@ print(peak() - before)
 )
 def test_no_path_materialises_queries_times_atoms(backend, order, n, share):
     """Peak memory stays below a small share of one N × N matrix."""
+    if backend == "native" and entries() is None:
+        pytest.skip("no native kernel here: `cumulant doctor` says why")
     code = MEMORY.format(backend=backend, order=order, n=n, fused=backend == "fused")
     environment = os.environ | {
         "MALLOC_MMAP_THRESHOLD_": "65536"
