@@ -91,12 +91,13 @@ class MomentsBackward(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, *incoming):
-        x, _, _, grad = _unpack(ctx.plan, ctx.have, untracked(ctx.saved_tensors))
+        saved = untracked(ctx.saved_tensors)
+        x, _, _, grad = _unpack(ctx.plan, ctx.have, saved)
         small = replace(ctx.plan, statistics=frozenset(ctx.have))
         full = _spread(incoming, x[:5], ctx.needs)
         total = second_order(x, small, [grad[name] for name in small.outputs], list(full))
         by_name = dict(zip(small.outputs, total[5:], strict=True))
-        skipped = len(ctx.saved_tensors) - 5 - len(ctx.have)
+        skipped = len(saved) - 5 - len(ctx.have)
         return (None, None, None, *total[:5], *(None,) * skipped, *(by_name[name] for name in ctx.have))
 
     @staticmethod

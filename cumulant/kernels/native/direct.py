@@ -338,7 +338,8 @@ class DirectMoments(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *grads: Tensor | None):
         plan: DirectPlan = ctx.plan
-        x, out = ctx.saved_tensors[:6], dict(zip(plan.outputs, ctx.saved_tensors[6:], strict=True))
+        saved = ctx.saved_tensors  # read once: checkpoints recompute them for it
+        x, out = saved[:6], dict(zip(plan.outputs, saved[6:], strict=True))
         needs = ctx.needs_input_grad[3:]
         incoming = {name: g for name, g in zip(plan.outputs, grads, strict=True) if g is not None}
         if not incoming:
