@@ -19,6 +19,9 @@ from cumulant.kernels.compiled import compiled_stream
 from cumulant.kernels.inputs import Inputs, Plan
 from cumulant.kernels.native.call import entries
 from cumulant.kernels.support import Band
+from tests.kernels.native.problems import native
+
+NATIVE = pytest.param("native", marks=native)
 
 SUPPORTS = {
     "plain": {},
@@ -108,10 +111,11 @@ def assert_same(left, right, tolerance: float):
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("weights", WEIGHTS)
 @pytest.mark.parametrize("support", SUPPORTS)
-def test_streaming_is_the_reference(support, weights, layout, width, small_blocks):
+@pytest.mark.parametrize("backend", ["streaming", NATIVE])
+def test_every_statistic_is_that_of_the_reference(backend, support, weights, layout, width, small_blocks):
     arguments, options, inputs = problem(layout, support, weights, width)
     dense = answers(arguments, options, inputs, "dense", "all")
-    assert_same(dense, answers(arguments, options, inputs, "streaming", "all"), 1e-11)
+    assert_same(dense, answers(arguments, options, inputs, backend, "all"), 1e-11)
 
 
 @pytest.mark.parametrize("width", [None, 7], ids=["values=atoms", "own values"])
@@ -127,7 +131,7 @@ def test_fused_is_the_reference(support, weights, layout, width):
 
 
 @pytest.mark.parametrize("statistic", [*operator.STATISTICS, "entropy", "effective_atoms"])
-@pytest.mark.parametrize("backend", ["streaming", "fused", "dense"])
+@pytest.mark.parametrize("backend", ["streaming", "fused", "dense", NATIVE])
 def test_one_statistic_at_a_time(statistic, backend, small_blocks):
     arguments, _, inputs = problem("heads", "plain", "none", None)
     if backend == "fused" and statistic not in ("mean", "mean_score", "mean_log_weight", "entropy"):
@@ -145,7 +149,7 @@ def test_one_statistic_at_a_time(statistic, backend, small_blocks):
 
 @pytest.mark.parametrize(("q", "n"), list(itertools.product([1, 63, 100, 1000], repeat=2)))
 @pytest.mark.parametrize("scale", [1.0, 4.0], ids=["ordinary", "sharp"])
-@pytest.mark.parametrize("backend", ["streaming", "fused"])
+@pytest.mark.parametrize("backend", ["streaming", "fused", NATIVE])
 def test_float32_accuracy(q, n, scale, backend):
     """G within 3e-7·max(1,|G|) plus the rounding of the largest score, gradients 1e-5 relative, against float64."""
     g = torch.Generator().manual_seed(q * n)
@@ -165,7 +169,8 @@ def test_float32_accuracy(q, n, scale, backend):
         assert torch.linalg.vector_norm(x - y) <= 1e-5 * torch.linalg.vector_norm(y)
 
 
-def test_real_blocks_and_threads():
+@pytest.mark.parametrize("backend", ["streaming", NATIVE])
+def test_real_blocks_and_threads(backend):
     """Sizes beyond one block at the library's own settings, on one and on two threads."""
     g = torch.Generator().manual_seed(3)
     eta, atoms, values = rand(g, 3, 700, 8), rand(g, 3, 2500, 8), rand(g, 3, 2500, 5)
@@ -175,16 +180,17 @@ def test_real_blocks_and_threads():
     try:
         for threads in (1, 2):
             torch.set_num_threads(threads)
-            got = moments(eta, atoms, values, log_weights=weights, backend="streaming", statistics="all")
+            got = moments(eta, atoms, values, log_weights=weights, backend=backend, statistics="all")
             assert_same((got, [], []), (expected, [], []), 1e-11)
     finally:
         torch.set_num_threads(before)
 
 
-def test_scipy_agrees():
+@pytest.mark.parametrize("backend", ["streaming", NATIVE])
+def test_scipy_agrees(backend):
     g = torch.Generator().manual_seed(4)
     eta, atoms, w = rand(g, 9, 3), rand(g, 40, 3), rand(g, 9, 40)
-    got = moments(eta, atoms, log_weights=w, backend="streaming", statistics="all")
+    got = moments(eta, atoms, log_weights=w, backend=backend, statistics="all")
     logits = eta.numpy() @ atoms.numpy().T + w.numpy()
     np.testing.assert_allclose(got.log_normalizer, logsumexp(logits, axis=1), rtol=1e-13)
     p = np.exp(logits - logsumexp(logits, axis=1, keepdims=True))
@@ -192,7 +198,7 @@ def test_scipy_agrees():
     np.testing.assert_allclose(got.effective_atoms, 1 / (p**2).sum(1), rtol=1e-12)
 
 
-@pytest.mark.parametrize("backend", ["dense", "streaming", "auto"])
+@pytest.mark.parametrize("backend", ["dense", "streaming", "auto", NATIVE])
 @pytest.mark.parametrize(("q", "n"), [(0, 5), (5, 0), (0, 0)])
 def test_empty_sets(backend, q, n):
     got = moments(torch.zeros(2, q, 3), torch.zeros(2, n, 3), torch.zeros(2, n, 4), backend=backend, statistics="all")
@@ -202,7 +208,7 @@ def test_empty_sets(backend, q, n):
     assert got.mean.shape == (2, q, 4)
 
 
-@pytest.mark.parametrize("backend", ["dense", "streaming"])
+@pytest.mark.parametrize("backend", ["dense", "streaming", NATIVE])
 def test_minus_infinite_weights_are_absent_atoms_and_plus_infinite_ones_are_refused(backend):
     g = torch.Generator().manual_seed(5)
     eta, atoms, w = rand(g, 4, 3), rand(g, 30, 3).requires_grad_(), rand(g, 30)
@@ -217,7 +223,7 @@ def test_minus_infinite_weights_are_absent_atoms_and_plus_infinite_ones_are_refu
         moments(eta, atoms, log_weights=w.masked_fill(kept, torch.inf), backend=backend)
 
 
-@pytest.mark.parametrize("backend", ["dense", "streaming", "fused"])
+@pytest.mark.parametrize("backend", ["dense", "streaming", "fused", NATIVE])
 def test_a_sink_is_one_more_atom_at_zero(backend):
     g = torch.Generator().manual_seed(6)
     eta, atoms, values = rand(g, 2, 4, 9, 3), rand(g, 2, 4, 30, 3), rand(g, 2, 4, 30, 3)
@@ -241,7 +247,7 @@ def test_a_sink_alone_makes_an_empty_row_whole():
     assert got.entropy.item() == 0
 
 
-@pytest.mark.parametrize("backend", ["dense", "streaming", "fused"])
+@pytest.mark.parametrize("backend", ["dense", "streaming", "fused", NATIVE])
 def test_merge_joins_cache_blocks(backend):
     g = torch.Generator().manual_seed(7)
     eta, atoms, values = rand(g, 20, 4), rand(g, 90, 4), rand(g, 90, 4)
@@ -294,7 +300,7 @@ def test_bad_types():
         moments(x, x.double())
 
 
-@pytest.mark.parametrize("backend", ["streaming", "fused", "dense"])
+@pytest.mark.parametrize("backend", ["streaming", "fused", "dense", NATIVE])
 def test_transforms(backend, small_blocks):
     g = torch.Generator().manual_seed(8)
     eta, atoms = rand(g, 5, 11, 4), rand(g, 30, 4)
@@ -338,7 +344,8 @@ def test_compiles(options, compiler):
 
 
 @pytest.mark.parametrize("options", [{}, {"causal": True, "offset": 3}, {"weights": True}, {"mask": True}])
-def test_fisher_product(options, small_blocks):
+@pytest.mark.parametrize("kernel", ["streaming", NATIVE])
+def test_fisher_product(options, kernel, small_blocks):
     g = torch.Generator().manual_seed(10)
     eta, atoms, v = (rand(g, 2, 3, k, 7).requires_grad_() for k in (63, 100, 63))
     options = dict(options)
@@ -347,14 +354,14 @@ def test_fisher_product(options, small_blocks):
     if options.pop("mask", False):
         options["mask"] = torch.rand(2, 3, 63, 100, generator=g) > 0.5
         options["mask"][..., 2, :] = False
-    a, b = (fisher_product(eta, atoms, v, backend=backend, **options) for backend in ("dense", "streaming"))
+    a, b = (fisher_product(eta, atoms, v, backend=backend, **options) for backend in ("dense", kernel))
     torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-11)
     probe = rand(g, *a.shape)
     first = [torch.autograd.grad((x * probe).sum(), (eta, atoms, v)) for x in (a, b)]
     for x, y in zip(*first, strict=True):
         torch.testing.assert_close(x, y, rtol=1e-10, atol=1e-10)
     variance = moments(eta, atoms, backend="dense", statistics=("score_variance",), **options).score_variance
-    along = (eta * fisher_product(eta, atoms, eta, backend="streaming", **options)).sum(-1)
+    along = (eta * fisher_product(eta, atoms, eta, backend=kernel, **options)).sum(-1)
     torch.testing.assert_close(along, variance, rtol=1e-10, atol=1e-10)
 
 
@@ -422,7 +429,7 @@ print(peak() - before)
 
 
 @pytest.mark.parametrize(
-    "backend", ["native", *(pytest.param(b, marks=pytest.mark.long) for b in ("streaming", "fused"))]
+    "backend", [NATIVE, *(pytest.param(b, marks=pytest.mark.long) for b in ("streaming", "fused"))]
 )
 @pytest.mark.parametrize(
     ("order", "n", "share"),
@@ -495,7 +502,7 @@ def test_derivatives_by_recomputation_hold_linear_memory_with_the_usual_allocato
 
 
 @pytest.mark.parametrize("kind", ["transposed", "every other", "expanded", "Fortran order"])
-@pytest.mark.parametrize("how", ["fused", "streaming", "compiled", "vmap"])
+@pytest.mark.parametrize("how", ["fused", "streaming", "compiled", "vmap", NATIVE])
 def test_every_layout_is_read_rightly(kind, how):
     """Above the size up to which the reference serves; `tests/generated` has many more."""
     plain = [torch.randn(2, 300, 8, generator=torch.Generator().manual_seed(k), dtype=torch.float64) for k in range(3)]
@@ -516,7 +523,7 @@ def test_every_layout_is_read_rightly(kind, how):
     exact = [t.clone(memory_format=torch.contiguous_format).requires_grad_() for t in plain]
 
     def ours(eta, atoms, values):
-        backend = "streaming" if how == "streaming" else "fused" if how == "fused" else "auto"
+        backend = how if how in ("streaming", "fused", "native") else "auto"
         found = moments(eta, atoms, values, backend=backend, statistics=("mean",))
         return torch.cat([found.mean, found.log_normalizer[..., None]], -1)
 
@@ -530,7 +537,7 @@ def test_every_layout_is_read_rightly(kind, how):
         torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("backend", ["dense", "streaming"])
+@pytest.mark.parametrize("backend", ["dense", "streaming", NATIVE])
 @pytest.mark.parametrize("outlier", [1e6, 1e12])
 def test_traces_do_not_feel_what_a_row_does_not_see(backend, outlier):
     """One value that late rows see, and one that no row sees: 31 % of a trace once, in float32."""
@@ -549,7 +556,7 @@ def test_traces_do_not_feel_what_a_row_does_not_see(backend, outlier):
 
 
 @pytest.mark.parametrize("garbage", [float("nan"), float("inf"), 1e38])
-@pytest.mark.parametrize("backend", ["dense", "streaming", "fused"])
+@pytest.mark.parametrize("backend", ["dense", "streaming", "fused", NATIVE])
 def test_padding_may_hold_any_bits(backend, garbage):
     """Values and gradients are those of the tokens alone, and padding has gradient 0."""
     q, k, v = (torch.randn(2, 3, 150, 8, generator=torch.Generator().manual_seed(s)) for s in range(3))
