@@ -361,7 +361,7 @@ def test_sharp_scores(dtype, q):
     "options", [{}, {"causal": True}, {"causal": True, "window": 40}], ids=["plain", "causal", "window"]
 )
 def test_a_common_offset_costs_traces_no_digits(options, q):
-    """Values and atoms that lie at 10⁴: errors in float32 are below those of the streaming kernel, or a few roundings."""
+    """Values and atoms at 10⁴: errors in float32 are below those of the streaming kernel, or a few roundings."""
     problem = Problem.of(q, 200 + q, 8, 5, **options, offset=200)
     problem.tensors["values"] += 1e4
     problem = problem.to(torch.float32)
