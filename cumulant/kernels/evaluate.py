@@ -81,7 +81,7 @@ def _evaluate_native(x: Inputs, plan: Plan) -> tuple[list[Tensor], Tensor | None
 
 
 def _native_forward(x: Inputs, plan: Plan, columns: AtomColumns | None):
-    """As `native.forward`; values that the kernel has no reason to read make every row irregular if not all are finite."""
+    """As `native.forward`; where no statistic reads the values, every row is irregular unless all are finite."""
     out, best, irregular = native.forward(x, plan, columns)
     if x.values is not None and "mean" not in plan.statistics and not known(largest(x.values).isfinite()):
         irregular = x.eta.new_ones(x.eta.shape[:2], dtype=torch.bool)

@@ -17,7 +17,7 @@ SIZES = (0, 1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 31, 33, 63, 100, 257, 600)
 
 @dataclass(frozen=True)
 class Call:
-    """A call of `moments`. Batch axes are ``lead``; ``shared`` says of each tensor along which of them it has size 1."""
+    """A call of `moments` with batch axes ``lead``; ``shared``: along which of them each tensor has size 1."""
 
     lead: tuple[int, ...] = ()
     shared: tuple[tuple[bool, ...], ...] = ((), (), (), (), ())  # eta, atoms, values, log weights or mask, sink

@@ -156,11 +156,15 @@ def test_sinks(sink, q):
 def test_a_sink_gets_its_gradient_through_its_mass_alone():
     given = Problem.of(17, 33, 4, 5, lead=(2, 3), sink=(3,)).leaves()
     slopes = [
-        torch.autograd.grad(moments(**given, backend=b).sink_mass.square().sum(), list(given.values()), allow_unused=True)
+        torch.autograd.grad(
+            moments(**given, backend=b).sink_mass.square().sum(), list(given.values()), allow_unused=True
+        )
         for b in ("native", "dense")
     ]
     for ours, theirs in zip(*slopes, strict=True):
-        torch.testing.assert_close(torch.zeros(()) if ours is None else ours, torch.zeros(()) if theirs is None else theirs)
+        torch.testing.assert_close(
+            torch.zeros(()) if ours is None else ours, torch.zeros(()) if theirs is None else theirs
+        )
 
 
 @pytest.mark.parametrize("key_heads", [1, 2, 4])
@@ -237,7 +241,7 @@ LAYOUTS = {
     "Fortran order": lambda t: torch.from_numpy(np.asfortranarray(t.numpy())),
     "part of a storage": lambda t: torch.cat([t + torch.nan, t, t + torch.nan]).narrow(0, t.shape[0], t.shape[0]),
     "every other row": lambda t: torch.stack([t + torch.nan, t], -2).flatten(-3, -2)[..., 1::2, :] if t.ndim > 1 else t,
-    "negated": lambda t: torch._neg_view(-t),
+    "negated": lambda t: torch.ops.aten._neg_view(-t),
     "imaginary part": lambda t: torch.complex(t, -t).conj().imag,
     "one storage": None,
 }
@@ -353,9 +357,11 @@ def test_sharp_scores(dtype, q):
 
 
 @pytest.mark.parametrize("q", [3, 200])
-@pytest.mark.parametrize("options", [{}, {"causal": True}, {"causal": True, "window": 40}], ids=["plain", "causal", "window"])
+@pytest.mark.parametrize(
+    "options", [{}, {"causal": True}, {"causal": True, "window": 40}], ids=["plain", "causal", "window"]
+)
 def test_a_common_offset_costs_traces_no_digits(options, q):
-    """Values and atoms that lie at 10⁴: errors in float32 are below those of the streaming kernel, or a few roundings."""
+    """Values that lie at 10⁴: errors in float32 are those of the streaming kernel at most, or a few roundings."""
     problem = Problem.of(q, 200 + q, 8, 5, **options, offset=200)
     problem.tensors["values"] += 1e4
     problem = problem.to(torch.float32)
