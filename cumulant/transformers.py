@@ -30,7 +30,7 @@ from cumulant.kernels.arguments import Support
 from cumulant.kernels.autocast import autocast
 from cumulant.kernels.moments import STATISTICS, Moments
 from cumulant.kernels.native.direct import Arguments, MomentsSettings
-from cumulant.kernels.operator import DERIVED, requested, scaled_moments
+from cumulant.kernels.operator import DERIVED, scaled_moments, statistics_of
 from cumulant.nn.attention_interface import (
     IGNORED_ARGUMENTS,
     TokenMasks,
@@ -244,7 +244,7 @@ def _moments(
     """`moments` at scale · query."""
     query, key, value = autocast(query, key, value)
     weights = autocast(support.log_weights)[0]
-    settings = MomentsSettings(requested(statistics, True), scale, support.causal, support.window, support.offset)
+    settings = MomentsSettings(statistics_of(statistics, True), scale, support.causal, support.window, support.offset)
     return scaled_moments(Arguments(query, key, value, weights, support.mask, None), support.sink, settings, "auto")
 
 

@@ -29,6 +29,9 @@ they lie, before anything is flattened:
     fused.py             torch's attention kernel for G and means; layout.py: memory layouts that it reads
     recompute.py         second derivatives and forward mode, by the reference on a few rows at a time
 
+native/ has the kernel in C++: direct.py calls it on tensors as they lie, flat.py on flattened inputs. profile.py is
+`attention_profile`: moments with masses by distance and of marked keys, forward only.
+
 `fisher_product` shares all but the sweep, which is in fisher.py. autocast.py casts arguments as torch.autocast does.
 
 Losses G − ⟨η, x⁺⟩ over many atoms have a sweep of their own: losses.py, with tiles and positives in strips.py.
@@ -41,6 +44,18 @@ from cumulant.kernels.collectives import Ranks
 from cumulant.kernels.dense import dense_moments
 from cumulant.kernels.moments import STATISTICS, Moments
 from cumulant.kernels.operator import fisher_product, moments
+from cumulant.kernels.profile import AttentionProfile, attention_profile
 from cumulant.kernels.sharded import deal, sharded_moments
 
-__all__ = ["STATISTICS", "Moments", "Ranks", "deal", "dense_moments", "fisher_product", "moments", "sharded_moments"]
+__all__ = [
+    "STATISTICS",
+    "AttentionProfile",
+    "Moments",
+    "Ranks",
+    "attention_profile",
+    "deal",
+    "dense_moments",
+    "fisher_product",
+    "moments",
+    "sharded_moments",
+]

@@ -81,7 +81,7 @@ def _evaluate_native(x: Inputs, plan: Plan) -> tuple[list[Tensor], Tensor | None
 
 
 def _native_forward(x: Inputs, plan: Plan, columns: AtomColumns | None):
-    """As `native.forward`; every row is irregular where values that the kernel does not read are not all finite."""
+    """As `native.forward`; where no statistic reads the values, every row is irregular unless all are finite."""
     out, best, irregular = native.forward(x, plan, columns)
     if x.values is not None and "mean" not in plan.statistics and not known(largest(x.values).isfinite()):
         irregular = x.eta.new_ones(x.eta.shape[:2], dtype=torch.bool)

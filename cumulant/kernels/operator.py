@@ -76,8 +76,7 @@ def moments(
     """
     eta, atoms = autocast(eta, atoms)
     values, log_weights = autocast(values, log_weights)
-    names = statistics if isinstance(statistics, str | tuple) else tuple(statistics)
-    settings = MomentsSettings(requested(names, values is not None), 1.0, bool(causal), window, offset)
+    settings = MomentsSettings(statistics_of(statistics, values is not None), 1.0, bool(causal), window, offset)
     return scaled_moments(Arguments(eta, atoms, values, log_weights, mask, None), sink, settings, backend)
 
 
@@ -87,19 +86,19 @@ def scaled_moments(x: Arguments, sink: float | Tensor | None, settings: MomentsS
         x = x._replace(sink=_sink(x.eta, sink))
     if x.log_weights is not None:
         require_log_weights("moments.log_weights", require_float("moments.log_weights", x.log_weights))
-    if backend in ("auto", "native") and not _recorded() and entries() is not None:
+    if backend in ("auto", "native") and not recorded() and entries() is not None:
         fields = serve(x, settings, _shapes, _flat)
         if fields is not None:
-            return _as_record(x, fields, _nonempty(x, settings))
+            return as_record(x, fields, _nonempty(x, settings))
     return _flat_record(x, settings, backend)
 
 
-def _recorded() -> bool:
+def recorded() -> bool:
     """Whether operators of torch are recorded or replaced as they are called: by the compiler, by torch.jit.trace, by a
     mode such as that of fake tensors. A call of the native kernel would escape them."""
     if torch.compiler.is_compiling():
         return True
-    return torch._C._len_torch_dispatch_stack() > 0 or torch._C._get_tracing_state() is not None  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+    return torch._C._len_torch_dispatch_stack() > 0 or torch._C._get_tracing_state() is not None  # pyright: ignore[reportAttributeAccessIssue, reportPrivateUsage]
 
 
 def _nonempty(x: Arguments, settings: MomentsSettings) -> bool:
@@ -141,7 +140,7 @@ def _require_sink(sink: Tensor, lead: torch.Size) -> None:
         raise ValueError(sentence("moments.sink", expected, shape(sink), "Heads are a batch axis: one sink per head."))
 
 
-def _as_record(x: Arguments, fields: dict[str, Tensor], nonempty: bool) -> Moments:
+def as_record(x: Arguments, fields: dict[str, Tensor], nonempty: bool) -> Moments:
     g = fields.pop("log_normalizer")
     sink_mass = fields.pop("sink_mass", None)
     if x.values is None:
@@ -212,7 +211,7 @@ def fisher_product(
             small = _scores(x) <= SMALL
             traced = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (*x, v))
             # the reference has every derivative
-            served = native_refusal(x) is None and not _recorded() and not (small and traced)
+            served = native_refusal(x) is None and not recorded() and not (small and traced)
             backend = "native" if served else "dense" if small else "streaming"
         if backend == "dense":
             out = reference_product(x, v, plan)
@@ -226,12 +225,13 @@ def _scores(x: Inputs) -> int:
     return x.eta.shape[0] * x.eta.shape[1] * x.atoms.shape[1]
 
 
-def requested(statistics: str | tuple[str, ...], own_values: bool) -> frozenset[str]:
-    """The statistics that a kernel forms for these names."""
-    return (_requested if torch.compiler.is_compiling() else _known_request)(statistics, own_values)
+def statistics_of(names: Collection[str], own_values: bool) -> frozenset[str]:
+    """What the kernels must form for these names of statistics."""
+    statistics = names if isinstance(names, str | tuple) else tuple(names)
+    return (_statistics_of if torch.compiler.is_compiling() else _known_statistics)(statistics, own_values)
 
 
-def _requested(statistics: str | tuple[str, ...], own_values: bool) -> frozenset[str]:
+def _statistics_of(statistics: str | tuple[str, ...], own_values: bool) -> frozenset[str]:
     if isinstance(statistics, str):
         statistics = STATISTICS if statistics == "all" else (statistics,)
     names: set[str] = set()
@@ -246,7 +246,7 @@ def _requested(statistics: str | tuple[str, ...], own_values: bool) -> frozenset
     return frozenset(names)
 
 
-_known_request = cache(_requested)
+_known_statistics = cache(_statistics_of)
 
 
 def _closure(wanted: frozenset[str], x: Inputs) -> frozenset[str]:
@@ -308,7 +308,7 @@ def _without_score(plan: Plan) -> Plan:
 def _compute(x: Inputs, plan: Plan, backend: str) -> dict[str, Tensor]:
     if backend == "dense":
         return dict(zip(plan.outputs, reference(x, plan), strict=True))
-    run = compiled_stream if _recorded() else stream
+    run = compiled_stream if recorded() else stream
     if backend != "fused":
         return run(x, replace(plan, engine=backend))
     out = run(x, replace(_without_score(plan), engine="fused"))

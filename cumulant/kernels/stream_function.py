@@ -114,7 +114,7 @@ def _batched(x: Inputs, plan: Plan, have: tuple[str, ...], incoming, needs) -> t
             t.detach().requires_grad_() if t is not None and need else t
             for t, need in zip(x, (*needs, False), strict=True)
         ]
-        out = dict(zip(plan.outputs, reference(Inputs(*leaves), plan), strict=True))
+        out = dict(zip(plan.outputs, reference(Inputs(*leaves), plan), strict=True))  # pyright: ignore[reportArgumentType]
         wanted = [t for t, need in zip(leaves, needs, strict=False) if t is not None and need]
         pairs = [(out[name], g) for name, g in zip(have, incoming, strict=True) if out[name].requires_grad]
         pulled = torch.autograd.grad([o for o, _ in pairs], wanted, [g for _, g in pairs], allow_unused=True)

@@ -7,8 +7,9 @@ compiler, other devices, more than four batch axes, results that are not finite)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -61,7 +62,7 @@ class Shapes(NamedTuple):
 Flat = Callable[[Arguments, MomentsSettings], dict[str, Tensor]]  # the same by flattened inputs, differentiable twice
 Check = Callable[[Arguments, MomentsSettings], Shapes]
 
-_plans: dict[tuple, DirectPlan | None] = {}
+plans: dict[tuple, DirectPlan | None] = {}
 
 
 def serve(x: Arguments, settings: MomentsSettings, check: Check, flat: Flat) -> dict[str, Tensor] | None:
@@ -70,11 +71,11 @@ def serve(x: Arguments, settings: MomentsSettings, check: Check, flat: Flat) -> 
         return None
     key = (settings, *(None if t is None else (type(t), t.shape, t.stride(), t.dtype, t.is_cpu, t.is_neg()) for t in x))
     try:
-        plan = _plans[key]
+        plan = plans[key]
     except KeyError:
-        if len(_plans) >= PLANS:
-            _plans.clear()
-        plan = _plans[key] = make_plan(x, settings, check)
+        if len(plans) >= PLANS:
+            plans.clear()
+        plan = plans[key] = make_plan(x, settings, check)
     if plan is None:
         return None
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in x):
@@ -108,15 +109,26 @@ class DirectPlan:
     targets: tuple[tuple[int, ...] | None, ...]
     shared_pairs: bool
 
-    def forward(self, x: Sequence[Tensor | None]) -> tuple[dict[str, Tensor], Call, bool]:
-        """Results by name, the call that gave them, and whether any of them is not finite."""
+    @property
+    def groups(self) -> tuple[int, ...]:
+        """Axes of ``lead`` over which the key side varies, 1 elsewhere: groups are numbered over them."""
+        return tuple(1 if i in self.geometry.folded else size for i, size in enumerate(self.lead))
+
+    def forward(
+        self, x: Sequence[Tensor | None], more: Callable[[Call], object] | None = None
+    ) -> tuple[dict[str, Tensor], Call, bool]:
+        """Results by name, the call that gave them, and whether any of them is not finite.
+
+        more  adds to the call, and returns what must live as long as it runs
+        """
         c, alive = self._call(x)
+        kept = None if more is None else more(c)
         out = {}
         for name, shape in self.outputs.items():
             out[name] = tensor = torch.empty(shape, dtype=self.dtype, device="cpu")
             setattr(c, name, tensor.data_ptr())
         irregular = enter("forward", c)
-        del alive
+        del alive, kept
         return out, c, irregular > 0
 
     def _call(self, x: Sequence[Tensor | None]) -> tuple[Call, list[Tensor | None]]:
@@ -149,7 +161,7 @@ class DirectPlan:
             setattr(c, f"d_{name}", tensor.data_ptr())
         made: list[Tensor | None] = [None] * 6
         keys, width, value_width = c.keys, c.width, c.value_width
-        groups = tuple(1 if i in self.geometry.folded else size for i, size in enumerate(self.lead))
+        groups = self.groups
         rows = self.outputs["log_normalizer"]
         if needs[0]:
             made[0] = torch.empty((*rows, width), dtype=self.dtype, device="cpu")
@@ -194,8 +206,13 @@ class DirectPlan:
         return made
 
 
-def make_plan(x: Arguments, settings: MomentsSettings, check: Check) -> DirectPlan | None:
-    """A plan for arguments of these shapes; a sentence where they do not fit each other."""
+def make_plan(
+    x: Arguments, settings: MomentsSettings, check: Check, keyed: Mapping[str, Tensor] = MappingProxyType({})
+) -> DirectPlan | None:
+    """A plan for arguments of these shapes; a sentence where they do not fit each other.
+
+    keyed  more of the key side: "marked" (*batch, n) and "starts" (*batch)
+    """
     found = check(x, settings)
     if entries() is None or any(t is not None and (type(t) not in PLAIN or not t.is_cpu or t.is_neg()) for t in x):
         return None
@@ -223,10 +240,13 @@ def make_plan(x: Arguments, settings: MomentsSettings, check: Check) -> DirectPl
         if label == "per_pair":
             plain = torch.empty(tensor.shape, device="meta").stride()
             strides["d_per_pair"] = _lead_strides(sizes, plain, len(found.lead), ratio, of_keys)
-        split = _split(sizes, len(found.lead), ratio, of_keys)
+        split = split_axes(sizes, len(found.lead), ratio, of_keys)
         targets.append((*split, *tensor.shape[tensor.ndim - tail :]))
     rows = torch.empty((*found.lead, q), device="meta").stride()[:-1]
     strides["output"] = _lead_strides(found.lead, rows, len(found.lead), ratio, False)
+    for name, tensor in keyed.items():
+        sizes = tensor.shape[:-1] if name == "marked" else tensor.shape
+        strides[name] = _lead_strides(sizes, tensor.stride(), len(found.lead), ratio, True)
     shape = geometry(lead, strides)
     if shape is None:
         return None
@@ -256,7 +276,9 @@ def make_plan(x: Arguments, settings: MomentsSettings, check: Check) -> DirectPl
             operand.row = 1
         elif label != "sink":
             operand.row = tensor.stride(-2) if tensor.ndim > 1 and tensor.shape[-2] > 1 else 0
-    c.output.group[:], c.output.fold = shape.strides["output"][:4], shape.strides["output"][4]
+    for label in ("output", *(name for name in keyed if name == "marked")):
+        operand = getattr(c, label)
+        operand.group[:], operand.fold = shape.strides[label][:4], shape.strides[label][4]
     lengths = {"mean": c.value_width, "atom_mean": width}
     order = ("log_normalizer", *sorted(names - {"log_normalizer"}))
     outputs = {name: (*found.lead, q, *([lengths[name]] if name in VECTORS else [])) for name in order}
@@ -274,7 +296,7 @@ def _closed(wanted: frozenset[str], x: Arguments) -> set[str]:
     return names | {"sink_mass"} if x.sink is not None else names
 
 
-def _split(sizes: Sequence[int], rank: int, ratio: int, of_keys: bool) -> list[int]:
+def split_axes(sizes: Sequence[int], rank: int, ratio: int, of_keys: bool) -> list[int]:
     """Batch axes of a tensor as those of the answer, the last one split into heads of keys and heads that share one."""
     full = [1] * (rank - len(sizes)) + list(sizes)
     if ratio == 1:
@@ -286,7 +308,7 @@ def _split(sizes: Sequence[int], rank: int, ratio: int, of_keys: bool) -> list[i
 def _lead_strides(
     sizes: Sequence[int], strides: Sequence[int], rank: int, ratio: int, of_keys: bool
 ) -> tuple[int, ...]:
-    """Strides along the batch axes of the answer, 0 where a tensor is shared, split as by `_split`."""
+    """Strides along the batch axes of the answer, 0 where a tensor is shared, split as by `split_axes`."""
     full = [0] * (rank - len(sizes)) + [
         step if size > 1 else 0 for size, step in zip(sizes, strides[: len(sizes)], strict=True)
     ]

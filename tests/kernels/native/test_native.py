@@ -241,7 +241,7 @@ LAYOUTS = {
     "Fortran order": lambda t: torch.from_numpy(np.asfortranarray(t.numpy())),
     "part of a storage": lambda t: torch.cat([t + torch.nan, t, t + torch.nan]).narrow(0, t.shape[0], t.shape[0]),
     "every other row": lambda t: torch.stack([t + torch.nan, t], -2).flatten(-3, -2)[..., 1::2, :] if t.ndim > 1 else t,
-    "negated": lambda t: torch._neg_view(-t),
+    "negated": lambda t: torch.ops.aten._neg_view(-t),
     "imaginary part": lambda t: torch.complex(t, -t).conj().imag,
     "one storage": None,
 }
@@ -361,7 +361,7 @@ def test_sharp_scores(dtype, q):
     "options", [{}, {"causal": True}, {"causal": True, "window": 40}], ids=["plain", "causal", "window"]
 )
 def test_a_common_offset_costs_traces_no_digits(options, q):
-    """Values and atoms at 10⁴: errors in float32 are below those of the streaming kernel, or a few roundings."""
+    """Values that lie at 10⁴: errors in float32 are those of the streaming kernel at most, or a few roundings."""
     problem = Problem.of(q, 200 + q, 8, 5, **options, offset=200)
     problem.tensors["values"] += 1e4
     problem = problem.to(torch.float32)
