@@ -207,11 +207,11 @@ class DirectPlan:
 
 
 def make_plan(
-    x: Arguments, settings: MomentsSettings, check: Check, keyed: Mapping[str, Tensor] = MappingProxyType({})
+    x: Arguments, settings: MomentsSettings, check: Check, key_side: Mapping[str, Tensor] = MappingProxyType({})
 ) -> DirectPlan | None:
     """A plan for arguments of these shapes; a sentence where they do not fit each other.
 
-    keyed  more of the key side: "marked" (*batch, n) and "starts" (*batch)
+    key_side  more of the key side: "marked" (*batch, n) and "starts" (*batch)
     """
     found = check(x, settings)
     if entries() is None or any(t is not None and (type(t) not in PLAIN or not t.is_cpu or t.is_neg()) for t in x):
@@ -244,7 +244,7 @@ def make_plan(
         targets.append((*split, *tensor.shape[tensor.ndim - tail :]))
     rows = torch.empty((*found.lead, q), device="meta").stride()[:-1]
     strides["output"] = _lead_strides(found.lead, rows, len(found.lead), ratio, False)
-    for name, tensor in keyed.items():
+    for name, tensor in key_side.items():
         sizes = tensor.shape[:-1] if name == "marked" else tensor.shape
         strides[name] = _lead_strides(sizes, tensor.stride(), len(found.lead), ratio, True)
     shape = geometry(lead, strides)
@@ -276,7 +276,7 @@ def make_plan(
             operand.row = 1
         elif label != "sink":
             operand.row = tensor.stride(-2) if tensor.ndim > 1 and tensor.shape[-2] > 1 else 0
-    for label in ("output", *(name for name in keyed if name == "marked")):
+    for label in ("output", *(name for name in key_side if name == "marked")):
         operand = getattr(c, label)
         operand.group[:], operand.fold = shape.strides[label][:4], shape.strides[label][4]
     lengths = {"mean": c.value_width, "atom_mean": width}

@@ -34,16 +34,16 @@ def serve(x: Arguments, settings: MomentsSettings, shapes: Shapes, wanted: Masse
     kernel does not serve, or where a result is not finite."""
     if wanted.edges is not None and max(abs(shapes.offset), *wanted.edges) + x.eta.shape[-2] >= POSITIONS:
         return None
-    keyed = {}
+    key_side = {}
     if wanted.marked is not None:
         if type(wanted.marked) not in PLAIN or not wanted.marked.is_cpu:
             return None
         last = wanted.marked.stride(-1) == 1 or wanted.marked.shape[-1] <= 1
-        keyed["marked"] = wanted.marked if last else wanted.marked.contiguous()
+        key_side["marked"] = wanted.marked if last else wanted.marked.contiguous()
     if wanted.starts is not None and wanted.lengths is not None:
         both = torch.broadcast_tensors(wanted.starts, wanted.lengths)
-        keyed["starts"] = both[0].contiguous()
-    plan = make_plan(x, settings, lambda *_: shapes, keyed)
+        key_side["starts"] = both[0].contiguous()
+    plan = make_plan(x, settings, lambda *_: shapes, key_side)
     if plan is None:
         return None
     rows = plan.outputs["log_normalizer"]
@@ -58,15 +58,15 @@ def serve(x: Arguments, settings: MomentsSettings, shapes: Shapes, wanted: Masse
         return tensor.reshape(shape).expand(plan.groups).contiguous()
 
     def add(c: Call) -> list:
-        alive: list = [keyed]
+        alive: list = [key_side]
         for name, tensor in more.items():
             setattr(c, name, tensor.data_ptr())
         if wanted.edges is not None:
             edges = (ctypes.c_int64 * len(wanted.edges))(*wanted.edges)
             c.bins, c.edges = len(wanted.edges), ctypes.addressof(edges)
             alive.append(edges)
-        if "marked" in keyed:
-            c.marked.data, c.marked.dtype, c.marked.row = keyed["marked"].data_ptr(), 4, 1
+        if "marked" in key_side:
+            c.marked.data, c.marked.dtype, c.marked.row = key_side["marked"].data_ptr(), 4, 1
         if wanted.starts is not None and wanted.lengths is not None:
             starts, lengths = (of_groups(t) for t in torch.broadcast_tensors(wanted.starts, wanted.lengths))
             c.starts, c.lengths = starts.data_ptr(), lengths.data_ptr()
