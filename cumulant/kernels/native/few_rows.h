@@ -124,7 +124,8 @@ template <class T> struct FewRows {
       sum[k] = sum[k] * shrink + (fresh[k] + new_mass * shift);
     }
     const T inside = squares - new_mass * within;
-    trace = trace * shrink + (inside < 0 ? T(0) : inside) + (old_mass == 0 ? T(0) : between * (old_mass / (old_mass + new_mass)) * new_mass);
+    const T gap = old_mass == 0 ? T(0) : between * (old_mass / (old_mass + new_mass)) * new_mass;
+    trace = trace * shrink + ((inside < 0 ? T(0) : inside) + gap);
   }
 
   // keys [first, last) of a row's visible ones, at most KEYS

@@ -453,10 +453,10 @@ template <class T, int N> struct Panel {
         } else
           whole = moved;
       }
-      const V inside = squares[v] - fresh_mass[v] * within;
-      trace[v] = trace[v] * shrink[v] + (empty | (inside < T(0)) ? splat<T>(0) : inside);
-      const V total = old_mass[v] + fresh_mass[v];
-      if (seen) trace[v] += empty | first ? splat<T>(0) : between * (old_mass[v] / total) * fresh_mass[v];
+      const V inside = squares[v] - fresh_mass[v] * within, total = old_mass[v] + fresh_mass[v];
+      V more = empty | (inside < T(0)) ? splat<T>(0) : inside;  // the small part first: alone it would be lost in a large trace
+      if (seen) more += empty | first ? splat<T>(0) : between * (old_mass[v] / total) * fresh_mass[v];
+      trace[v] = trace[v] * shrink[v] + more;
     }
   }
 
