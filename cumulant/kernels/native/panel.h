@@ -129,6 +129,10 @@ template <class T> void find_base(const Group<T>& g, const Operand& points, cons
   widen<T>(to, g.key_rows(points) + j * points.row * bytes_of(points.dtype), points.dtype, width);
 }
 
+// Keys whose sums are formed on their own before they join those of all others: a running sum over thousands of blocks would
+// lose digits.
+constexpr int64_t SEGMENT = 64 * BLOCK;
+
 enum Bias { NONE, PER_KEY, TABLE };
 
 template <class T, int N> struct Panel {
