@@ -57,16 +57,17 @@ template <class T, int N> struct Forward {
     b.atoms = Rows<T>(g.key_rows(c.atoms), c.atoms, first, last - first, c.width, m.atoms);
     if (c.mean) b.values = Rows<T>(g.key_rows(c.values), c.values, first, last - first, c.value_width, m.values);
     if (c.per_atom.data) b.weights = (const T*)g.key_rows(c.per_atom) + first;
-    if (c.value_trace) trace(b.of_values, b.values, c.value_centre.data, shown - first, last - first, c.value_width, panel.value_base, m.value_square, m.value_rows);
-    if (c.atom_trace) trace(b.of_atoms, b.atoms, c.atom_centre.data, shown - first, last - first, c.width, panel.atom_base, m.atom_square, m.atom_rows);
+    if (c.value_trace) trace(g, b.of_values, b.values, c.value_centre, shown - first, last - first, c.value_width, panel.value_base, m.value_square, m.value_rows);
+    if (c.atom_trace) trace(g, b.of_atoms, b.atoms, c.atom_centre, shown - first, last - first, c.width, panel.atom_base, m.atom_square, m.atom_rows);
     return b;
   }
-  static void trace(Traced<T>& of, const Rows<T>& points, bool about_base, int64_t shown, int64_t count, int64_t width, const T* base, T* square, T* rows) {
+  static void trace(const Group<T>& g, Traced<T>& of, const Rows<T>& points, const Operand& given, int64_t shown, int64_t count, int64_t width, const T* base, T* square, T* rows) {
     of.base = base;
-    of.centre = about_base ? base : points.data + shown * points.stride;
+    of.centre = given.data ? (const T*)given.data + g.offset(given) : points.data + shown * points.stride;
+    of.subtracted = given.data ? base : of.centre;
     squared_distances<T>(square, points, 0, count, width, of.centre);
     of.square = square;
-    of.rows = centred<T>(rows, points, count, width, of.centre);
+    of.rows = given.data ? points : centred<T>(rows, points, count, width, of.centre);
   }
 
   static void touch(const Rows<T>& rows, int64_t count, int64_t width) {
