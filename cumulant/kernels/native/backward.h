@@ -50,10 +50,10 @@ template <class T, int N> struct Backward {
     const T *d_mean, *d_trace, *mean, *trace;  // (rows, width), (rows)
     int64_t width, columns;                    // columns: width, one more for g_trace, padded
     T *centres, *squares, *block, *rows, *lanes;  // [blocks][width], [keys], [BLOCK][width], [W][columns], [width][W]
-    bool active;
+    bool active, given;                           // given: the centre is the caller's, and only distances are about it
     Side(const void* d_mean_, const void* d_trace_, const void* mean_, const void* trace_, int64_t w)
         : d_mean((const T*)d_mean_), d_trace((const T*)d_trace_), mean((const T*)mean_), trace((const T*)trace_), width(w),
-          columns(padded<T>(w + (d_trace_ ? 1 : 0))), centres(nullptr), squares(nullptr), block(nullptr), rows(nullptr), lanes(nullptr), active(d_mean_ || d_trace_) {}
+          columns(padded<T>(w + (d_trace_ ? 1 : 0))), centres(nullptr), squares(nullptr), block(nullptr), rows(nullptr), lanes(nullptr), active(d_mean_ || d_trace_), given(false) {}
     static int64_t blocks(int64_t count) { return (count + BLOCK - 1) / BLOCK; }
     int64_t numbers(int64_t count) const {
       return active ? W * columns + width * W + (d_trace ? blocks(count) * width + count + L + BLOCK * width : 0) : 0;
@@ -65,18 +65,20 @@ template <class T, int N> struct Backward {
       centres = m.take<T>(blocks(count) * width); squares = m.take<T>(count + L); block = m.take<T>(BLOCK * width);
     }
     // centres of the blocks of keys [from, to), and squared distances to them. `space`: a converted block
-    void find_centres(const Group<T>& g, const Operand& points, const Operand& given, int64_t from, int64_t to, T* space) {
+    void find_centres(const Group<T>& g, const Operand& points, const Operand& centre, int64_t from, int64_t to, T* space) {
       if (!d_trace) return;
+      given = centre.data;
       const char* base = g.key_rows(points);
       for (int64_t j = from; j < to; j += BLOCK) {
         const int64_t n = std::min<int64_t>(BLOCK, to - j);
         T* c = centres + (j - from) / BLOCK * width;
-        if (given.data) std::memcpy(c, (const T*)given.data + g.offset(given), width * sizeof(T));
+        if (given) std::memcpy(c, (const T*)centre.data + g.offset(centre), width * sizeof(T));
         else widen<T>(c, base + std::min(first_shown(g, j, j + n), j + n - 1) * points.row * bytes_of(points.dtype), points.dtype, width);
         squared_distances<T>(squares + (j - from), Rows<T>(base, points, j, n, width, space), 0, n, width, c);
       }
     }
-    // The row u of a query, and the mean of all that u and g_trace multiply: ⟨u, mean − c⟩ + g_trace (trace + |mean − c|²). c null: 0.
+    // The row u of a query, and the mean of all that u and g_trace multiply: ⟨u, mean − c⟩ + g_trace (trace + |mean − c|²), or
+    // ⟨u, mean⟩ + … where u multiplies v and not v − c. c null: 0.
     T fill(int i, int64_t o, bool dead, const T* c) {
       T* u = rows + i * columns;
       if (dead) { std::fill(u, u + columns, T(0)); return 0; }
@@ -85,12 +87,12 @@ template <class T, int N> struct Backward {
       for (int64_t k = 0; k < width; k++) {
         const T gap = m[k] - (c ? c[k] : T(0)), slope = d_mean ? d_mean[o * width + k] : T(0);
         apart += gap * gap;
-        along += slope * gap;
         u[k] = slope - 2 * g * gap;
+        along += given ? u[k] * m[k] : slope * gap;
       }
       for (int64_t k = width; k < columns; k++) u[k] = 0;
       if (d_trace) u[width] = g;
-      return along + (d_trace ? g * (trace[o] - apart) : T(0));
+      return along + (d_trace ? g * (given ? trace[o] + apart : trace[o] - apart) : T(0));
     }
     void to_lanes(int count) {
       const T* from[W];
@@ -343,10 +345,10 @@ template <class T, int N> struct Backward {
         if (centred) about_centres(g, p, of_values, of_atoms, block, k, here.constant);
         if (of_values.active) {
           Rows<T> X(value_base, c.values, j, n, c.value_width, values);
-          if (of_values.d_trace) X = ::centred<T>(of_values.block, X, n, c.value_width, of_values.centres + block * c.value_width);
+          if (of_values.d_trace && !of_values.given) X = ::centred<T>(of_values.block, X, n, c.value_width, of_values.centres + block * c.value_width);
           product<T, N, false, true>(n, c.value_width, X.data, X.stride, of_values.lanes, W, D, W);
         }
-        const Rows<T> X = of_atoms.d_trace ? ::centred<T>(of_atoms.block, K, n, d, of_atoms.centres + block * d) : K;
+        const Rows<T> X = of_atoms.d_trace && !of_atoms.given ? ::centred<T>(of_atoms.block, K, n, d, of_atoms.centres + block * d) : K;
         if (of_atoms.active && of_values.active) product<T, N, true, true>(n, d, X.data, X.stride, of_atoms.lanes, W, D, W);
         else if (of_atoms.active) product<T, N, false, true>(n, d, X.data, X.stride, of_atoms.lanes, W, D, W);
         else if (!of_values.active) std::memset(D, 0, n * W * sizeof(T));

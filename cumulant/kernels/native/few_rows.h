@@ -124,7 +124,8 @@ template <class T> struct FewRows {
       sum[k] = sum[k] * shrink + (fresh[k] + new_mass * shift);
     }
     const T inside = squares - new_mass * within;
-    trace = trace * shrink + (inside < 0 ? T(0) : inside) + (old_mass == 0 ? T(0) : between * (old_mass / (old_mass + new_mass)) * new_mass);
+    const T gap = old_mass == 0 ? T(0) : between * (old_mass / (old_mass + new_mass)) * new_mass;
+    trace = trace * shrink + ((inside < 0 ? T(0) : inside) + gap);
   }
 
   // keys [first, last) of a row's visible ones, at most KEYS
@@ -317,7 +318,18 @@ template <class T> struct FewRows {
       const int64_t length = (g.keys + splits - 1) / splits, part = t % splits;
       from = std::max(from, part * length);
       to = std::min({to, (part + 1) * length, g.keys});
+      State* own = states.data() + t * rows;
+      State segment[MAX_ROWS];  // where there are many keys: sums of some of them, as in Panel
+      const bool is_long = to - from > 2 * SEGMENT;
+      std::vector<T> segment_vectors(is_long ? rows * numbers + 1 : 0);
+      const int64_t start = from;
       for (int64_t j = from; j < to; j += KEYS) {
+        if (is_long && (j - start) % SEGMENT == 0)
+          for (int64_t r = 0; r < rows; r++) {
+            if (j > start) merge(c, own[r], segment[r]);
+            clear(c, segment[r], segment_vectors.data() + r * numbers, own[r].value_base, own[r].atom_base);
+          }
+        State* into = is_long ? segment : own;
         const int64_t last = std::min(j + KEYS, to);
         const Rows<T> atoms(g.key_rows(c.atoms), c.atoms, j, last - j, c.width, m.atoms);
         const Rows<T> values = c.mean ? Rows<T>(g.key_rows(c.values), c.values, j, last - j, c.value_width, m.values) : Rows<T>();
@@ -327,9 +339,10 @@ template <class T> struct FewRows {
           Rows<T> x = atoms, v = values;
           x.data += (a - j) * x.stride;
           if (v.data) v.data += (a - j) * v.stride;
-          absorb(g, states[t * rows + r], r, m.queries + r * c.width, a, b, x, v, m);
+          absorb(g, into[r], r, m.queries + r * c.width, a, b, x, v, m);
         }
       }
+      for (int64_t r = 0; is_long && r < rows; r++) merge(c, own[r], segment[r]);
     });
     int64_t irregular = 0;
     for (int64_t n = 0; n < groups; n++) {

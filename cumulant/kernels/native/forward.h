@@ -57,16 +57,17 @@ template <class T, int N> struct Forward {
     b.atoms = Rows<T>(g.key_rows(c.atoms), c.atoms, first, last - first, c.width, m.atoms);
     if (c.mean) b.values = Rows<T>(g.key_rows(c.values), c.values, first, last - first, c.value_width, m.values);
     if (c.per_atom.data) b.weights = (const T*)g.key_rows(c.per_atom) + first;
-    if (c.value_trace) trace(b.of_values, b.values, c.value_centre.data, shown - first, last - first, c.value_width, panel.value_base, m.value_square, m.value_rows);
-    if (c.atom_trace) trace(b.of_atoms, b.atoms, c.atom_centre.data, shown - first, last - first, c.width, panel.atom_base, m.atom_square, m.atom_rows);
+    if (c.value_trace) trace(g, b.of_values, b.values, c.value_centre, shown - first, last - first, c.value_width, panel.value_base, m.value_square, m.value_rows);
+    if (c.atom_trace) trace(g, b.of_atoms, b.atoms, c.atom_centre, shown - first, last - first, c.width, panel.atom_base, m.atom_square, m.atom_rows);
     return b;
   }
-  static void trace(Traced<T>& of, const Rows<T>& points, bool about_base, int64_t shown, int64_t count, int64_t width, const T* base, T* square, T* rows) {
+  static void trace(const Group<T>& g, Traced<T>& of, const Rows<T>& points, const Operand& given, int64_t shown, int64_t count, int64_t width, const T* base, T* square, T* rows) {
     of.base = base;
-    of.centre = about_base ? base : points.data + shown * points.stride;
+    of.centre = given.data ? (const T*)given.data + g.offset(given) : points.data + shown * points.stride;
+    of.subtracted = given.data ? base : of.centre;
     squared_distances<T>(square, points, 0, count, width, of.centre);
     of.square = square;
-    of.rows = centred<T>(rows, points, count, width, of.centre);
+    of.rows = given.data ? points : centred<T>(rows, points, count, width, of.centre);
   }
 
   static void touch(const Rows<T>& rows, int64_t count, int64_t width) {
@@ -92,6 +93,23 @@ template <class T, int N> struct Forward {
     }
   }
 
+  static bool is_long(const Call& c) { return c.keys > 2 * SEGMENT; }
+  // the same in segments, whose sums are formed in `spare` where there are many keys
+  static void sweep(const Group<T>& g, P* const* panels, P* const* spare, int count, int64_t from, int64_t to, const Buffers& m) {
+    if (to - from <= 2 * SEGMENT) { sweep(g, panels, count, from, to, m); return; }
+    for (int64_t j = from; j < to; j += SEGMENT) {
+      for (int i = 0; i < count; i++) spare[i]->start(g, panels[i]->first_row, m.space.rows, false);
+      sweep(g, spare, count, j, std::min(j + SEGMENT, to), m);
+      for (int i = 0; i < count; i++) panels[i]->merge(g.call, *spare[i]);
+    }
+  }
+  static P* make(const Call& c, const Bases& bases, Scratch& m) {
+    P* p = P::make(c, m);
+    p->value_base = bases.values;
+    p->atom_base = bases.atoms;
+    return p;
+  }
+
   static int64_t run(const Call& c) {
     const int64_t groups = groups_of(c), rows = c.fold * c.period, count = (rows + W - 1) / W;
     int64_t each = std::min<int64_t>(count, std::max(1, 256 / W));
@@ -103,18 +121,17 @@ template <class T, int N> struct Forward {
       const Group<T> g(c, t / chunks);
       const int64_t chunk = c.causal ? chunks - 1 - t % chunks : t % chunks;  // the longest first
       Scratch& memory = scratch();
-      memory.reserve(each * P::scratch_bytes(c) + Buffers::bytes(c) + Bases::bytes(c));
+      memory.reserve(each * (is_long(c) ? 2 : 1) * P::scratch_bytes(c) + Buffers::bytes(c) + Bases::bytes(c));
       const Buffers buffers(c, memory);
       const Bases bases(g, memory);
-      P* panels[64];
+      P *panels[64], *spare[64];
       int here = 0;
       for (int64_t i = chunk * each; i < std::min(count, (chunk + 1) * each); i++) {
-        panels[here] = P::make(c, memory);
-        panels[here]->value_base = bases.values;
-        panels[here]->atom_base = bases.atoms;
+        panels[here] = make(c, bases, memory);
+        if (is_long(c)) spare[here] = make(c, bases, memory);
         panels[here++]->start(g, i * W, buffers.space.rows, true);
       }
-      sweep(g, panels, here, 0, g.keys, buffers);
+      sweep(g, panels, spare, here, 0, g.keys, buffers);
       int64_t bad = 0;
       for (int i = 0; i < here; i++) bad += panels[i]->finish(g);
       if (bad) irregular += bad;
@@ -128,19 +145,20 @@ template <class T, int N> struct Forward {
     Scratch shared;
     shared.reserve(panels * splits * P::scratch_bytes(c) + groups * Bases::bytes(c));
     std::vector<P*> parts(panels * splits);
-    for (auto& p : parts) p = P::make(c, shared);
+    std::vector<Bases> bases;
     for (int64_t n = 0; n < groups; n++) {
-      const Bases bases(Group<T>(c, n), shared);
-      for (int64_t i = n * count * splits; i < (n + 1) * count * splits; i++) { parts[i]->value_base = bases.values; parts[i]->atom_base = bases.atoms; }
+      bases.emplace_back(Group<T>(c, n), shared);
+      for (int64_t i = n * count * splits; i < (n + 1) * count * splits; i++) parts[i] = make(c, bases[n], shared);
     }
     parallel(c.threads, panels * splits, [&](int64_t t) {
       const Group<T> g(c, t / splits / count);
       const int64_t part = t % splits, length = (g.keys + splits - 1) / splits;
       Scratch& memory = scratch();
-      memory.reserve(Buffers::bytes(c));
+      memory.reserve(Buffers::bytes(c) + P::scratch_bytes(c));
       const Buffers buffers(c, memory);
+      P* spare = make(c, bases[g.number], memory);
       parts[t]->start(g, (t / splits % count) * W, buffers.space.rows, part == 0);
-      sweep(g, &parts[t], 1, std::min(g.keys, part * length), std::min(g.keys, (part + 1) * length), buffers);
+      sweep(g, &parts[t], &spare, 1, std::min(g.keys, part * length), std::min(g.keys, (part + 1) * length), buffers);
     });
     int64_t irregular = 0;
     for (int64_t i = 0; i < panels; i++) {

@@ -97,11 +97,12 @@ template <class T> Rows<T> centred(T* to, const Rows<T>& x, int64_t count, int64
 }
 
 // What a trace needs of a block. Every query that sees any key of the block sees the one at its centre, so that no distance
-// is larger than those it averages. `base` is the same for the whole group: sums of a panel are those of v − base.
+// is larger than those it averages; sums of the block are those of v − centre, and sums of a panel those of v − base with one
+// base for the whole group. A centre that the caller gave may be far from what some query sees: it is used for distances only.
 template <class T> struct Traced {
-  const T *centre = nullptr, *base = nullptr;
+  const T *centre = nullptr, *base = nullptr, *subtracted = nullptr;
   const T* square = nullptr;  // |v − centre|² of every key
-  Rows<T> rows;               // v − centre
+  Rows<T> rows;               // v − subtracted
 };
 
 // a block of keys, converted once for all panels that read it
@@ -121,13 +122,16 @@ template <class T> int64_t first_shown(const Group<T>& g, int64_t from, int64_t 
   return from;
 }
 
-// A point that every query of the group sees if it sees any (or the one that the caller gave), as numbers of type T.
+// A point that every query of the group sees if it sees any, as numbers of type T; 0 where there need not be one.
 template <class T> void find_base(const Group<T>& g, const Operand& points, const Operand& centre, int64_t width, T* to) {
-  if (centre.data) { std::memcpy(to, (const T*)centre.data + g.offset(centre), width * sizeof(T)); return; }
-  const int64_t j = first_shown(g, 0, g.keys);
+  const int64_t j = centre.data ? g.keys : first_shown(g, 0, g.keys);
   if (j == g.keys) { std::fill(to, to + width, T(0)); return; }
   widen<T>(to, g.key_rows(points) + j * points.row * bytes_of(points.dtype), points.dtype, width);
 }
+
+// Keys whose sums are formed on their own before they join those of all others: a running sum over thousands of blocks would
+// lose digits.
+constexpr int64_t SEGMENT = 64 * BLOCK;
 
 enum Bias { NONE, PER_KEY, TABLE };
 
@@ -441,22 +445,22 @@ template <class T, int N> struct Panel {
       const V per_fresh = empty ? splat<T>(0) : T(1) / fresh_mass[v], per_old = first ? splat<T>(0) : shrink[v] / old_mass[v];
       V within = splat<T>(0), between = splat<T>(0);
       for (int64_t k = 0; k < width; k++) {
-        const V block = at<T>(fresh + k * W + v * L), apart = block * per_fresh;  // m − c
-        const T shift = of.centre[k] - of.base[k];
+        const T shift = of.subtracted[k] - of.base[k];
+        const V block = at<T>(fresh + k * W + v * L), m = block * per_fresh, apart = m + (of.subtracted[k] - of.centre[k]);
         within += apart * apart;
         V& whole = at<T>(to + k * W + v * L);
         const V moved = block + fresh_mass[v] * shift;
         if (seen) {
-          const V gap = whole * per_old - (apart + shift);
+          const V gap = whole * per_old - (m + shift);
           between += gap * gap;
           whole = whole * shrink[v] + moved;
         } else
           whole = moved;
       }
-      const V inside = squares[v] - fresh_mass[v] * within;
-      trace[v] = trace[v] * shrink[v] + (empty | (inside < T(0)) ? splat<T>(0) : inside);
-      const V total = old_mass[v] + fresh_mass[v];
-      if (seen) trace[v] += empty | first ? splat<T>(0) : between * (old_mass[v] / total) * fresh_mass[v];
+      const V inside = squares[v] - fresh_mass[v] * within, total = old_mass[v] + fresh_mass[v];
+      V more = empty | (inside < T(0)) ? splat<T>(0) : inside;  // the small part first: alone it would be lost in a large trace
+      if (seen) more += empty | first ? splat<T>(0) : between * (old_mass[v] / total) * fresh_mass[v];
+      trace[v] = trace[v] * shrink[v] + more;
     }
   }
 

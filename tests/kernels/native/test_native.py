@@ -70,6 +70,15 @@ def test_keys_are_split_over_threads(q, count):
         Problem.of(q, 2600, 5, None, causal=True, offset=2400, lead=(2,)).check()
 
 
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("q", [2, 9])
+def test_very_many_keys_are_summed_in_segments(q, count):
+    n = 70_000
+    with threads(count):
+        Problem.of(q, n, 3, 2, causal=True, offset=n - 5, log_weights=(n,), sink=()).check()
+        Problem.of(q, n, 2, mask=boolean(1, n)).check(statistics=("mean", "entropy", "max_score"))
+
+
 @pytest.mark.parametrize("q", [1, 2, 3, 4])
 def test_few_rows(q):
     for options in (
