@@ -193,11 +193,12 @@ def main(arguments: Sequence[str]) -> None:
     if np.finfo(np.longdouble).eps >= np.finfo(np.float64).eps:
         advice = "Run it on a processor that has one (x86)."
         raise SystemExit(sentence("accuracy", "a long double with more digits than float64", "none", advice))
+    found = tables()
     if not arguments:
-        print(tables())
+        print(found)
         return
     page = Path(arguments[0])
-    write(page, insert(page.read_text(encoding="utf-8"), MARK, tables()))
+    write(page, insert(page.read_text(encoding="utf-8"), MARK, found))
 
 
 if __name__ == "__main__":

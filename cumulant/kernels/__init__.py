@@ -13,7 +13,7 @@ they lie, before anything is flattened:
 
     native/direct.py     one look-up by shapes and strides, one call; its gradients
     native/geometry.py   batch axes and strides of tensors as the C++ is told; heads that share keys
-    native/call.py       the arguments of a call (arguments.h, field by field) and the entry points
+    native/arguments.py  the arguments of a call (arguments.h, field by field); call.py: its entry points
     native/flat.py       the same kernel on flattened inputs, for all else that it serves
     native/library.py    finds, checks and loads the library for this processor, or says why there is none
     native/targets.py    instruction sets, compiler and flags; setup.py uses it too
