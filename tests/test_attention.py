@@ -88,13 +88,8 @@ def test_a_mask_per_query_silences_it():
     torch.testing.assert_close(out, torch.where(seen, expected, 0), rtol=1e-6, atol=1e-6)
 
 
-# known defect: beside a trace the native kernel's mean is off by up to 2.3e-6 here, because its sums are about one key
-# of a block; to be mended in Panel::mix, then this mark goes
-COARSE = pytest.mark.xfail(reason="the mean beside a trace is off by 2.3e-6 in the native kernel", strict=False)
-
-
 @pytest.mark.parametrize("half", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("n", [33, pytest.param(300, marks=COARSE)], ids=["dense", "streaming"])
+@pytest.mark.parametrize("n", [33, 300], ids=["dense", "streaming"])
 @pytest.mark.parametrize("given", ["single", "mixed"])
 def test_autocast_rounds_as_for_a_product_and_sums_in_float32(half, n, given):
     """Beside SDPA in float32 on the rounded numbers; the backward pass stands inside too."""

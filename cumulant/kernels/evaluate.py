@@ -1,8 +1,8 @@
 """Forward and backward pass of a plan: by a fast kernel where it is exact, by the reference on the other rows.
 
-The native kernel leaves out what is hidden and says which of its results are not finite; only those are computed again,
-by the rules below. The kernels in torch multiply atoms that are hidden from a query by their weight 0. That is right as
-long as every product is finite, and traces are right as long as rows are near their common centre (see `columns`).
+All fast kernels multiply what is hidden from a query by its weight 0. That is right as long as every product is finite,
+and the traces of those in torch as long as rows are near their common centre (see `columns`). The native kernel says which
+of its results are not finite, and only those are computed again by the rules below.
 Neither need hold: padding may hold any bits, and hidden atoms may be 10¹² times larger than all visible ones. So, where
 something is hidden,
 

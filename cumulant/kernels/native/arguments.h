@@ -7,7 +7,7 @@
 #pragma once
 #include <cstdint>
 
-#define CUMULANT_ABI_VERSION 1
+#define CUMULANT_ABI_VERSION 2
 
 extern "C" {
 
@@ -30,7 +30,7 @@ struct Call {
   Operand eta, atoms, values;       // values absent: there is no mean of values
   Operand per_atom, per_pair, mask; // log weights of keys (row: stride 1) and of pairs; bytes, 0 = hidden
   Operand sink;                     // log weight of one more atom at 0 with value 0, of each head
-  Operand value_centre, atom_centre;  // points about which traces are formed; absent: a key that all queries of a block see
+  Operand value_centre, atom_centre;  // points about which traces are formed; absent: the middle of keys that all queries of a block see
   Operand output;                   // rows of results: strides count rows, data is not used
 
   // results, (rows) or (rows, width), contiguous; null where not wanted
@@ -42,8 +42,7 @@ struct Call {
   void* bin_mass;                   // (rows, bins)
   Operand marked;                   // bytes, per key: a set of keys whose mass is wanted
   void* marked_mass;                // (rows)
-  int64_t irregular;                // out: rows whose results are not all finite though they have keys
-  uint8_t* irregular_rows;          // (rows), set to 1 for these; null where not wanted
+  uint8_t* irregular_rows;          // (rows), set to 1 where results are not all finite though there are keys; null where not wanted
 
   // backward: gradients that come in, (rows) or (rows, width), null: zero; the results above are then what forward gave
   const void *d_log_normalizer, *d_mean, *d_atom_mean, *d_mean_score, *d_score_variance, *d_mean_log_weight;

@@ -51,7 +51,6 @@ class Call(ctypes.Structure):
         *_pointers("edges", "bin_mass"),
         *_operands("marked"),
         *_pointers("marked_mass"),
-        *_integers("irregular"),
         *_pointers("irregular_rows"),
         *_pointers(*(f"d_{name}" for name in GRADIENTS_IN)),
         *_pointers("d_eta", "d_atoms", "d_values", "d_per_atom", "d_sink"),

@@ -70,9 +70,8 @@ def serve(x: Arguments, settings: MomentsSettings, check: Check, flat: Flat) -> 
     if peek_interpreter_stack() is not None or forward_ad._current_level >= 0:  # pyright: ignore[reportPrivateUsage]
         return None
     key = (settings, *(None if t is None else (type(t), t.shape, t.stride(), t.dtype, t.is_cpu, t.is_neg()) for t in x))
-    try:
-        plan = plans[key]
-    except KeyError:
+    plan = plans.get(key)
+    if plan is None and key not in plans:  # by try and except an error of make_plan would be shown as a consequence of a KeyError
         if len(plans) >= PLANS:
             plans.clear()
         plan = plans[key] = make_plan(x, settings, check)

@@ -115,7 +115,7 @@ template <class T> struct FewRows {
       for (int64_t k = 0; k < width; k++) sum[k] = sum[k] * shrink + fresh[k];
       return;
     }
-    const T per_old = old_mass == 0 ? T(0) : shrink / old_mass, per_new = 1 / new_mass;
+    const T per_old = old_mass == 0 ? T(0) : shrink / old_mass, per_new = new_mass == 0 ? T(0) : 1 / new_mass;
     T within = 0, between = 0;
     for (int64_t k = 0; k < width; k++) {
       const T a = fresh[k] * per_new, shift = centre[k] - base[k], b = sum[k] * per_old - (a + shift);
@@ -124,7 +124,7 @@ template <class T> struct FewRows {
       sum[k] = sum[k] * shrink + (fresh[k] + new_mass * shift);
     }
     const T inside = squares - new_mass * within;
-    const T gap = old_mass == 0 ? T(0) : between * (old_mass / (old_mass + new_mass)) * new_mass;
+    const T gap = old_mass == 0 || new_mass == 0 ? T(0) : between * (old_mass / (old_mass + new_mass)) * new_mass;
     trace = trace * shrink + ((inside < 0 ? T(0) : inside) + gap);
   }
 

@@ -84,12 +84,17 @@ template <class T, int N> struct Fisher {
           top[v] = now;
           if (first) centre[v] = slope_of_largest(n, s + v * L, slopes + v * L, now);
           V m = splat<T>(0), one = splat<T>(0);
-          for (int x = 0; x < n; x++) {
-            const V e = exponential(at<T>(s + x * W + v * L) - over), y = e * (at<T>(slopes + x * W + v * L) - centre[v]);
-            at<T>(s + x * W + v * L) = e;
-            at<T>(slopes + x * W + v * L) = y;
-            m += e;
-            one += y;
+          for (int a = 0; a < n; a += P::CHUNK) {
+            V m_ = splat<T>(0), one_ = splat<T>(0);
+            for (int x = a; x < std::min(n, a + P::CHUNK); x++) {
+              const V e = exponential(at<T>(s + x * W + v * L) - over), y = e * (at<T>(slopes + x * W + v * L) - centre[v]);
+              at<T>(s + x * W + v * L) = e;
+              at<T>(slopes + x * W + v * L) = y;
+              m_ += e;
+              one_ += y;
+            }
+            m += m_;
+            one += one_;
           }
           mass[v] = mass[v] * shrink[v] + m;
           slope[v] = slope[v] * shrink[v] + one;
@@ -113,11 +118,16 @@ template <class T, int N> struct Fisher {
           const V over = top[v] == MINUS_INF<T> ? splat<T>(0) : top[v];
           V m = splat<T>(0), one = splat<T>(0);
           centre[v] = slope_of_largest(n, S + v * L, D + v * L, top[v]);
-          for (int64_t x = 0; x < n; x++) {
-            const V e = exponential(at<T>(S + x * W + v * L) - over);
-            at<T>(S + x * W + v * L) = e;
-            m += e;
-            one += e * (at<T>(D + x * W + v * L) - centre[v]);
+          for (int64_t a = 0; a < n; a += P::CHUNK) {
+            V m_ = splat<T>(0), one_ = splat<T>(0);
+            for (int64_t x = a; x < std::min(n, a + P::CHUNK); x++) {
+              const V e = exponential(at<T>(S + x * W + v * L) - over);
+              at<T>(S + x * W + v * L) = e;
+              m_ += e;
+              one_ += e * (at<T>(D + x * W + v * L) - centre[v]);
+            }
+            m += m_;
+            one += one_;
           }
           const V per = m == T(0) ? splat<T>(0) : T(1) / m;
           at<T>(inverse + v * L) = per;

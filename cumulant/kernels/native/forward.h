@@ -8,15 +8,16 @@ template <class T, int N> struct Forward {
   typedef Panel<T, N> P;
   static constexpr int L = P::L, W = P::W;
 
+  struct TraceSpace { T *square, *rows, *centre; };  // [BLOCK], [BLOCK][width], [width]
   struct Buffers {
     typename P::Space space;
-    T *atoms, *values;                // converted blocks
-    T *value_square, *atom_square, *value_rows, *atom_rows;  // for traces
+    T *atoms, *values;  // converted blocks
+    TraceSpace of_values, of_atoms;
     static size_t bytes(const Call& c) {
       const int64_t wide = std::max(c.width, c.value_width), rows = std::max<int64_t>(BLOCK, c.width);
       const int64_t converted = (c.atoms.dtype != OWN<T> ? c.width : 0) + (c.values.dtype != OWN<T> ? c.value_width : 0);
       const int64_t traced = (c.value_trace ? c.value_width : 0) + (c.atom_trace ? c.width : 0);
-      return ((2 * BLOCK + wide + rows) * W + BLOCK * (converted + traced) + 3 * (BLOCK + L)) * sizeof(T) + 12 * 64;
+      return ((2 * BLOCK + wide + rows) * W + BLOCK * converted + (BLOCK + 1) * traced + 3 * (BLOCK + L)) * sizeof(T) + 14 * 64;
     }
     Buffers(const Call& c, Scratch& m) {
       T* zeros = m.take<T>(BLOCK);
@@ -25,31 +26,36 @@ template <class T, int N> struct Forward {
       space = {S, table, fresh, m.take<T>(std::max<int64_t>(BLOCK, c.width) * W), zeros};
       atoms = c.atoms.dtype != OWN<T> ? m.take<T>(BLOCK * c.width) : nullptr;
       values = c.values.dtype != OWN<T> ? m.take<T>(BLOCK * c.value_width) : nullptr;
-      value_square = m.take<T>(BLOCK + L);
-      atom_square = m.take<T>(BLOCK + L);
-      value_rows = c.value_trace ? m.take<T>(BLOCK * c.value_width) : nullptr;
-      atom_rows = c.atom_trace ? m.take<T>(BLOCK * c.width) : nullptr;
+      if (c.value_trace) of_values = {m.take<T>(BLOCK + L), m.take<T>(BLOCK * c.value_width), m.take<T>(c.value_width)};
+      if (c.atom_trace) of_atoms = {m.take<T>(BLOCK + L), m.take<T>(BLOCK * c.width), m.take<T>(c.width)};
     }
   };
 
   // what sums of values and atoms are relative to, for all panels of a group; null without traces
   struct Bases {
     T *values, *atoms;
+    static constexpr int KEYS = 32;
     static size_t bytes(const Call& c) {
-      return Scratch::rounded((c.value_trace ? c.value_width : 0) * sizeof(T)) + Scratch::rounded((c.atom_trace ? c.width : 0) * sizeof(T));
+      return Scratch::rounded((c.value_trace ? c.value_width * (KEYS + 1) : 0) * sizeof(T)) + Scratch::rounded((c.atom_trace ? c.width * (KEYS + 1) : 0) * sizeof(T));
     }
     Bases(const Group<T>& g, Scratch& m) {
       const Call& c = g.call;
-      values = c.value_trace ? m.take<T>(c.value_width) : nullptr;
-      atoms = c.atom_trace ? m.take<T>(c.width) : nullptr;
-      if (values) find_base<T>(g, c.values, c.value_centre, c.value_width, values);
-      if (atoms) find_base<T>(g, c.atoms, c.atom_centre, c.width, atoms);
+      values = c.value_trace ? find(g, c.values, c.value_centre, c.value_width, m.take<T>(c.value_width * (KEYS + 1))) : nullptr;
+      atoms = c.atom_trace ? find(g, c.atoms, c.atom_centre, c.width, m.take<T>(c.width * (KEYS + 1))) : nullptr;
+    }
+    // the middle of the first keys that every query of the group sees if it sees any; 0 where there need not be one
+    static T* find(const Group<T>& g, const Operand& points, const Operand& given, int64_t width, T* to) {
+      const int64_t j = given.data ? g.keys : first_shown(g, 0, g.keys);
+      if (j == g.keys) { std::fill(to, to + width, T(0)); return to; }
+      const int64_t count = std::min<int64_t>(KEYS, g.last_visible(std::max(j, g.position(0))) + 1 - j);
+      middle(g, Rows<T>(g.key_rows(points), points, j, count, width, to + width), j, j, j + count, width, to);
+      return to;
     }
   };
 
-  // Keys [first, last) of a group as a block. Traces are formed about one of its keys: every query that sees any key of the
-  // block sees the first visible one (causal order, masks of keys); where that does not hold the caller gives a centre.
-  static KeyBlock<T> key_block(const Group<T>& g, int64_t first, int64_t last, int64_t shown, const P& panel, const Buffers& m) {
+  // Keys [first, last) of a group as a block. Traces are formed about the middle of its keys [shown, together): every query
+  // that sees any key of the block sees these (causal order, masks of keys); where that does not hold the caller gives a centre.
+  static KeyBlock<T> key_block(const Group<T>& g, int64_t first, int64_t last, int64_t shown, int64_t together, const P& panel, const Buffers& m) {
     const Call& c = g.call;
     KeyBlock<T> b;
     b.first = first;
@@ -57,17 +63,26 @@ template <class T, int N> struct Forward {
     b.atoms = Rows<T>(g.key_rows(c.atoms), c.atoms, first, last - first, c.width, m.atoms);
     if (c.mean) b.values = Rows<T>(g.key_rows(c.values), c.values, first, last - first, c.value_width, m.values);
     if (c.per_atom.data) b.weights = (const T*)g.key_rows(c.per_atom) + first;
-    if (c.value_trace) trace(g, b.of_values, b.values, c.value_centre, shown - first, last - first, c.value_width, panel.value_base, m.value_square, m.value_rows);
-    if (c.atom_trace) trace(g, b.of_atoms, b.atoms, c.atom_centre, shown - first, last - first, c.width, panel.atom_base, m.atom_square, m.atom_rows);
+    auto trace = [&](Traced<T>& of, const Rows<T>& points, const Operand& given, int64_t width, const T* base, const TraceSpace& to) {
+      if (!given.data) middle(g, points, first, shown, together, width, to.centre);
+      of.amid = given.data || together == last;
+      of.base = base;
+      of.centre = given.data ? (const T*)given.data + g.offset(given) : to.centre;
+      of.subtracted = given.data ? base : of.centre;
+      squared_distances<T>(to.square, points, 0, last - first, width, of.centre);
+      of.square = to.square;
+      of.rows = given.data ? points : centred<T>(to.rows, points, last - first, width, of.centre);
+    };
+    if (c.value_trace) trace(b.of_values, b.values, c.value_centre, c.value_width, panel.value_base, m.of_values);
+    if (c.atom_trace) trace(b.of_atoms, b.atoms, c.atom_centre, c.width, panel.atom_base, m.of_atoms);
     return b;
   }
-  static void trace(const Group<T>& g, Traced<T>& of, const Rows<T>& points, const Operand& given, int64_t shown, int64_t count, int64_t width, const T* base, T* square, T* rows) {
-    of.base = base;
-    of.centre = given.data ? (const T*)given.data + g.offset(given) : points.data + shown * points.stride;
-    of.subtracted = given.data ? base : of.centre;
-    squared_distances<T>(square, points, 0, count, width, of.centre);
-    of.square = square;
-    of.rows = given.data ? points : centred<T>(rows, points, count, width, of.centre);
+  // The end of the keys from `shown` on that every query sees that sees `shown`.
+  static int64_t together(P* const* panels, int count, int64_t shown, int64_t end) {
+    for (int i = 0; i < count; i++)
+      for (int r = 0; panels[i]->high_min < end - 1 && r < panels[i]->rows; r++)
+        if (panels[i]->high[r] >= shown) end = std::min(end, int64_t(panels[i]->high[r]) + 1);
+    return end;
   }
 
   static void touch(const Rows<T>& rows, int64_t count, int64_t width) {
@@ -84,7 +99,7 @@ template <class T, int N> struct Forward {
     for (int64_t j = low; j < to; j += BLOCK) {
       const int64_t end = std::min(j + BLOCK, to), shown = first_shown(g, j, end);
       if (shown == end) continue;  // padding
-      const KeyBlock<T> b = key_block(g, j, end, shown, *panels[0], m);
+      const KeyBlock<T> b = key_block(g, j, end, shown, together(panels, count, shown, end), *panels[0], m);
       if (count * W <= 32) {  // few queries read each key once: fetch the whole block before it is needed
         touch(b.atoms, b.last - b.first, g.call.width);
         if (g.call.mean) touch(b.values, b.last - b.first, g.call.value_width);

@@ -96,13 +96,14 @@ template <class T> Rows<T> centred(T* to, const Rows<T>& x, int64_t count, int64
   return made;
 }
 
-// What a trace needs of a block. Every query that sees any key of the block sees the one at its centre, so that no distance
-// is larger than those it averages; sums of the block are those of v − centre, and sums of a panel those of v − base with one
-// base for the whole group. A centre that the caller gave may be far from what some query sees: it is used for distances only.
+// What a trace needs of a block. Its centre is a mean of keys that every query sees if it sees any of the block, so that no
+// distance is larger than those it averages; sums of the block are those of v − centre, and sums of a panel those of v − base
+// with one base for the whole group. A centre that the caller gave may be far from what some query sees: it is used for distances only.
 template <class T> struct Traced {
   const T *centre = nullptr, *base = nullptr, *subtracted = nullptr;
   const T* square = nullptr;  // |v − centre|² of every key
   Rows<T> rows;               // v − subtracted
+  bool amid = true;           // whether all keys are about the centre
 };
 
 // a block of keys, converted once for all panels that read it
@@ -122,11 +123,15 @@ template <class T> int64_t first_shown(const Group<T>& g, int64_t from, int64_t 
   return from;
 }
 
-// A point that every query of the group sees if it sees any, as numbers of type T; 0 where there need not be one.
-template <class T> void find_base(const Group<T>& g, const Operand& points, const Operand& centre, int64_t width, T* to) {
-  const int64_t j = centre.data ? g.keys : first_shown(g, 0, g.keys);
-  if (j == g.keys) { std::fill(to, to + width, T(0)); return; }
-  widen<T>(to, g.key_rows(points) + j * points.row * bytes_of(points.dtype), points.dtype, width);
+// The mean of those of the keys [from, last) that are shown, of which `from` is one; copies of one key give this very key.
+// x begins at the key `begin`.
+template <class T> void middle(const Group<T>& g, const Rows<T>& x, int64_t begin, int64_t from, int64_t last, int64_t width, T* mean) {
+  const T* c = x.data + (from - begin) * x.stride;
+  std::fill(mean, mean + width, T(0));
+  int64_t count = 0;
+  for (int64_t j = from; j < last; j = first_shown(g, j + 1, last), count++)
+    for (int64_t k = 0; k < width; k++) mean[k] += x.data[(j - begin) * x.stride + k] - c[k];
+  for (int64_t k = 0; k < width; k++) mean[k] = c[k] + mean[k] / T(count);
 }
 
 // Keys whose sums are formed on their own before they join those of all others: a running sum over thousands of blocks would
@@ -439,7 +444,11 @@ template <class T, int N> struct Panel {
       product<T, N, true, false>(width, keys, first_point, points.stride, P, W, to, W);
       return;
     }
-    product<T, N, false, false>(width, keys, of.rows.data + skip * of.rows.stride, of.rows.stride, P, W, fresh, W);
+    const T* rows = of.rows.data + skip * of.rows.stride;
+    const int step = of.amid ? keys : CHUNK;  // far from a centre that is one key, long sums would lose digits
+    product<T, N, false, false>(width, std::min(step, keys), rows, of.rows.stride, P, W, fresh, W);
+    for (int j = step; j < keys; j += step)
+      product<T, N, true, false>(width, std::min(step, keys - j), rows + j * of.rows.stride, of.rows.stride, P + j * W, W, fresh, W);
     for (int v = 0; v < N; v++) {
       const I empty = fresh_mass[v] == T(0), first = old_mass[v] == T(0);
       const V per_fresh = empty ? splat<T>(0) : T(1) / fresh_mass[v], per_old = first ? splat<T>(0) : shrink[v] / old_mass[v];

@@ -135,14 +135,15 @@ class Pool {
 };
 
 // A forked child has none of its parent's threads and starts with a pool of its own; the old one is left as it was.
+// No lock: a fork while another thread makes the pool would leave it held in the child.
 inline Pool& pool() {
-  static std::mutex lock;
   static std::atomic<Pool*> current{nullptr};
   Pool* p = current.load(std::memory_order_acquire);
-  if (p && p->process == getpid()) return *p;
-  std::lock_guard<std::mutex> hold(lock);
-  p = current.load(std::memory_order_acquire);
-  if (!p || p->process != getpid()) current.store(p = new Pool, std::memory_order_release);
+  while (!p || p->process != getpid()) {
+    Pool* fresh = new Pool;
+    if (current.compare_exchange_strong(p, fresh, std::memory_order_acq_rel)) return *fresh;
+    delete fresh;  // another thread was first, and p is its pool
+  }
   return *p;
 }
 

@@ -1,5 +1,6 @@
 // Vectors by the extensions of GCC and Clang: one source for every instruction set, no intrinsics but for half precision.
 #pragma once
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
