@@ -1,9 +1,9 @@
 """Forward and backward pass of a plan: by a fast kernel where it is exact, by the reference on the other rows.
 
-All fast kernels multiply what is hidden from a query by its weight 0. That is right as long as every product is finite,
-and the traces of those in torch as long as rows are near their common centre (see `columns`). The native kernel says which
-of its results are not finite, and only those are computed again by the rules below.
-Neither need hold: padding may hold any bits, and hidden atoms may be 10¹² times larger than all visible ones. So, where
+All fast kernels multiply what is hidden from a query by its weight 0. That is right as long as every product is
+finite; traces of the kernels in torch are right as long as rows are near their common centre (see `columns`).
+Neither need hold: padding may hold any bits, and hidden atoms may be 10¹² times larger than all visible ones. The
+native kernel says which of its results are not finite, and only those are computed again by these rules: where
 something is hidden,
 
     atoms that are visible to no query of their group are put to 0 if any number is near the edge of the dtype;

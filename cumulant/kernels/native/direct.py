@@ -71,7 +71,7 @@ def serve(x: Arguments, settings: MomentsSettings, check: Check, flat: Flat) -> 
         return None
     key = (settings, *(None if t is None else (type(t), t.shape, t.stride(), t.dtype, t.is_cpu, t.is_neg()) for t in x))
     plan = plans.get(key)
-    if plan is None and key not in plans:  # by try and except an error of make_plan would be shown as a consequence of a KeyError
+    if plan is None and key not in plans:  # no try: an error of make_plan would be shown as a consequence of a KeyError
         if len(plans) >= PLANS:
             plans.clear()
         plan = plans[key] = make_plan(x, settings, check)
