@@ -21,7 +21,7 @@ from benchmarks.case import Case
 from benchmarks.cases import catalogue
 from benchmarks.results import CaseResult, Results, machine
 from benchmarks.run import Effort, jobs, run
-from cumulant.files import insert, write
+from cumulant.files import write
 
 QUICK = Effort(quick=True, repeats=3, budget=1.0, launches=1)
 BUSY = 0.5  # load average from which figures suffer
@@ -37,7 +37,7 @@ def bench(
     show: Annotated[bool, typer.Option("--list", help="Name the cases and what they are to reach, and stop.")] = False,
     repeats: Annotated[int | None, typer.Option(min=1, help="Least number of times each method runs.")] = None,
     saved: Annotated[Path | None, File("--from", help="Show figures saved with --json instead of measuring.")] = None,
-    update_readme: Annotated[Path | None, typer.Option(hidden=True)] = None,
+    update: Annotated[list[Path] | None, File(help="Also put the figures between the marks of this page.")] = None,
 ) -> None:
     """Measure what the kernels cost, as ratios to what else does the same work.
 
@@ -50,7 +50,7 @@ def bench(
     if show:
         screen.print(_overview(catalogue().values()))
         return
-    _check_files(json_file, markdown, update_readme)
+    _check_files(json_file, markdown, update or [])
     results = _new(names or [], quick, repeats) if saved is None else _old(saved)
     for table in report.tables(results):
         screen.print(_rich(table))
@@ -60,9 +60,8 @@ def bench(
         write(json_file, json.dumps(results, indent=1, ensure_ascii=False) + "\n")
     if markdown is not None:
         write(markdown, report.markdown(results))
-    if update_readme is not None:
-        text = update_readme.read_text(encoding="utf-8")
-        write(update_readme, insert(text, report.MARK, report.readme_table(results)))
+    for page in update or []:
+        write(page, report.updated(page.read_text(encoding="utf-8"), results))
 
 
 def _new(names: list[str], quick: bool, repeats: int | None) -> Results:
@@ -98,16 +97,16 @@ def _chosen(names: list[str], cases: dict[str, Case]) -> list[Case]:
     return [case for case in cases.values() if not names or case.name in names or case.table in names]
 
 
-def _check_files(json_file: Path | None, markdown: Path | None, readme: Path | None) -> None:
+def _check_files(json_file: Path | None, markdown: Path | None, pages: list[Path]) -> None:
     """Better now than after half an hour."""
     for path in (json_file, markdown):
         if path is not None and not path.resolve().parent.is_dir():
             raise typer.BadParameter(f"the directory of {path} does not exist; create it first.")
-    if readme is not None:
+    for page in pages:
         try:
-            insert(readme.read_text(encoding="utf-8"), report.MARK, "")
+            report.updated(page.read_text(encoding="utf-8"), Results(machine=machine(), quick=True, cases=[]))
         except (OSError, ValueError) as error:
-            raise typer.BadParameter(f"{readme}: {error}") from None
+            raise typer.BadParameter(f"{page}: {error}") from None
 
 
 def _measure(cases: list[Case], settings: Effort) -> list[CaseResult]:

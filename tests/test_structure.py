@@ -187,6 +187,7 @@ def test_annotated_shapes_hold_at_run_time():
         assert " passed" in run.stdout
 
 
+@pytest.mark.long
 def test_the_package_is_the_command():
     run = subprocess.run([sys.executable, "-m", "cumulant", "--help"], capture_output=True, text=True, check=True)
     assert all(name in run.stdout for name in ("observe", "train", "track", "bench"))

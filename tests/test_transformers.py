@@ -637,6 +637,7 @@ def test_statistics_and_callbacks_are_checked_at_once():
     assert ours._observers == ()  # pyright: ignore[reportPrivateUsage]
 
 
+@pytest.mark.long
 def test_the_library_does_not_import_transformers_and_names_the_extra():
     code = """
 import sys, cumulant, cumulant.nn.attention_interface

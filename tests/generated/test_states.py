@@ -250,6 +250,7 @@ def _around(channels: int, length: int, part: float, looked: float, seed: int) -
     return Budget(channels, length, int(part * needed) + length, looked, seed)
 
 
+@pytest.mark.long
 @holds_for(budgets(), examples=4)
 def test_a_verdict_is_given_from_the_stated_number_of_tokens_on(case: Budget) -> None:
     layers = read(case.states())

@@ -489,6 +489,7 @@ def test_distributed_data_parallel_is_taken_off(tmp_path):
         torch.distributed.destroy_process_group()
 
 
+@pytest.mark.long
 def test_a_compiled_model_is_recorded_without_being_compiled():
     from torch._dynamo.utils import counters
 

@@ -343,6 +343,7 @@ def test_entropies_are_those_of_eager_attention(minilm):
     torch.testing.assert_close(recorder.record().tally("entropy").mean, eager, rtol=0, atol=1e-4)
 
 
+@pytest.mark.long
 def test_the_sample_does_not_depend_on_batches(minilm):
     texts = [Text(i, f"text {i}", body) for i, body in enumerate(TOPICS)]
     one, many = (observe(minilm, texts, max_length=64, batch_size=b, hidden_states=False) for b in (1, 8))

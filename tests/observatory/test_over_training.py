@@ -421,6 +421,7 @@ def test_an_interrupt_leaves_the_steps_that_are_finished(run, text, tmp_path, mo
     assert table["step"].unique().sort().to_list() == [0, 1]
 
 
+@pytest.mark.long
 def test_checkpoints_as_the_trainer_writes_them(text, tmp_path):
     run = tmp_path / "trainer"
     small = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 32, "vocab_size": 257}

@@ -220,6 +220,7 @@ def test_the_record_does_not_depend_on_shards(tmp_path, runs, asked, loaded, max
         assert all(int(found.hidden[k]) == whole.meta.tokens for k in sizes)
 
 
+@pytest.mark.long
 def test_the_order_of_arrival_and_merging_on_the_way_change_no_bit(tmp_path, corpus, asked, loaded, monkeypatch):
     found = [(s.ordinal, observe_shard(loaded, asked, s, None, None)) for s in corpus.shards]
     records = []
