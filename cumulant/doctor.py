@@ -107,7 +107,8 @@ def extra_packages() -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for line in lines:
         package, extra = re.match(r"[\w.-]+", line), re.search(r"extra == ['\"]([\w-]+)['\"]", line)
-        if package and extra and extra[1] not in FOR_DEVELOPERS:
+        bundle = package and package[0] == "cumulant"  # an extra of extras
+        if package and not bundle and extra and extra[1] not in FOR_DEVELOPERS:
             found.setdefault(extra[1], []).append(package[0])
     return found
 
