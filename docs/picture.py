@@ -1,4 +1,4 @@
-"""The picture of the README: the first screen of a page that `cumulant observe` has written.
+"""The picture of the README: the heads on a page that `cumulant observe` has written.
 
     cumulant observe minilm --out observed/minilm && python docs/picture.py observed/minilm docs/_static/report.png
 
@@ -13,16 +13,18 @@ from pathlib import Path
 
 from playwright.sync_api import sync_playwright
 
-SIZE = {"width": 1280, "height": 860}
+SIZE = {"width": 1280, "height": 710}
 
 
 def picture(page: Path, to: Path) -> None:
-    """The first screen of a page of a record, as PNG."""
+    """The screen of a page on which its heads begin, as PNG."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"))
         tab = browser.new_page(viewport=SIZE)
         tab.goto(page.resolve().as_uri())
         tab.wait_for_load_state("networkidle")
+        tab.evaluate("document.getElementById('heads').scrollIntoView(); window.scrollBy(0, 60)")
+        tab.wait_for_timeout(500)
         tab.screenshot(path=to)
         browser.close()
 
