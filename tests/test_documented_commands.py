@@ -74,7 +74,7 @@ def _position(command: str) -> int:
 @pytest.mark.long
 @pytest.mark.xdist_group("documented commands")
 def test_all_of_them_run_one_after_the_other(tmp_path: Path):
-    """A model and a text of one's own lie where the pages say; models that were observed by make are observed here first."""
+    """A model and a text of one's own are where the pages say; what make observes there is observed here first."""
     from tests.observatory.own_model import save_own_model
 
     save_own_model(tmp_path / "my-model")
