@@ -35,7 +35,7 @@ ORDER = ["track --example", "track", "observe", "report", "compare", "train", "o
 def commands(page: Path) -> list[str]:
     """Lines of indented blocks that begin with cumulant, without what is said about them."""
     lines = re.findall(r"^    (cumulant .*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
-    return [re.split(r"\s+#\s|\s{3,}", line)[0].strip() for line in lines]
+    return [re.split(r"\s+#\s", line)[0].strip() for line in lines]
 
 
 ALL = sorted({command for page in PAGES for command in commands(page)})
