@@ -14,6 +14,7 @@ PACKAGE = ROOT / "cumulant"
 ROOMS = [
     "typing",
     "checks",
+    "extras",
     "files",
     "figures",
     "terminal",
@@ -59,6 +60,7 @@ ROOMS = [
     "paper",
     "training",
     "doctor",
+    "commands",
     "cli",
     "__main__",
 ]
@@ -135,6 +137,7 @@ def test_core_needs_only_torch_numpy_and_jaxtyping():
     # these say which extra to install, and are not imported by the core
     extras = (
         "cli",
+        "commands",
         "doctor",
         "figures",
         "filters.tracking",
