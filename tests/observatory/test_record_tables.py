@@ -41,16 +41,8 @@ def test_tables_are_those_of_the_files(record, tmp_path):
     assert_frame_equal(record.layers(), polars.read_parquet(tmp_path / "out" / "layers.parquet"))
     assert_frame_equal(record.tokens(), polars.read_parquet(tmp_path / "out" / "tokens.parquet"))
     assert record.heads()["entropy"].to_list() == record.tally("entropy").mean.tolist()
-    assert record.tokens().columns == [
-        "excerpt",
-        "text",
-        "position",
-        "token",
-        "layer",
-        "head",
-        "entropy",
-        "log_normalizer",
-    ]
+    names = ["excerpt", "text", "position", "token", "layer", "head", "entropy", "log_normalizer"]
+    assert record.tokens().columns == names
 
 
 def test_nulls_are_columns_beside(record):
@@ -82,7 +74,6 @@ def test_a_record_of_one_module_leads_to_a_page_and_to_every_command(tmp_path):
     assert "MultiheadAttention" in (tmp_path / "saved" / "report.html").read_text()
     assert (tmp_path / "rendered" / "null-random" / "record.json").is_file()
     assert Record.load(tmp_path / "saved").layers().columns == record.layers().columns
-    assert record.meta.dimension == 8
 
 
 def test_a_record_of_few_tokens_says_so_on_its_page_and_in_the_terminal(record, tmp_path):
@@ -104,3 +95,54 @@ def test_render_refuses_what_is_neither_a_directory_nor_a_page(record, tmp_path)
     with pytest.raises(ValueError, match=r"render.nulls: expected random or shuffled, got 'zero'"):
         render(record, tmp_path / "new", nulls={"zero": record})
     assert not (tmp_path / "new").exists()
+
+
+# ---------------------------------------------------------------------- --prompt
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    from tests.generated.observed import save_model
+
+    place = tmp_path_factory.mktemp("tiny")
+    torch.manual_seed(0)
+    save_model(place)
+    return place
+
+
+def observed(*words):
+    found = testing.CliRunner().invoke(cli.application(), ["observe", *map(str, words)], env={"COLUMNS": "400"})
+    return found.exit_code, " ".join(found.output.split())
+
+
+def test_a_passage_is_read_from_the_command_line(tiny, tmp_path):
+    passage = "the mean of the law is the norm of the head"
+    code, said = observed(tiny, "--prompt", passage, "--prompt", "and more", "--out", tmp_path / "out")
+    assert code == 0, said
+    assert f"tokens of “{passage[:40]}…”, “and more” in 3 windows" in said
+    record = Record.load(tmp_path / "out")
+    assert [excerpt.name for excerpt in record.excerpts] == ["prompt", "prompt 2"]
+    assert record.meta.tokens >= len(passage)  # a tokenizer of bytes
+    assert (tmp_path / "out" / "null-random").is_dir()
+    assert record.tokens()["token"].n_unique() > 5
+
+
+def test_a_text_that_is_no_file_says_so_and_names_prompt(tiny, tmp_path):
+    for passage in ("to be or not to be", "word " * 400):
+        code, said = observed(tiny, "--text", passage, "--out", tmp_path / "out")
+        assert code == 2
+        assert "--text: expected a file or directory, got no such path '" in said
+        assert 'Give the path of a file or directory, or a passage itself as --prompt "…".' in said
+        assert len(said) < 300
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_prompt_is_text_and_stands_alone(tiny, tmp_path):
+    assert observed(tiny, "--prompt", " ", "--out", tmp_path / "out")[1].endswith(
+        "--prompt: expected text, got an empty passage. Give some words."
+    )
+    code, said = observed(tiny, "--prompt", "words", "--text", "a.txt", "--out", tmp_path / "out")
+    assert (code, said.endswith("--prompt: expected no --text beside it, got both. Leave one of them out.")) == (
+        2,
+        True,
+    )
