@@ -354,4 +354,4 @@ def test_arguments_of_sdpa_are_refused_with_ours_in_their_place(name, words):
 def test_arguments_that_sdpa_names_in_the_same_way_mean_the_same():
     q, k, v = torch.randn(3, 2, 4, 5, 8, generator=torch.Generator().manual_seed(0))
     theirs = torch.nn.functional.scaled_dot_product_attention(query=q, key=k, value=v, scale=0.3)
-    close(attend(query=q, key=k, value=v, scale=0.3).output, theirs, 1e-6)
+    torch.testing.assert_close(attend(query=q, key=k, value=v, scale=0.3).output, theirs)

@@ -130,3 +130,9 @@ def test_a_command_without_its_package_is_exit_2_and_one_sentence(package, words
     assert run.returncode == 2
     assert f"needs {package}: run pip install -e '.[" in run.stderr
     assert "Traceback" not in run.stderr
+
+
+def test_the_page_of_the_command_line_has_every_option():
+    page = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+    assert insert(page, reference.MARK, reference.option_tables(cli.application())) == page, reference.__doc__
+    assert all(f"| `cumulant {name}` |" in page for name in COMMANDS)

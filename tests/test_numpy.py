@@ -55,5 +55,5 @@ def test_memory_is_shared_where_it_can_be():
 def test_dtypes_must_agree_as_those_of_tensors():
     with pytest.raises(TypeError, match=r"dtype torch.float32 as query, got torch.float64. Call .to"):
         attend(Q.astype(np.float32), K, V)
-    with pytest.raises(TypeError, match="Empirical.atoms: expected a floating dtype, got torch.int64"):
+    with pytest.raises(TypeError, match=r"Empirical.atoms: expected a floating dtype, got torch.int64"):
         Empirical(np.eye(2, dtype=int))

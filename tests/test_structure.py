@@ -15,6 +15,7 @@ ROOMS = [
     "typing",
     "checks",
     "extras",
+    "display",
     "files",
     "figures",
     "terminal",

@@ -25,6 +25,7 @@ from cumulant.terminal import INTERRUPTED, sentences
 OPTIONS = {  # arguments of functions → options of the command line
     "load.name": "MODEL",
     "load.device": "--device",
+    "batches.max_length": "--max-length",
     "load.dtype": "--dtype",
     "plan.sources": "--text",
     "plan.column": "--column",

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from cumulant.checks import sentence
+from cumulant.display import html_table
 from cumulant.files import cannot_write, data_frame, replacing, write
 from cumulant.observatory.hooks.hidden_states import merge_layers
 from cumulant.observatory.record.consistency import inconsistency
@@ -114,6 +115,22 @@ class Record:
     @property
     def quantities(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(key.rsplit("/", 1)[1] for key in self.tallies))
+
+    def __repr__(self) -> str:
+        return f"Record({', '.join(f'{name}: {value}' for name, value in self._facts().items())})"
+
+    def _repr_html_(self) -> str:
+        tables = ".heads(), .layers() and .tokens() are tables, render(record, directory) is a page"
+        notes = {"note": "; ".join(self.meta.notes)} if self.meta.notes else {}
+        return html_table("Record of an observation", {**self._facts(), **notes, "next": tables})
+
+    def _facts(self) -> dict[str, str]:
+        """What a record is of, in a few words."""
+        meta, heads = self.meta, sum(module.heads for module in self.modules)
+        own = {} if meta.model == meta.model_class else {"class": meta.model_class}
+        facts = {"model": meta.model, **own, "text": meta.text, "tokens": f"{meta.tokens:,}"}
+        facts |= {"heads": f"{heads} in {len(self.modules)} modules", "quantities": str(len(self.quantities))}
+        return {name: value for name, value in facts.items() if value}
 
     # ------------------------------------------------------------------ tables
 
