@@ -16,6 +16,7 @@ STYLE = "text-align:left;vertical-align:top"
 def brief(value: object) -> str:
     """A tensor by shape and dtype, anything else in at most `LONGEST` characters.
 
+    >>> import torch
     >>> brief(torch.ones(2, 3)), brief((torch.ones(2), None)), brief("a" * 70)[-3:]
     ('(2, 3) float32', '((2) float32, None)', 'aa…')
     """
@@ -30,6 +31,7 @@ def brief(value: object) -> str:
 def one_line(name: str, parts: Mapping[str, object]) -> str:
     """``Name(part=…, part=…)``, tensors by shape and dtype.
 
+    >>> import torch
     >>> one_line("Pair", {"mean": torch.ones(2), "steps": 3})
     'Pair(mean=(2) float32, steps=3)'
     """
@@ -39,6 +41,7 @@ def one_line(name: str, parts: Mapping[str, object]) -> str:
 def span(tensor: Tensor) -> str:
     """From the least to the largest number of a tensor, empty where they cannot be read.
 
+    >>> import torch
     >>> span(torch.tensor([1.0, 0.25])), span(torch.tensor([2.0])), span(torch.ones(0))
     ('0.25 … 1', '2', '')
     """
@@ -52,6 +55,7 @@ def span(tensor: Tensor) -> str:
 def html_table(title: str, rows: Mapping[str, object]) -> str:
     """A table of two or three columns for notebooks: name, value, and of tensors the range of their numbers.
 
+    >>> import torch
     >>> html_table("<b>", {"mean": torch.ones(2)})[:61]
     '<table><caption style="text-align:left">&lt;b&gt;</caption><tr'
     """

@@ -37,7 +37,7 @@ OBJECTS = {
     "sum": (lambda: Box(torch.zeros(2), torch.ones(2)) + Sphere(2), "parts=(Box(low=(2) float32, high=(2) float32)"),
     "Moments": (
         lambda: moments(LARGE, LARGE, sink=0.0),
-        "Moments(log_normalizer=(3, 200) float64, atom_mean=(3, 200, 6) float64, mean_score=(3, 200) float64",
+        "Moments(log_normalizer=(3, 200) float64, atom_mean=(3, 200, 6) float64, ",
     ),
     "Solution": (
         lambda: fixed_point(lambda x: x / 2 + 1, torch.zeros(4, 100, dtype=torch.float64)),

@@ -30,6 +30,7 @@ from cumulant.observatory.record.manifest import (
 )
 from cumulant.observatory.record.record import UNREADABLE, Record, claim_directory, null_directories
 from cumulant.observatory.record.tables import Tables
+from cumulant.observatory.record.weights import with_weights
 from cumulant.observatory.report.directory import read_ablation, render_tables, write_report
 from cumulant.observatory.runs.ablate import Ablation, ablate
 from cumulant.observatory.runs.observe import Progress, observe, observe_corpus
