@@ -56,7 +56,7 @@ def html_table(title: str, rows: Mapping[str, object]) -> str:
     """A table of two or three columns for notebooks: name, value, and of tensors the range of their numbers.
 
     >>> import torch
-    >>> html_table("<b>", {"mean": torch.ones(2)})[:61]
+    >>> html_table("<b>", {"mean": torch.ones(2)})[:62]
     '<table><caption style="text-align:left">&lt;b&gt;</caption><tr'
     """
     lines = [f'<table><caption style="text-align:left">{escape(title)}</caption>']

@@ -117,14 +117,19 @@ def data_frame(rows: Sequence[dict], columns: Mapping[str, type] | None = None) 
     return polars.DataFrame(rows, schema=columns, infer_schema_length=None).fill_nan(None)
 
 
-def write_parquet(rows: Sequence[dict], path: Path, columns: Mapping[str, type] | None = None) -> None:
-    """`data_frame` in a file, replaced in one step."""
+def write_parquet(
+    rows: Sequence[dict],
+    path: Path,
+    columns: Mapping[str, type] | None = None,
+    metadata: dict[str, str] | None = None,
+) -> None:
+    """`data_frame` in a file, with strings by name in its metadata, replaced in one step."""
     table = data_frame(rows, columns)
     import polars
 
     with replacing(path) as draft:
         try:
-            table.write_parquet(draft)
+            table.write_parquet(draft, metadata=metadata)
         except polars.exceptions.PolarsError as error:  # what a full disk becomes in its writer
             raise OSError(cannot_write(path, error)) from error
 

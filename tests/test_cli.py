@@ -12,7 +12,8 @@ from typer import testing
 from typer.main import get_command
 
 from cumulant import cli, extras
-from cumulant.commands import train
+from cumulant.commands import reference, train
+from cumulant.files import insert
 
 ROOT = Path(__file__).parent.parent
 COMMANDS = sorted(get_command(cli.application()).commands)  # pyright: ignore[reportAttributeAccessIssue]

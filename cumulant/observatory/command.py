@@ -13,7 +13,7 @@ from cumulant.observatory.record.manifest import PAGE
 from cumulant.observatory.record.meta import notes_of
 from cumulant.observatory.record.record import Record
 from cumulant.observatory.record.tables import Tables
-from cumulant.observatory.report.directory import answers, read_nulls, write_report
+from cumulant.observatory.report.directory import answers, read_answers, read_nulls, write_report
 from cumulant.observatory.report.verdicts import Answer, Number
 from cumulant.observatory.runs.ablate import AblatedHead, Ablation
 from cumulant.observatory.runs.over_training import SETTINGS
@@ -68,10 +68,7 @@ def compare_command(directories: list[Path]) -> None:
         if len(directories) < 2:
             raise ValueError("compare: expected at least two directories, got one. Name another.")
         records = {str(d): Record.load(d) for d in directories}
-        verdicts = {}
-        for name, record in records.items():
-            nulls = {null: Tables.of(other) for null, other in read_nulls(Path(name), record).items()}
-            verdicts[name] = answers(Tables.of(record), nulls)
+        verdicts = {name: read_answers(Path(name), record) for name, record in records.items()}
     print_comparison(Console(), verdicts)
 
 

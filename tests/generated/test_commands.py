@@ -305,7 +305,7 @@ def raise_interrupt(*_: object, **__: object) -> None:
             ("observe", "--checkpoints", "{run}", "--text", "{words}", "--out", "{out}"),
         ),
         ("cumulant.observatory.report.directory", "write_tables", ("report", "{record}")),
-        ("cumulant.observatory.command", "answers", ("compare", "{record}", "{record}")),
+        ("cumulant.observatory.command", "read_answers", ("compare", "{record}", "{record}")),
         ("cumulant.paper.verify.command", "verify", ("verify",)),
         ("benchmarks.command", "run", ("bench", "--quick")),
         ("cumulant.paper.trainings.command", "study", ("train", "recall", "--out", "{out}")),

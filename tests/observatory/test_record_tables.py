@@ -1,5 +1,7 @@
 """Tables and pages of any record: from `observe`, from `attach`, from a file."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -11,6 +13,8 @@ from typer import testing  # noqa: E402
 from cumulant import cli  # noqa: E402
 from cumulant.nn import MultiheadAttention  # noqa: E402
 from cumulant.observatory import Record, attach, render  # noqa: E402
+from cumulant.observatory.record.tables import Tables  # noqa: E402
+from cumulant.observatory.report import directory  # noqa: E402
 from tests.observatory.tiny_models import make  # noqa: E402
 
 
@@ -95,6 +99,20 @@ def test_render_refuses_what_is_neither_a_directory_nor_a_page(record, tmp_path)
     with pytest.raises(ValueError, match=r"render.nulls: expected random or shuffled, got 'zero'"):
         render(record, tmp_path / "new", nulls={"zero": record})
     assert not (tmp_path / "new").exists()
+
+
+def test_verdicts_are_stored_beside_the_tables_and_read_while_they_are_true(record, tmp_path, monkeypatch):
+    render(record, tmp_path / "out", nulls={"random": record})
+    fresh = directory.answers(Tables.of(record), {"random": Tables.of(record)})
+    monkeypatch.setattr(directory, "answers", None)  # not computed again
+    assert directory.read_answers(tmp_path / "out", record) == fresh
+    monkeypatch.undo()
+    changed = replace(record, meta=replace(record.meta, text="another"))
+    changed.save(tmp_path / "out")
+    monkeypatch.setattr(directory, "answers", lambda *_: ["computed"])
+    assert directory.read_answers(tmp_path / "out", changed) == ["computed"]
+    (tmp_path / "out" / "heads.parquet").unlink()
+    assert directory.read_answers(tmp_path / "out", record) == ["computed"]
 
 
 # ---------------------------------------------------------------------- --prompt

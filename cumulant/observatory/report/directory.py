@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import replace
 from math import nan
@@ -10,7 +11,8 @@ from typing import Any
 
 from cumulant.checks import sentence
 from cumulant.files import write_parquet
-from cumulant.observatory.record.manifest import PAGE, RECORD, TABLES, writing
+from cumulant.observatory.record import tables as tables_of_records
+from cumulant.observatory.record.manifest import PAGE, RECORD, TABLES, sha256, writing
 from cumulant.observatory.record.meta import notes_of
 from cumulant.observatory.record.record import NULLS, UNREADABLE, Record, null_directories
 from cumulant.observatory.record.recorder import SAMPLE, covariance_share
@@ -26,10 +28,13 @@ from cumulant.observatory.record.tables import (
     layer_spectra,
     token_rows,
 )
+from cumulant.observatory.report import verdicts as rules_of_verdicts
 from cumulant.observatory.report.page import render_page
-from cumulant.observatory.report.verdicts import Answer, verdicts
+from cumulant.observatory.report.verdicts import Answer, Number, verdicts
+from cumulant.observatory.statistics import gaussianity
 from cumulant.observatory.statistics.heads import BY_NAME
 
+VERDICTS = "cumulant verdicts"  # in the metadata of heads.parquet
 PAGE_SUFFIXES = (".html", ".htm")
 STATES = ("rms", "pairwise_cosine", "effective_rank", "participation_ratio", *DISTANCES)  # of a layer, on the page
 PERTURBATIONS = {
@@ -49,7 +54,8 @@ NUMBERS = {  # of a head, beside its quantities
 def write_tables(tables: Tables, directory: Path, nulls: dict[str, Tables]) -> None:
     """heads.parquet, layers.parquet and tokens.parquet, each in one step; heads with the means of their nulls."""
     others = {name: null.heads for name, null in nulls.items()}
-    write_parquet(head_columns(tables.heads, others), directory / "heads.parquet")
+    stored = {VERDICTS: json.dumps([source_of_verdicts(directory), answers(tables, nulls)])}
+    write_parquet(head_columns(tables.heads, others), directory / "heads.parquet", metadata=stored)
     write_parquet([row.columns() for row in tables.layers], directory / "layers.parquet")
     write_parquet(token_rows(tables.record), directory / "tokens.parquet", TOKEN_COLUMNS)
 
@@ -64,6 +70,38 @@ def read_nulls(directory: Path, record: Record) -> dict[str, Record]:
                 got, advice = f"others in {place}", "Move it away, or observe again."
                 raise ValueError(sentence(str(directory), "the layers of the record in its nulls", got, advice))
     return nulls
+
+
+def read_answers(directory: Path, record: Record) -> list[Answer]:
+    """The verdicts of a record in a directory: as heads.parquet has them if that is of these files, else computed.
+
+    To compute them takes up to a minute, as distances to a Gaussian do.
+    """
+    stored = _stored_answers(directory)
+    if stored is not None:
+        return stored
+    nulls = {name: Tables.of(null) for name, null in read_nulls(directory, record).items() if name == "random"}
+    return answers(Tables.of(record), nulls)
+
+
+def _stored_answers(directory: Path) -> list[Answer] | None:
+    """What the metadata of heads.parquet hold, if it was written from these records by the same rules."""
+    try:
+        import polars
+
+        source, found = json.loads(polars.read_parquet_metadata(directory / "heads.parquet")[VERDICTS])
+        if source == source_of_verdicts(directory):
+            return [Answer(*answer[:3], tuple(Number(*number) for number in answer[3])) for answer in found]
+    except Exception:  # no table, one without verdicts, or one that somebody else wrote
+        pass
+    return None
+
+
+def source_of_verdicts(directory: Path) -> str:
+    """sha256 over what verdicts follow from: the records of a directory and the files with the rules."""
+    records = [directory / RECORD, *(null / RECORD for null in null_directories(directory).values())]
+    rules = [Path(module.__file__ or "") for module in (tables_of_records, rules_of_verdicts, gaussianity)]
+    return hashlib.sha256("".join(sha256(path) for path in (*records, *rules) if path.is_file()).encode()).hexdigest()
 
 
 def read_ablation(directory: Path) -> dict | None:
