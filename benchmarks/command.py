@@ -7,9 +7,7 @@ import json
 import os
 from collections.abc import Iterable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -26,32 +24,26 @@ from cumulant.files import write
 QUICK = Effort(quick=True, repeats=3, budget=1.0, launches=1)
 BUSY = 0.5  # load average from which figures suffer
 COLOURS = {"met": "green", "missed": "red"}
-File = partial(typer.Option, dir_okay=False, metavar="FILE")
 
 
-def bench(
-    names: Annotated[list[str] | None, typer.Argument(help="Cases or tables to run, as --list shows them.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Small inputs, a few minutes: does everything run?")] = False,
-    json_file: Annotated[Path | None, File("--json", help="Also write all figures as JSON.")] = None,
-    markdown: Annotated[Path | None, File("--markdown", help="Also write the tables as Markdown.")] = None,
-    show: Annotated[bool, typer.Option("--list", help="Name the cases and what they are to reach, and stop.")] = False,
-    repeats: Annotated[int | None, typer.Option(min=1, help="Least number of times each method runs.")] = None,
-    saved: Annotated[Path | None, File("--from", help="Show figures saved with --json instead of measuring.")] = None,
-    update: Annotated[list[Path] | None, File(help="Also put the figures between the marks of this page.")] = None,
+def bench_command(
+    names: list[str],
+    *,
+    quick: bool,
+    json_file: Path | None,
+    markdown: Path | None,
+    show: bool,
+    repeats: int | None,
+    saved: Path | None,
+    pages: list[Path],
 ) -> None:
-    """Measure what the kernels cost, as ratios to what else does the same work.
-
-    Each case runs our function and its peers (torch's fused attention, naive torch, and other libraries where they are
-    installed) in turns in one fresh process, checks that they agree, and reports the median ratio with its quartiles
-    beside the target. One-thread figures are CPU time, all-thread figures are wall time: close other programs.
-    The whole set takes about half an hour.
-    """
+    """Measure, or read what was measured; print the tables and write the files that were asked for."""
     screen = Console()
     if show:
         screen.print(_overview(catalogue().values()))
         return
-    _check_files(json_file, markdown, update or [])
-    results = _new(names or [], quick, repeats) if saved is None else _old(saved)
+    _check_files(json_file, markdown, pages)
+    results = _new(names, quick, repeats) if saved is None else _old(saved)
     for table in report.tables(results):
         screen.print(_rich(table))
     for line in report.remarks(results):
@@ -60,7 +52,7 @@ def bench(
         write(json_file, json.dumps(results, indent=1, ensure_ascii=False) + "\n")
     if markdown is not None:
         write(markdown, report.markdown(results))
-    for page in update or []:
+    for page in pages:
         write(page, report.updated(page.read_text(encoding="utf-8"), results))
 
 

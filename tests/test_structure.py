@@ -14,6 +14,8 @@ PACKAGE = ROOT / "cumulant"
 ROOMS = [
     "typing",
     "checks",
+    "extras",
+    "display",
     "files",
     "figures",
     "terminal",
@@ -59,6 +61,7 @@ ROOMS = [
     "paper",
     "training",
     "doctor",
+    "commands",
     "cli",
     "__main__",
 ]
@@ -135,6 +138,7 @@ def test_core_needs_only_torch_numpy_and_jaxtyping():
     # these say which extra to install, and are not imported by the core
     extras = (
         "cli",
+        "commands",
         "doctor",
         "figures",
         "filters.tracking",

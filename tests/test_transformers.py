@@ -18,6 +18,7 @@ hf = pytest.importorskip("transformers", reason="install cumulant[hf]")
 from transformers import masking_utils as masks  # noqa: E402
 
 import cumulant.transformers as ours  # noqa: E402
+from cumulant.extras import install  # noqa: E402
 from cumulant.nn.structural_mask import StructuralMask  # noqa: E402
 from cumulant.observatory import attach  # noqa: E402
 from cumulant.observatory.hooks.attention import replace_attention  # noqa: E402
@@ -649,4 +650,4 @@ except ImportError as error:
     print(error)
 """
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert run.stdout.split("\n")[:2] == ["False", "cumulant.transformers needs transformers: install cumulant[hf]."]
+    assert run.stdout.split("\n")[:2] == ["False", f"cumulant.transformers needs transformers: run {install('hf')}."]

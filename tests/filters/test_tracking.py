@@ -17,10 +17,10 @@ from scipy.linalg import expm
 from scipy.stats import chi2
 from typer.testing import CliRunner
 
+from cumulant.commands.track import track
 from cumulant.filters import SmootherWarning, SwitchingLinearGaussian, gpb, imm, kalman
 from cumulant.filters.smoother import smooth
 from cumulant.filters.tracking import TableColumns, Track, filter_tracks, measured_moments, read_model, read_tracks
-from cumulant.filters.tracking.command import track_command
 from cumulant.filters.tracking.directory import file_names
 from cumulant.filters.tracking.estimates import table_of
 from cumulant.filters.tracking.example import FLIGHTS, MODEL, STEPS, along, fly, modes, write_example
@@ -34,7 +34,7 @@ from tests.compare import close
 pytestmark = pytest.mark.filterwarnings("ignore::cumulant.filters.SmootherWarning")
 
 app = typer.Typer()
-app.command()(track_command)
+app.command()(track)
 STATE = ("x", "y", "x_velocity", "y_velocity", "x_acceleration", "y_acceleration")
 
 ONE_MODE = """

@@ -606,12 +606,13 @@ FORKS = """
 import json, os, random, shutil, signal, sys
 import torch
 from cumulant.cli import application
+from cumulant.observatory.report import directory
 from cumulant.observatory.runs import run as run_module
 from cumulant.observatory.runs import store
 
 torch.set_num_threads(1)
 store.MERGED_SHARDS = 2
-run_module.write_tables = run_module.render_tables = lambda *_: None
+directory.write_tables = directory.render_tables = lambda *_: None
 arguments, kills, seed = json.loads(sys.argv[1])
 run = application()
 run_module.load(arguments[1])  # so that what it imports is there before the first fork

@@ -18,6 +18,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 from cumulant.cli import application
+from cumulant.extras import install
 from cumulant.nn.block_types import BLOCK_TYPES, FORMAT, StandardBlock, make_block
 from cumulant.nn.calls import on_attention
 from cumulant.nn.language_model import LanguageConfig, LanguageModel
@@ -629,7 +630,7 @@ def test_command_asks_for_what_it_needs_in_the_end_at_the_start(tmp_path, tiny, 
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "polars" else object())
     found = call("recall", "--out", tmp_path / "out")
     assert found.exit_code == 2
-    assert "train: expected polars, got no such package. install cumulant[train]" in " ".join(found.output.split())
+    assert f"cumulant train needs polars: run {install('train')}." in " ".join(found.output.split())
     assert not (tmp_path / "out").exists()
 
 
