@@ -25,6 +25,7 @@ def application() -> typer.Typer:
     app.callback()(_callback())
     observatory = {"observe": "observe_command", "report": "report_command", "compare": "compare_command"}
     _add(app, "cumulant.observatory.command", observatory, "hf,report")
+    _add(app, "cumulant.observatory.columns_command", {"columns": "columns_command"}, "cli")
     _add(app, "cumulant.paper.experiments.command", {"experiment": "experiment_command"}, "lab")
     _add(app, "cumulant.filters.tracking.command", {"track": "track_command"}, "lab")
     _add(app, "cumulant.paper.trainings.command", {"train": "train_command"}, "train")

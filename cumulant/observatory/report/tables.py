@@ -15,6 +15,7 @@ from cumulant.observatory.record.record import AttentionLayer, Record
 from cumulant.observatory.report.rows import HeadRow, LayerRow, NullComparison, TokenStatistics, finite
 from cumulant.observatory.statistics.gaussianity import (
     Comparison,
+    ShapeStatistics,
     compare_with_gaussian,
     participation_ratio,
     principal_axes,
@@ -30,7 +31,7 @@ LINK_SUMS = (
 )
 STATES = {"size": "rms", "cosine": "cosine_to_mean", "pairwise": "pairwise_cosine"}  # under the cell of a stage
 PERTURBATIONS = ("growth", "step", "inverse", "contraction")  # under the block and stage themselves
-DISTANCES = ("sliced_w2", "skewness", "kurtosis", "lle_error")
+DISTANCES = ShapeStatistics._fields
 
 
 class Tables(NamedTuple):
