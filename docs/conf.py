@@ -1,17 +1,29 @@
 """The site: Markdown pages and the gallery, executed. `make docs` builds it into docs/_build."""
 
 import re
+import sys
 from importlib.metadata import version as installed
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from docutils import nodes
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from docs.docstrings import to_rst
+
 project = "cumulant"
 copyright = "the cumulant authors"
 release = version = installed("cumulant")
-extensions = ["myst_parser", "sphinx_gallery.gen_gallery"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_gallery.gen_gallery"]
 exclude_patterns = ["_build"]
+autodoc_typehints = "none"  # shapes are in the text; annotations repeat them in another notation
+autodoc_preserve_defaults = True
+autodoc_member_order = "bysource"
+autodoc_class_signature = "mixed"
+python_maximum_signature_line_length = 88
+add_module_names = False
+toc_object_entries_show_parents = "hide"
 default_role = "literal"
 html_title = "cumulant"
 html_static_path = ["_static"]
@@ -91,6 +103,18 @@ def register_anchors(app, doctree) -> None:
         slugs.update({anchor: (node.line, anchor, anchor) for anchor in re.findall(r'<a id="([^"]+)">', node.astext())})
 
 
+def as_rst(app, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
+    """Docstrings are plain text; a constant has none of its own, only that of its type."""
+    lines[:] = [] if what == "data" else to_rst(lines)
+
+
+def skip_fields(app, what: str, name: str, obj: object, skip: bool, options: object) -> bool | None:
+    """Fields of records are described in the text of the record."""
+    return True if type(obj).__name__ in ("_tuplegetter", "member_descriptor") else None
+
+
 def setup(app) -> None:
+    app.connect("autodoc-process-docstring", as_rst)
+    app.connect("autodoc-skip-member", skip_fields)
     app.connect("source-read", link_to_pages)
     app.connect("doctree-read", register_anchors)

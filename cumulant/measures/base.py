@@ -35,6 +35,17 @@ def per_query(method: Callable[Concatenate[M, Tensor, P], R]) -> Callable[Concat
 
     η (and any further tensor argument) is checked and broadcast against the batch of the measure; a single query (d,)
     gets a query axis before the call and loses it after.
+
+    >>> import torch
+    >>> from dataclasses import dataclass
+    >>> @dataclass(frozen=True, eq=False)
+    ... class Coin(Measure):                                                # a unit mass on 0 and on 1
+    ...     dim = 1
+    ...     @per_query
+    ...     def log_normalizer(self, eta):
+    ...         return torch.nn.functional.softplus(eta[..., 0])            # (*batch, q, 1) → (*batch, q)
+    >>> Coin().mean(torch.zeros(1)), Coin().mean(torch.zeros(5, 1)).shape
+    (tensor([0.5000]), torch.Size([5, 1]))
     """
 
     @functools.wraps(method)

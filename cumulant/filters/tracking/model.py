@@ -141,7 +141,15 @@ def _discretized(mode: Mode, gaps: Tensor) -> Discretized:
 
 
 def read_model(path: Path) -> TrackModel:
-    """The model that a TOML file describes; see the top of this module."""
+    """The model that a TOML file describes; docs/tracking.md has its keys.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> from cumulant.filters.tracking.example import write_example
+    >>> with TemporaryDirectory() as directory:
+    ...     model = read_model(write_example(Path(directory) / "demo")[1])
+    >>> model.states
+    ('x', 'y', 'x_velocity', 'y_velocity', 'x_acceleration', 'y_acceleration')
+    """
     whole = section(f"{path},", load_toml(path), tuple(TABLES))
     table = whole.need("table", "Say what the columns are.")
     columns = _columns(section(f"{path}, [table]", table, keys_of("table")))

@@ -100,7 +100,20 @@ def read_ablation(directory: Path) -> dict | None:
 def render(
     record: Record, path: str | Path, nulls: dict[str, Record] | None = None, ablation: dict | None = None
 ) -> None:
-    """One self-contained HTML page of a record, beside the records of its nulls and what ablation.json holds."""
+    """One self-contained HTML page of a record, beside the records of its nulls and what ablation.json holds.
+
+    >>> import torch
+    >>> from tempfile import TemporaryDirectory
+    >>> from cumulant.nn import MultiheadAttention
+    >>> from cumulant.observatory import attach
+    >>> model, x = MultiheadAttention(8, 2, batch_first=True), torch.ones(1, 5, 8)
+    >>> with attach(model) as recorder:
+    ...     _ = model(x, x, x)
+    >>> with TemporaryDirectory() as directory:
+    ...     render(recorder.record(), path := Path(directory) / "report.html")
+    ...     path.read_text(encoding="utf-8")[:15]
+    '<!doctype html>'
+    """
     tables, null_tables = Tables.of(record), {name: Tables.of(null) for name, null in (nulls or {}).items()}
     render_tables(tables, Path(path), null_tables, ablation)
 
