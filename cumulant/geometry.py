@@ -52,7 +52,7 @@ def dual_bregman(measure: Measure, mean1: Queries, mean2: Queries) -> PerQuery:
     >>> import torch
     >>> from cumulant import Empirical
     >>> coin = Empirical(torch.tensor([[0.0], [1.0]], dtype=torch.float64))
-    >>> dual_bregman(coin, torch.tensor([0.5]).double(), torch.tensor([0.25]).double())      # a fair coin and a loaded one
+    >>> dual_bregman(coin, torch.tensor([0.5]).double(), torch.tensor([0.25]).double())       # fair and loaded
     tensor(0.1438, dtype=torch.float64)
     """
     second = measure.natural(mean2)

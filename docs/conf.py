@@ -1,5 +1,6 @@
 """The site: Markdown pages and the gallery, executed. `make docs` builds it into docs/_build."""
 
+import inspect
 import re
 import sys
 from importlib.metadata import version as installed
@@ -21,7 +22,6 @@ autodoc_typehints = "none"  # shapes are in the text; annotations repeat them in
 autodoc_preserve_defaults = True
 autodoc_member_order = "bysource"
 autodoc_class_signature = "mixed"
-python_maximum_signature_line_length = 88
 add_module_names = False
 toc_object_entries_show_parents = "hide"
 default_role = "literal"
@@ -30,8 +30,10 @@ html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_theme_options = {
     "description": "Attention is the mean of an exponential family",
-    "page_width": "1280px",
+    "page_width": "1180px",  # below it the theme has one column
+    "body_max_width": "none",
     "sidebar_width": "250px",
+    "show_relbars": True,
     "fixed_sidebar": True,
 }
 myst_heading_anchors = 3
@@ -104,8 +106,18 @@ def register_anchors(app, doctree) -> None:
 
 
 def as_rst(app, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
-    """Docstrings are plain text; a constant has none of its own, only that of its type."""
-    lines[:] = [] if what == "data" else to_rst(lines)
+    """Docstrings are plain text; a constant has none of its own, only that of its type.
+
+    Where one leads to the docstring of its module, that is put below it.
+    """
+    if what == "data":
+        lines[:] = []
+        return
+    below: list[str] = []
+    if "(module docstring" in (text := "\n".join(lines)):
+        lines[:] = text.replace("(module docstring", "(below").splitlines()
+        below = inspect.cleandoc(sys.modules[obj.__module__].__doc__ or "").splitlines()
+    lines[:] = [*to_rst(lines), *to_rst(below)]
 
 
 def skip_fields(app, what: str, name: str, obj: object, skip: bool, options: object) -> bool | None:

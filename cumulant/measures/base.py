@@ -90,6 +90,8 @@ class Hull(NamedTuple):
 class Measure(ABC):
     """A σ-finite measure h on R^d. Subclasses are frozen dataclasses, either abstract or final.
 
+        G(η) = log ∫ e^⟨x,η⟩ h(dx),    ∇G = E_η[x],    ∇²G = Cov_η[x],    G*(μ) = sup_η ⟨η,μ⟩ − G(η)
+
     ``dim`` is d, a field or a property. ``batch_shape`` are the axes of independent measures held in one object; they
     broadcast with the leading axes of η. ``query_rows`` is q where every query row has a measure of its own.
     """

@@ -103,16 +103,14 @@ def pages() -> dict[str, str]:
             if not names[module]:
                 continue
             heading = f"## cumulant.{module}\n\n" if len(page.modules) > 1 else ""
-            about = (importlib.import_module(f"cumulant.{module}").__doc__ or "").strip().splitlines()[0]
             blocks = "\n".join(_directive(item) for item in names[module])
-            parts.append(f"{heading}{about}\n\n```{{eval-rst}}\n{blocks}```\n")
+            about = f".. automodule:: cumulant.{module}\n   :no-index:\n"
+            parts.append(f"{heading}```{{eval-rst}}\n{about}\n{blocks}```\n")
         out[f"api/{stem}.md"] = "\n".join(parts)
     rows = [f"- [{page.title}]({stem}.md): {page.words}" for stem, page in PAGES.items()]
     count = sum(map(len, names.values()))
-    text = (
-        f"<!-- written by `python -m docs.generate` -->\n\n# Reference\n\nAll {count} public names, with the equation "
-    )
-    text += "that each computes, the shapes of its arguments and an example whose output the test suite compares.\n"
+    text = "<!-- written by `python -m docs.generate` -->\n\n# Reference\n\n"
+    text += f"All {count} public names: what each computes, the shapes of its arguments, examples that the tests run.\n"
     contents = "\n".join(PAGES)
     out["api/index.md"] = f"{text}\n" + "\n".join(rows) + f"\n\n```{{toctree}}\n:hidden:\n\n{contents}\n```\n"
     return out

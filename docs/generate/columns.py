@@ -28,7 +28,7 @@ def pages() -> dict[str, str]:
         parts.append(f"## {table}.parquet\n\n{about}\n")
         parts += [_section(group) for group in SECTIONS if group.table == table]
     parts.append("## What numbers are computed from\n")
-    rows = [[f"`{name}`", basis.kind, basis.words] for name, basis in BASES.items()]
+    rows = [[f"`{name}`", basis.kind, basis.words] for name, basis in BASES.items() if name != "run"]
     parts.append(markdown_table(["from", "kind", "words"], rows) + "\n")
     return {"columns.md": "\n".join(parts)}
 
@@ -48,4 +48,5 @@ def _section(group: ColumnGroup) -> str:
 
 
 def _basis(name: str) -> str:
-    return f"{BASES[name].kind}, `{name}`"
+    """With a link to the table below; what a row is about is computed from nothing."""
+    return "" if name == "run" else f"{BASES[name].kind}, [{name}](#what-numbers-are-computed-from)"

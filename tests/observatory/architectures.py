@@ -1,11 +1,12 @@
 """Every architecture of transformers at a size of a few thousand weights: does `attach` record its attention?
 
 A configuration is shrunk by `RULES`, names of sizes → small numbers, in all of its parts. What is then below 50 MB, can
-be built and reads a dozen tokens, an image or a second of sound is observed. docs/models.md is written from the outcomes.
+be built and reads a dozen tokens, an image or half a second of sound is observed: docs/models.md has what became of it.
 """
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import re
 import signal
@@ -20,7 +21,7 @@ from cumulant.observatory.record.recorder import NOT_RECORDED
 from tests.observatory.tiny_models import EXTRA, hf
 
 MAX_BYTES = 50_000_000
-SECONDS = 30  # for one architecture
+SECONDS = 60  # for one architecture
 TOKENS = 12
 WIDTH, HEADS, KEY_HEADS, LAYERS, VOCABULARY, POSITIONS = 32, 4, 2, 2, 64, 64
 HEAD_DIM = WIDTH // HEADS
@@ -29,7 +30,8 @@ HEAD_DIM = WIDTH // HEADS
 RULES: tuple[tuple[str, int | None], ...] = (
     (r".*(dropout|epsilon|_eps|_id|_ids|_std|_range|_theta|_factor|_coef|_alpha|_weight|_index)", None),
     (r"num_feat_extract_layers|conv_(stride|kernel|bias)|tdnn_.*|.*_stride|.*_kernel(_size)?", None),
-    (r"conv_dim|conv_depthwise_.*", WIDTH),
+    (r"conv_dim|conv_depthwise_.*|(.*_)?hidden_sizes|embed_dims|neck_.*_sizes", WIDTH),
+    (r"rotary_dim", HEAD_DIM // 2),
     (r"vocab_size(_or_config_json_file)?|.*_vocab_size|n_words|vocab_size_per_layer_input", VOCABULARY),
     (r"num_key_value_heads|.*_key_value_heads|num_kv_heads|n_head_kv|multi_query_group_num|kv_heads", KEY_HEADS),
     (r"(num_|n_|.*_)?(attention_)?(attn_)?heads?|num_.*_heads|n_heads?|.*_attention_heads|.*_num_heads", HEADS),
@@ -38,10 +40,10 @@ RULES: tuple[tuple[str, int | None], ...] = (
     (r"(num_|n_)?(hidden_)?layers?|num_.*_layers|.*_layers|.*_num_layers|n_layer|.*_depth|depth|num_blocks", LAYERS),
     (r"(num_|n_)?(routed_|local_|shared_)?experts|.*_num_experts|num_experts_.*group|n_group|num_expert_group", 2),
     (r".*experts_per_tok|moe_topk|top_k_experts|moe_k|.*_top_k|topk_group|num_selected_experts|router_topk", 1),
-    (r"max_.*position.*|n_positions|n_ctx|.*_position_embeddings|max_seq_len|.*_seq_length|max_source_positions", POSITIONS),
-    (r".*(intermediate|ffn|ff|feed_?forward|mlp|inner)(_hidden)?_?(size|dim|width)?(_mlp)?|n_inner|d_ff|d_inner", WIDTH),
-    (r"hidden_size|d_model|n_embd|dim|embed_dim|emb_dim|.*_hidden_size|.*_embed_dim|.*_d_model|width|.*embedding_size", WIDTH),
-    (r"projection_dim|.*_proj_dim|.*_projection_dim|.*output_dim|hidden_dim|.*_hidden_dim|embedding_dim|.*_embedding_dim", WIDTH),
+    (r"max_.*position.*|n_positions|n_ctx|.*_position_embeddings|max_seq_len|.*_seq_length", POSITIONS),
+    (r".*(intermediate|ffn|ff|feed_?forward|mlp|inner)(_hidden)?_?(size|dim|width)?(_mlp)?", WIDTH),
+    (r"n_inner|d_ff|d_inner|width|d_model|.*_d_model|n_embd|dim|(.*_)?embed_dim|emb_dim|.*embedding_size", WIDTH),
+    (r"(.*_)?hidden_size|(.*_)?(projection|hidden|embedding)_dim|.*_proj_dim|.*output_dim", WIDTH),
     (r"image_size|img_size|input_size", 32),
     (r"patch_size", 8),
     (r"num_mel_bins|feature_size|num_mels", 16),
@@ -53,10 +55,18 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     kind: extra for kind, extra in EXTRA.items() if kind not in ("esm", "gpt_neox", "phi", "stablelm", "nemotron")
 }
 OVERRIDES |= {
-    "esm": {"mask_token_id": 1, "position_embedding_type": "absolute"},
+    "esm": {"vocab_size": VOCABULARY, "mask_token_id": 1, "pad_token_id": 0, "position_embedding_type": "absolute"},
     "gpt_neo": {"window_size": 4, "num_layers": LAYERS, "attention_types": [[["local"], LAYERS]]},
     "opt": {"word_embed_proj_dim": WIDTH, "ffn_dim": WIDTH},
+    **{kind: {"mamba_n_heads": 8, "mamba_d_head": 8} for kind in ("bamba", "falcon_h1", "granitemoehybrid")},
+    "mamba2": {"num_heads": 8, "head_dim": 8},
+    "deepseek_v2": {"num_experts_per_tok": 1, "n_routed_experts": 2},
+    "llama4_text": {"attention_chunk_size": 4, "num_local_experts": 2, "use_qk_norm": False},
+    "xlnet": {"d_head": HEAD_DIM},
 }
+DERIVED = ("layer_types", "mlp_layer_types", "layers_block_type", "per_layer_config")  # one entry a layer, from others
+NOT_PASSED = ("rope_parameters", "rope_scaling", "torch_dtype", "dtype", "architectures", "transformers_version")
+NOT_PASSED += ("ignore_keys_at_rope_validation",)
 
 
 SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}  # if out of range
@@ -206,24 +216,39 @@ def shrunk(config: Any) -> dict[str, Any]:
     """
     parts = getattr(type(config), "sub_configs", {})
     out: dict[str, Any] = {}
+    depth = getattr(config, "num_hidden_layers", None) or 0
     ungrouped = getattr(config, "num_key_value_heads", None) == getattr(config, "num_attention_heads", None)
     for name, value in vars(config).items():
         if name in parts or hasattr(value, "to_dict"):
             if value is not None:
                 part = value if hasattr(value, "to_dict") else None
                 out[name] = {"model_type": part.model_type, **shrunk(part)} if part is not None else value
-        elif not name.startswith("_") and name not in ("torch_dtype", "dtype", "architectures", "transformers_version"):
-            out |= _small(name, value)
+        elif not name.startswith("_") and name not in (*NOT_PASSED, *DERIVED):
+            whole = isinstance(value, list) and len(value) == depth and depth > LAYERS
+            out |= _small(name, value[:LAYERS] if whole else value)
+    out |= _rotation(config)
     if ungrouped and "num_key_value_heads" in out:
         out["num_key_value_heads"] = out["num_attention_heads"]
     return out
 
 
+def _rotation(config: Any) -> dict[str, Any]:
+    """Of positions: without lists of one entry a frequency, but for the three parts of those of images."""
+    rotation = getattr(config, "rope_parameters", None)
+    if not isinstance(rotation, dict) or any(isinstance(value, dict) for value in rotation.values()):
+        return {}
+    code = inspect.getmodule(type(config)).__name__.replace(".configuration_", ".modeling_")
+    out = {name: value for name, value in rotation.items() if not isinstance(value, list)}
+    out["rope_theta"] = out.get("rope_theta") or 10_000.0
+    if "mrope_section" in inspect.getsource(importlib.import_module(code)):
+        half = round(HEAD_DIM * (out.get("partial_rotary_factor") or 1.0)) // 2
+        out["mrope_section"] = [half - 2 * (half // 3), half // 3, half // 3]
+    return {"rope_parameters": out}
+
+
 def _small(name: str, value: Any) -> dict[str, Any]:
     """What is passed for one entry: its rule if it is a size, nothing if it follows from others, else itself."""
     size = next((size for pattern, size in RULES if re.fullmatch(pattern, name)), None)
-    if name in ("layer_types", "mlp_layer_types", "rope_parameters", "rope_scaling", "layers_block_type"):
-        return {}  # lists of one entry a layer, and frequencies of a head: they are derived again
     if type(value) is int and re.fullmatch(r".*_(token_)?(id|index)", name) and value >= VOCABULARY:
         return {name: SPECIAL.get(name, VOCABULARY - 1)}
     if size is None or isinstance(value, bool) or value is None:
@@ -237,14 +262,28 @@ def _small(name: str, value: Any) -> dict[str, Any]:
 
 # ---------------------------------------------------------------------- inputs
 
+FEATURES = ("num_mel_bins", "feature_size", "input_feat_per_channel", "feature_projection_input_dim")
 
-def inputs_of(model: Any) -> dict[str, torch.Tensor]:
-    """A dozen tokens, an image or a second of sound, by what the model reads first."""
+
+def inputs_of(model: Any) -> dict[str, Any]:
+    """What the model reads without an error: of sound, features come before frames or after them."""
+    given = _inputs(model)
+    if "input_features" in given:
+        try:
+            with torch.no_grad():
+                model(**given)
+        except Exception:
+            return given | {"input_features": given["input_features"].mT.contiguous()}
+    return given
+
+
+def _inputs(model: Any) -> dict[str, Any]:
+    """A dozen tokens, an image or half a second of sound, by what the model reads first."""
     generator = torch.Generator().manual_seed(0)
     parameters = inspect.signature(model.forward).parameters
     main = "input_ids" if "input_ids" in parameters else model.main_input_name
     ids = torch.randint(3, VOCABULARY - 4, (1, TOKENS), generator=generator)
-    out: dict[str, torch.Tensor] = {}
+    out: dict[str, Any] = {}
     if main == "input_ids":
         out["input_ids"] = ids
     if main == "pixel_values" or ("pixel_values" in parameters and _needed(parameters["pixel_values"])) or _clip(model):
@@ -252,13 +291,15 @@ def inputs_of(model: Any) -> dict[str, torch.Tensor]:
         channels = _find(model.config, "num_channels") or 3
         out["pixel_values"] = torch.randn(1, channels, side, side, generator=generator)
     if main == "input_features":
-        bins = _find(model.config, "num_mel_bins") or _find(model.config, "feature_size") or 16
+        bins = next((n for name in FEATURES if (n := _find(model.config, name))), 16)
         frames = 2 * (_find(model.config, "max_source_positions") or 32)
         out["input_features"] = torch.randn(1, bins, frames, generator=generator)
     if main == "input_values":
         out["input_values"] = torch.randn(1, 8000, generator=generator)
     if "decoder_input_ids" in parameters and getattr(model.config, "is_encoder_decoder", False):
         out["decoder_input_ids"] = ids[:, :8]
+    if out and "use_cache" in parameters:
+        out["use_cache"] = False
     if not out:
         raise NotTried(f"it reads {main}, for which no inputs are made")
     return out

@@ -148,7 +148,19 @@ def method_of(name: str) -> Callable[[SwitchingLinearGaussian, Tensor, Tensor], 
 
 
 def measured_moments(model: TrackModel, record: Filtered | Smoothed) -> ProjectedNormal:
-    """Mean (T, m) and covariance (T, m, m) of H_s x, what is measured without its noise, under the mixture of modes."""
+    """Mean (T, m) and covariance (T, m, m) of H_s x, what is measured without its noise, under the mixture of modes.
+
+    >>> from pathlib import Path
+    >>> from tempfile import TemporaryDirectory
+    >>> from cumulant.filters.tracking import read_model, read_tracks
+    >>> from cumulant.filters.tracking.example import write_example
+    >>> with TemporaryDirectory() as directory:
+    ...     table, path = write_example(Path(directory) / "demo")
+    ...     model = read_model(path)
+    ...     tracks = read_tracks(table, model.columns)
+    >>> measured_moments(model, filter_tracks(model, tracks[:1])[0].filtered).mean.shape
+    torch.Size([200, 2])
+    """
     observation = model.at(()).observation  # (M, m, d)
     means = (observation @ record.mode_means[..., None])[..., 0]
     covariances = observation @ record.mode_covariances @ observation.mT
