@@ -15,14 +15,14 @@ def to_rst(lines: list[str]) -> list[str]:
     """The lines of a docstring without its common indentation, converted.
 
     >>> to_rst(["G of η.", "", "    G = log Σ", "", "eta  (*batch, d)"])
-    ['G of η.', '', '::', '', '    G = log Σ', '', '``eta``', '    (\\\\*batch, d)', '']
+    ['G of η.', '', '.. code-block:: text', '', '    G = log Σ', '', '``eta``', '    (\\\\*batch, d)', '']
     """
     out: list[str] = []
     for block in _blocks(lines):
         if block[0].startswith(">>>"):
             out += [*block, ""]
         elif block[0].startswith(" "):
-            out += ["::", "", *(f"    {line.removeprefix('    ')}" for line in block), ""]
+            out += [".. code-block:: text", "", *(f"    {line.removeprefix('    ')}" for line in block), ""]
         else:
             out += _paragraphs(block)
     return out

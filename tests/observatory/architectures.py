@@ -43,7 +43,7 @@ RULES: tuple[tuple[str, int | None], ...] = (
     (r"max_.*position.*|n_positions|n_ctx|.*_position_embeddings|max_seq_len|.*_seq_length", POSITIONS),
     (r".*(intermediate|ffn|ff|feed_?forward|mlp|inner)(_hidden)?_?(size|dim|width)?(_mlp)?", WIDTH),
     (r"n_inner|d_ff|d_inner|width|d_model|.*_d_model|n_embd|dim|(.*_)?embed_dim|emb_dim|.*embedding_size", WIDTH),
-    (r"(.*_)?hidden_size|(.*_)?(projection|hidden|embedding)_dim|.*_proj_dim|.*output_dim", WIDTH),
+    (r"(.*_)?hidden_size|(.*_)?(projection|hidden|embedding)_dim|.*_proj_dim|.*projection_size|.*output_dim", WIDTH),
     (r"image_size|img_size|input_size", 32),
     (r"patch_size", 8),
     (r"num_mel_bins|feature_size|num_mels", 16),
@@ -58,7 +58,8 @@ OVERRIDES |= {
     "esm": {"vocab_size": VOCABULARY, "mask_token_id": 1, "pad_token_id": 0, "position_embedding_type": "absolute"},
     "gpt_neo": {"window_size": 4, "num_layers": LAYERS, "attention_types": [[["local"], LAYERS]]},
     "opt": {"word_embed_proj_dim": WIDTH, "ffn_dim": WIDTH},
-    **{kind: {"mamba_n_heads": 8, "mamba_d_head": 8} for kind in ("bamba", "falcon_h1", "granitemoehybrid")},
+    **{kind: {"mamba_n_heads": 8, "mamba_d_head": 8} for kind in ("bamba", "granitemoehybrid")},
+    "falcon_h1": {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_ssm": 64},
     "mamba2": {"num_heads": 8, "head_dim": 8},
     "deepseek_v2": {"num_experts_per_tok": 1, "n_routed_experts": 2},
     "llama4_text": {"attention_chunk_size": 4, "num_local_experts": 2, "use_qk_norm": False},
@@ -235,6 +236,8 @@ def shrunk(config: Any) -> dict[str, Any]:
 def _rotation(config: Any) -> dict[str, Any]:
     """Of positions: without lists of one entry a frequency, but for the three parts of those of images."""
     rotation = getattr(config, "rope_parameters", None)
+    if rotation is None and "rope_parameters" in vars(config):
+        rotation = {"rope_type": "default"}
     if not isinstance(rotation, dict) or any(isinstance(value, dict) for value in rotation.values()):
         return {}
     code = inspect.getmodule(type(config)).__name__.replace(".configuration_", ".modeling_")
