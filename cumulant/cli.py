@@ -24,6 +24,7 @@ def application() -> typer.Typer:
     import typer
 
     from cumulant.commands.bench import bench
+    from cumulant.commands.columns import columns
     from cumulant.commands.doctor import doctor
     from cumulant.commands.experiment import experiment
     from cumulant.commands.observe import compare, observe, report
@@ -34,7 +35,7 @@ def application() -> typer.Typer:
 
     app = typer.Typer(cls=Commands, no_args_is_help=True, pretty_exceptions_show_locals=False)
     app.callback(epilog=EXIT_CODES)(_callback())
-    for command in (observe, report, compare, experiment, track, train, verify, bench, doctor):
+    for command in (observe, report, compare, columns, experiment, track, train, verify, bench, doctor):
         app.command(command.__name__, help=_paragraphs(command))(command)
     return app
 

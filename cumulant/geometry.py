@@ -22,7 +22,13 @@ from cumulant.typing import Codes, PerQuery, Queries
 
 
 def kl(measure: Measure, eta1: Queries, eta2: Queries) -> PerQuery:
-    """KL(p_η1 ‖ p_η2), in natural coordinates."""
+    """KL(p_η1 ‖ p_η2), in natural coordinates: (*batch, q, d) twice → (*batch, q).
+
+    >>> import torch
+    >>> from cumulant import Gaussian
+    >>> kl(Gaussian(torch.zeros(1), torch.eye(1)), torch.tensor([3.0]), torch.tensor([1.0]))      # |η1 − η2|²/2
+    tensor(2.)
+    """
     return measure.kl(eta1, eta2)
 
 
@@ -42,6 +48,12 @@ def dual_bregman(measure: Measure, mean1: Queries, mean2: Queries) -> PerQuery:
     """B_G*(μ1, μ2) = G*(μ1) − G*(μ2) − ⟨η2, μ1−μ2⟩ = KL(p_η1 ‖ p_η2): in mean coordinates the order stays (S1-I2).
 
     +inf where μ1 lies outside the hull of the support; μ2 must lie inside, where it has an η2.
+
+    >>> import torch
+    >>> from cumulant import Empirical
+    >>> coin = Empirical(torch.tensor([[0.0], [1.0]], dtype=torch.float64))
+    >>> dual_bregman(coin, torch.tensor([0.5]).double(), torch.tensor([0.25]).double())       # fair and loaded
+    tensor(0.1438, dtype=torch.float64)
     """
     second = measure.natural(mean2)
     if not holds(second.status != int(Status.OUTSIDE)):
@@ -52,22 +64,51 @@ def dual_bregman(measure: Measure, mean1: Queries, mean2: Queries) -> PerQuery:
 
 
 def fenchel_young(measure: Measure, eta: Queries, mean: Queries) -> PerQuery:
-    """G(η) + G*(μ) − ⟨η,μ⟩ ≥ 0, zero iff μ = ∇G(η); equals KL(p_{η(μ)} ‖ p_η)."""
+    """G(η) + G*(μ) − ⟨η,μ⟩ ≥ 0, zero iff μ = ∇G(η); equals KL(p_{η(μ)} ‖ p_η).
+
+    >>> import torch
+    >>> from cumulant import Empirical
+    >>> coin = Empirical(torch.tensor([[0.0], [1.0]], dtype=torch.float64))
+    >>> fenchel_young(coin, torch.zeros(1).double(), torch.tensor([[0.5], [0.75]]).double())
+    tensor([0.0000, 0.1308], dtype=torch.float64)
+    """
     return measure.log_normalizer(eta) + measure.conjugate(mean) - (eta * mean).sum(-1)
 
 
 def to_mean(measure: Measure, eta: Queries) -> Queries:
-    """η ↦ μ = ∇G(η)."""
+    """η ↦ μ = ∇G(η).
+
+    >>> import torch
+    >>> from cumulant import Empirical
+    >>> coin = Empirical(torch.tensor([[0.0], [1.0]], dtype=torch.float64))
+    >>> to_mean(coin, torch.zeros(1).double())
+    tensor([0.5000], dtype=torch.float64)
+    """
     return measure.mean(eta)
 
 
 def to_natural(measure: Measure, mean: Queries) -> Solution:
-    """μ ↦ η = ∇G*(μ)."""
+    """μ ↦ η = ∇G*(μ).
+
+    >>> import torch
+    >>> from cumulant import Empirical
+    >>> coin = Empirical(torch.tensor([[0.0], [1.0]], dtype=torch.float64))
+    >>> to_natural(coin, torch.tensor([0.75]).double()).value                                          # log 3
+    tensor([1.0986], dtype=torch.float64)
+    """
     return measure.natural(mean)
 
 
 def inner(measure: Measure, eta: Queries, u: Queries, v: Queries) -> PerQuery:
-    """The Fisher metric ⟨u,v⟩_η = uᵀ ∇²G(η) v of two tangent vectors in natural coordinates."""
+    """The Fisher metric ⟨u,v⟩_η = uᵀ ∇²G(η) v of two tangent vectors in natural coordinates.
+
+    >>> import torch
+    >>> from cumulant import Empirical
+    >>> coin = Empirical(torch.tensor([[0.0], [1.0]], dtype=torch.float64))
+    >>> zero, one = torch.zeros(1).double(), torch.ones(1).double()
+    >>> inner(coin, zero, one, 2 * one)                                                      # the variance 1/4, times 2
+    tensor(0.5000, dtype=torch.float64)
+    """
     return (u * measure.fisher_mv(eta, v)).sum(-1)
 
 
@@ -86,12 +127,25 @@ def natural_gradient(measure: Measure, eta: Queries, gradient: Queries) -> Queri
 
 
 def e_geodesic(a: Queries, b: Queries, t: float | Tensor) -> Queries:
-    """(1−t) a + t b: straight in natural coordinates; p_t ∝ p_a^{1−t} p_b^t."""
+    """(1−t) a + t b: straight in natural coordinates; p_t ∝ p_a^{1−t} p_b^t.
+
+    >>> import torch
+    >>> e_geodesic(torch.tensor([0.0]), torch.tensor([2.0]), 0.25)
+    tensor([0.5000])
+    """
     return torch.lerp(a, b, torch.as_tensor(t, dtype=a.dtype, device=a.device))
 
 
 def m_geodesic(measure: Measure, a: Queries, b: Queries, t: float | Tensor) -> Solution:
-    """The η whose mean is (1−t) ∇G(a) + t ∇G(b): straight in mean coordinates, the I-projected mixture."""
+    """The η whose mean is (1−t) ∇G(a) + t ∇G(b): straight in mean coordinates, the I-projected mixture.
+
+    >>> import torch
+    >>> from cumulant import Empirical
+    >>> coin = Empirical(torch.tensor([[0.0], [1.0]], dtype=torch.float64))
+    >>> a, b = torch.tensor([-1.0]).double(), torch.tensor([3.0]).double()
+    >>> m_geodesic(coin, a, b, 0.5).value, e_geodesic(a, b, 0.5)
+    (tensor([0.4505], dtype=torch.float64), tensor([1.], dtype=torch.float64))
+    """
     start, end = measure.mean(a), measure.mean(b)
     return measure.natural(torch.lerp(start, end, torch.as_tensor(t, dtype=start.dtype, device=start.device)))
 
@@ -167,6 +221,11 @@ def kkt_residual(rows: Tensor, offsets: Tensor, x: Tensor, weights: Tensor) -> P
     ν ≥ 0,    1ᵀν = 1,    Aᵀν = 0 (in units of the largest row),    ν = softmax(Ax + b).
 
     1 without rows: no weights sum to 1.
+
+    >>> import torch
+    >>> rows, zero = torch.tensor([[-1.0], [1.0]]), torch.zeros(1)
+    >>> [float(kkt_residual(rows, torch.zeros(2), zero, torch.tensor(w))) for w in ([0.5, 0.5], [0.75, 0.25])]
+    [0.0, 0.5]
     """
     total = (weights.sum(-1) - 1).abs()
     if rows.shape[-2] == 0:

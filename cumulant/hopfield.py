@@ -183,12 +183,22 @@ def update_error_bound(patterns: Tensor, distance: float | Tensor, *, beta: floa
 
 
 def jacobian_bound(patterns: Tensor, distance: float | Tensor, *, beta: float | Tensor = 1.0) -> PerQuery:
-    """‖β∇²G‖ ≤ 2βN(N−1) M² exp(−β(Δ_i − 2Mδ)) within δ of pattern i: the rate of its basin (Theorem 4)."""
+    """‖β∇²G‖ ≤ 2βN(N−1) M² exp(−β(Δ_i − 2Mδ)) within δ of pattern i: the rate of its basin (Theorem 4).
+
+    >>> import torch
+    >>> jacobian_bound(4 * torch.eye(3), 0.1)
+    tensor([4.8087e-05, 4.8087e-05, 4.8087e-05])
+    """
     return _bound("jacobian_bound", patterns, distance, beta, lambda n, m, b: 2 * b * n * (n - 1) * m**2)
 
 
 def fixed_point_bound(patterns: Tensor, *, beta: float | Tensor = 1.0) -> PerQuery:
-    """|x_i* − x_i| ≤ 2e(N−1) M exp(−βΔ_i), if the fixed point x_i* lies within 1/(2βM) of x_i (Theorem 5)."""
+    """|x_i* − x_i| ≤ 2e(N−1) M exp(−βΔ_i), if the fixed point x_i* lies within 1/(2βM) of x_i (Theorem 5).
+
+    >>> import torch
+    >>> fixed_point_bound(4 * torch.eye(3))
+    tensor([4.8944e-06, 4.8944e-06, 4.8944e-06])
+    """
     return _bound("fixed_point_bound", patterns, 0.0, beta, lambda n, m, b: 2 * math.e * (n - 1) * m)
 
 

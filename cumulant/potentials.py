@@ -291,7 +291,7 @@ class Block(Potential):
 def least_slope(
     activation: Callable[[Tensor], Tensor], low: float = -6.0, high: float = 6.0, points: int = 20_001
 ) -> float:
-    """The smallest derivative of a scalar activation on a grid, in float64.
+    """The smallest derivative min_t f′(t) of a scalar activation f on a grid low ≤ t ≤ high, in float64.
 
     Wᵀ f(Wη + b) is the gradient of a convex function for every W iff f never falls. GELU (−0.1289) and SiLU (−0.0998)
     do fall, so a layer of them can contract; sigmoid, ReLU and softplus do not (X-13).

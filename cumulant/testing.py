@@ -46,6 +46,11 @@ def check_measure(
     eta    (q, d) queries inside the natural domain; by default five of size about ½, smaller if need be
     draws  samples per query for the law of `sample`; that law is left out for a measure without `sample`, and with 0
     skip   statements of `LAWS` to leave out
+
+    >>> from cumulant import Sphere
+    >>> errors = check_measure(Sphere(3))
+    >>> errors["G is convex"] <= 1e-12
+    True
     """
     for name in skip:
         if name not in (known := [law.statement for law in LAWS]):
@@ -190,7 +195,14 @@ LAWS = [
 
 
 def sampling_law(draws: int, seed: int) -> Law:
-    """Sample mean and covariance within 4.5 standard errors of `mean` and `fisher`; the error is in those units."""
+    """Sample mean and covariance within 4.5 standard errors of ∇G and ∇²G; the error is in those units.
+
+    >>> import torch
+    >>> from cumulant import Sphere
+    >>> law = sampling_law(draws=1000, seed=0)
+    >>> law.error(Sphere(3), torch.zeros(1, 3).double()) < law.tolerance
+    True
+    """
 
     def error(h: Measure, eta: Tensor) -> float:
         generator = torch.Generator(device=eta.device).manual_seed(seed)

@@ -207,6 +207,10 @@ def attention_function(
     s_aux          (heads,) log weights of a sink
 
     Masks and order as in `read_support`; other arguments are refused unless they are known to change nothing.
+
+    >>> query, value = torch.zeros(1, 1, 2, 4), torch.tensor([[[[1.0], [3.0]]]])
+    >>> attention_function(nn.Identity(), query, query, value, None, is_causal=False)[0].flatten()
+    tensor([2., 2.])
     """
     if dropout and module.training:
         advice = "Build it with attention_dropout=0 (BERT: attention_probs_dropout_prob=0), or call model.eval()."
@@ -282,6 +286,9 @@ def mask_function(*args, **arguments) -> Tensor | None:
 
     Under torch.compile, and where a model composes masks (packed sequences, chunks, images that see both ways), it is
     the table of transformers' `sdpa_mask`.
+
+    >>> mask_function(batch_size=1, q_length=2, kv_length=3, q_offset=1)
+    StructuralMask((1, 1, 2, 3), {'causal': True, 'offset': 1})
     """
     rule = arguments.get("mask_function", masking_utils.causal_mask_function)
     tokens = arguments.get("attention_mask")

@@ -1,25 +1,39 @@
 """The site: Markdown pages and the gallery, executed. `make docs` builds it into docs/_build."""
 
+import inspect
 import re
+import sys
 from importlib.metadata import version as installed
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from docutils import nodes
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from docs.docstrings import to_rst
+
 project = "cumulant"
 copyright = "the cumulant authors"
 release = version = installed("cumulant")
-extensions = ["myst_parser", "sphinx_gallery.gen_gallery"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_gallery.gen_gallery"]
 exclude_patterns = ["_build"]
+autodoc_typehints = "none"  # shapes are in the text; annotations repeat them in another notation
+autodoc_preserve_defaults = True
+autodoc_member_order = "bysource"
+autodoc_class_signature = "mixed"
+add_module_names = False
+toc_object_entries_show_parents = "hide"
 default_role = "literal"
 html_title = "cumulant"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_theme_options = {
     "description": "Attention is the mean of an exponential family",
-    "page_width": "1280px",
+    "page_width": "1180px",  # below it the theme has one column
+    "body_max_width": "none",
     "sidebar_width": "250px",
+    "show_relbars": True,
     "fixed_sidebar": True,
 }
 myst_heading_anchors = 3
@@ -91,6 +105,28 @@ def register_anchors(app, doctree) -> None:
         slugs.update({anchor: (node.line, anchor, anchor) for anchor in re.findall(r'<a id="([^"]+)">', node.astext())})
 
 
+def as_rst(app, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
+    """Docstrings are plain text; a constant has none of its own, only that of its type.
+
+    Where one leads to the docstring of its module, that is put below it.
+    """
+    if what == "data":
+        lines[:] = []
+        return
+    below: list[str] = []
+    if "(module docstring" in (text := "\n".join(lines)):
+        lines[:] = text.replace("(module docstring", "(below").splitlines()
+        below = inspect.cleandoc(sys.modules[obj.__module__].__doc__ or "").splitlines()
+    lines[:] = [*to_rst(lines), *to_rst(below)]
+
+
+def skip_fields(app, what: str, name: str, obj: object, skip: bool, options: object) -> bool | None:
+    """Fields of records are described in the text of the record."""
+    return True if type(obj).__name__ in ("_tuplegetter", "member_descriptor") else None
+
+
 def setup(app) -> None:
+    app.connect("autodoc-process-docstring", as_rst)
+    app.connect("autodoc-skip-member", skip_fields)
     app.connect("source-read", link_to_pages)
     app.connect("doctree-read", register_anchors)

@@ -12,8 +12,8 @@ from typer import testing
 from typer.main import get_command
 
 from cumulant import cli, extras
-from cumulant.commands import reference, train
-from cumulant.files import insert
+from cumulant.commands import train
+from docs.generate import commands
 
 ROOT = Path(__file__).parent.parent
 COMMANDS = sorted(get_command(cli.application()).commands)  # pyright: ignore[reportAttributeAccessIssue]
@@ -135,5 +135,5 @@ def test_a_command_without_its_package_is_exit_2_and_one_sentence(package, words
 
 def test_the_page_of_the_command_line_has_every_option():
     page = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
-    assert insert(page, reference.MARK, reference.option_tables(cli.application())) == page, reference.__doc__
+    assert commands.pages() == {"cli.md": page}, "run python -m docs.generate"
     assert all(f"| `cumulant {name}` |" in page for name in COMMANDS)

@@ -25,7 +25,7 @@ from cumulant.kernels.losses import LossPlan, losses
 
 
 class VocabularyLoss(NamedTuple):
-    """loss, and G(h) of every position in the shape of ``targets``; gradients flow through both."""
+    """loss, and G(h) = log Σ_v e^{⟨w_v,h⟩ + b_v} of every position, as ``targets``; gradients flow through both."""
 
     loss: Tensor
     log_normalizer: Tensor

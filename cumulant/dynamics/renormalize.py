@@ -70,7 +70,12 @@ class Renormalize(ABC):
 @final
 @dataclass(frozen=True, eq=False)
 class Unchanged(Renormalize):
-    """No normaliser: y."""
+    """No normaliser: y ↦ y, (*batch, n, d).
+
+    >>> import torch
+    >>> Unchanged()(torch.tensor([[3.0, 4.0]]))
+    tensor([[3., 4.]])
+    """
 
     ensemble: ClassVar[bool] = False
 

@@ -42,7 +42,7 @@ class Forecast(NamedTuple):
 
 
 def forecast(model: SwitchingLinearGaussian, filtered: Filtered, steps: int, *, order: int = 2) -> Forecast:
-    """The next steps after those of a filter, as if their observations were missing (module docstring).
+    """The next steps after those of a filter, p(x_{T+k} | y_1 … y_T), observations missing (module docstring).
 
     filtered  what `gpb`, `imm`, `kalman` or `exact` returned for this model; with a mask, each sequence goes on from
               its own end

@@ -44,7 +44,7 @@ class Learned(NamedTuple):
     """The result of EM.
 
     model            the best model met on the way: no other has a greater log p(y) by the filter of this order
-    log_likelihoods  (k+1) log p(y) of the initial model and after each of k steps, summed over the sequences; the last
+    log_likelihoods  (k+1,) log p(y) of the initial model and after each of k steps, summed over the sequences; the last
                      may be that of a step which lowered it and was not taken
     status           CONVERGED; MAX_STEPS; STALLED where an approximate step lowered the log-likelihood; NONFINITE where
                      it led to a model without one

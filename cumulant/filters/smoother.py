@@ -127,6 +127,8 @@ def filter_and_smooth(
 def kim(model: SwitchingLinearGaussian, filtered: Filtered, *, mask: Tensor | None = None) -> Smoothed:
     """Kim's backward pass over the record of a filter: `gpb` of order 2, or `imm`, which is cheaper.
 
+        p(z_t = i | y_1 … y_T) = Σ_j p(z_t = i | z_{t+1} = j, y_1 … y_t) p(z_{t+1} = j | y_1 … y_T)
+
     As coarse as `smooth` of order 2, with the same `SmootherWarning`.
 
     >>> import torch

@@ -65,6 +65,12 @@ def sharded_moments(
 
     Sent per rank of R, in numbers: an all-reduce of q (1 + width of the statistics) forwards and of q d backwards, each
     2 (R − 1)/R times; in a ring (R − 1) n (d + e) forwards and (2R − 1) n (d + e) backwards.
+
+    >>> import torch, torch.distributed as dist
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)    # torchrun does this for many
+    >>> sharded_moments(torch.zeros(1, 1), torch.tensor([[1.0], [3.0]])).mean             # of the keys of all ranks
+    tensor([[2.]])
+    >>> dist.destroy_process_group()
     """
     single = eta.ndim == 1 and queries == "replicated"
     eta = eta[None] if single else eta
@@ -222,7 +228,15 @@ def spans(lengths: Sequence[int], rank: int, layout: str = "contiguous") -> list
 def deal(tensor: Tensor, group: Group = None, *, dim: int = -2, layout: str = "contiguous") -> Tensor:
     """The part of a tensor, whole on every rank, that belongs to this one.
 
+    tensor  (*batch, n, d), or any with n at ``dim``; the answer has about n/R there
+
     "contiguous" gives the first ranks one more row if the rows do not divide evenly; "zigzag" needs a multiple of 2R.
+
+    >>> import torch, torch.distributed as dist
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)    # torchrun does this for many
+    >>> deal(torch.arange(4.0)[:, None]).shape                                            # one rank has everything
+    torch.Size([4, 1])
+    >>> dist.destroy_process_group()
     """
     ranks = Ranks(group)
     n = tensor.shape[dim]

@@ -36,6 +36,17 @@ def per_query(method: Callable[Concatenate[M, Tensor, P], R]) -> Callable[Concat
 
     η (and any further tensor argument) is checked and broadcast against the batch of the measure; a single query (d,)
     gets a query axis before the call and loses it after.
+
+    >>> import torch
+    >>> from dataclasses import dataclass
+    >>> @dataclass(frozen=True, eq=False)
+    ... class Coin(Measure):                                                # a unit mass on 0 and on 1
+    ...     dim = 1
+    ...     @per_query
+    ...     def log_normalizer(self, eta):
+    ...         return torch.nn.functional.softplus(eta[..., 0])            # (*batch, q, 1) → (*batch, q)
+    >>> Coin().mean(torch.zeros(1)), Coin().mean(torch.zeros(5, 1)).shape
+    (tensor([0.5000]), torch.Size([5, 1]))
     """
 
     @functools.wraps(method)
@@ -82,6 +93,8 @@ class Hull(NamedTuple):
 
 class Measure(ABC):
     """A σ-finite measure h on R^d. Subclasses are frozen dataclasses, either abstract or final.
+
+        G(η) = log ∫ e^⟨x,η⟩ h(dx),    ∇G = E_η[x],    ∇²G = Cov_η[x],    G*(μ) = sup_η ⟨η,μ⟩ − G(η)
 
     ``dim`` is d, a field or a property. ``batch_shape`` are the axes of independent measures held in one object; they
     broadcast with the leading axes of η. ``query_rows`` is q where every query row has a measure of its own.

@@ -22,7 +22,13 @@ def shard(measure: Empirical, group: Group = None, *, timeout: float = TIMEOUT) 
     """Split the atoms of a measure, the same on every rank, over the ranks of a process group.
 
     Each rank keeps an equal run of atoms (the first ranks one more). Atoms that were never in one process need no
-    splitting: ``Sharded(Empirical(own atoms), group)``.
+    splitting: ``Sharded(Empirical(own atoms), group)``. Of n atoms (*batch, n, d) each of R ranks has about n/R.
+
+    >>> import torch, torch.distributed as dist
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)    # torchrun does this for many
+    >>> shard(Empirical(torch.tensor([[1.0], [3.0]]))).mean(torch.zeros(1))                # of the atoms of all ranks
+    tensor([2.])
+    >>> dist.destroy_process_group()
     """
     if not isinstance(measure, Empirical):
         advice = "Other measures have closed forms: there is nothing to split."

@@ -87,7 +87,17 @@ def report_attention(
     scale: float = 1.0,
     rows: Tensor | None = None,
 ) -> None:
-    """Hand one call of ``module`` to all observers, as an `AttentionCall`."""
+    """Hand one call of ``module`` to all observers, as an `AttentionCall`: what a layer of one's own calls once a pass.
+
+    eta (batch, heads, q, d), key (batch, key heads, n, d), value (batch, key heads, n, e), output (batch, heads, q, e)
+
+    >>> import torch
+    >>> calls, x = [], torch.zeros(1, 2, 3, 4)
+    >>> with on_attention(calls.append):
+    ...     report_attention(torch.nn.Identity(), x, x, x, x)
+    >>> calls[0].eta.shape
+    torch.Size([1, 2, 3, 4])
+    """
     if not _observers:
         return
     parts = {"eta": eta, "key": key, "value": value, "output": output}

@@ -42,7 +42,7 @@ def systematic(log_weights: Tensor, count: int | None = None, *, generator: torc
 
 
 def stratified(log_weights: Tensor, count: int | None = None, *, generator: torch.Generator) -> Tensor:
-    """Ancestors from one random point in each of N equal strata; arguments as in `systematic`.
+    """Ancestors (*batch, N) from one random point in each of N equal strata; arguments as in `systematic`.
 
     >>> import torch
     >>> stratified(torch.zeros(3), generator=torch.Generator().manual_seed(0))      # equal weights: each survives once
@@ -52,7 +52,7 @@ def stratified(log_weights: Tensor, count: int | None = None, *, generator: torc
 
 
 def multinomial(log_weights: Tensor, count: int | None = None, *, generator: torch.Generator) -> Tensor:
-    """N independent ancestors; arguments as in `systematic`.
+    """N independent ancestors (*batch, N); arguments as in `systematic`.
 
     >>> import torch
     >>> multinomial(torch.tensor([-torch.inf, 0.0]), 3, generator=torch.Generator().manual_seed(0))

@@ -179,7 +179,16 @@ def temper(
 
 
 def redraw(measure: Measure, start: Tensor) -> Proposal:
-    """Propose a fresh draw of p_η0: for any measure that can be sampled; accepted rarely once p_η is far from p_η0."""
+    """Propose a fresh draw of p_η0: for any measure that can be sampled; accepted rarely once p_η is far from p_η0.
+
+    start  η0, (*batch, q, d) or (d,); the proposal maps particles (*batch, q, n, d) to new ones
+
+    >>> import torch
+    >>> from cumulant import Gaussian
+    >>> propose = redraw(Gaussian(torch.zeros(1), torch.eye(1)), torch.tensor([3.0]))               # N(3, 1)
+    >>> abs(float(propose(torch.zeros(4000, 1), torch.Generator().manual_seed(0)).mean()) - 3) < 0.1
+    True
+    """
 
     def propose(x: Tensor, generator: torch.Generator) -> Tensor:
         # one start for many queries must not give them one draw in common
@@ -189,7 +198,15 @@ def redraw(measure: Measure, start: Tensor) -> Proposal:
 
 
 def crank_nicolson(measure: Gaussian, start: Tensor, step: float = 0.5) -> Proposal:
-    """Propose x′ = m + √(1−s²)(x − m) + s(ξ − m), ξ ~ p_η0 with mean m: a step of size s that leaves N(m, Σ) alone."""
+    """Propose x′ = m + √(1−s²)(x − m) + s(ξ − m), ξ ~ p_η0 with mean m: a step of size s that leaves N(m, Σ) alone.
+
+    >>> import torch
+    >>> from cumulant import Gaussian
+    >>> propose = crank_nicolson(Gaussian(torch.zeros(1), torch.eye(1)), torch.zeros(1), 0.6)
+    >>> x = propose(torch.ones(4000, 1), torch.Generator().manual_seed(0))                        # N(0.8, 0.36)
+    >>> abs(float(x.mean()) - 0.8) < 0.05, abs(float(x.std()) - 0.6) < 0.05
+    (True, True)
+    """
     if not isinstance(measure, Gaussian):
         got, advice = type(measure).__name__, "Use redraw for other measures."
         raise TypeError(sentence("crank_nicolson.measure", "a Gaussian", got, advice))

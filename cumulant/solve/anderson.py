@@ -25,7 +25,15 @@ class AndersonState(NamedTuple):
 
 @dataclass(frozen=True)
 class Anderson:
-    """``memory`` past points, mixing ``gate`` g, and a ridge relative to the residuals that keeps α bounded.
+    """Anderson acceleration, x⁺ = Σ_i α_i ((1−g) x_i + g f(x_i)) with the α of least residual |Σ_i α_i (f(x_i) − x_i)|.
+
+    memory past points, mixing gate g, and a ridge relative to the residuals that keeps α bounded.
+
+    >>> import torch
+    >>> from cumulant import Picard, fixed_point
+    >>> x = torch.ones(1, dtype=torch.float64)
+    >>> [int(fixed_point(torch.cos, x, solver=solver).steps) for solver in (Picard(), Anderson())]
+    [55, 11]
 
     width  features of a token, where features are tokens one after the other and α must not depend on later ones;
            None: one α for the whole sample

@@ -9,7 +9,13 @@ from cumulant.checks import sentence
 
 @dataclass(frozen=True)
 class Picard:
-    """x⁺ = f(x)."""
+    """x⁺ = f(x).
+
+    >>> import torch
+    >>> from cumulant import fixed_point
+    >>> fixed_point(torch.cos, torch.ones(1), solver=Picard()).value
+    tensor([0.7391])
+    """
 
     def init(self, x: Tensor) -> None:
         return None
@@ -20,7 +26,13 @@ class Picard:
 
 @dataclass(frozen=True)
 class Damped:
-    """x⁺ = (1 − g) x + g f(x)."""
+    """x⁺ = (1 − g) x + g f(x).
+
+    >>> import torch
+    >>> from cumulant import fixed_point
+    >>> fixed_point(lambda x: 3 - 2 * x, torch.zeros(1), solver=Damped(0.5)).value           # where x⁺ = f(x) diverges
+    tensor([1.0000])
+    """
 
     gate: float = 0.5
 

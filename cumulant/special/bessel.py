@@ -14,7 +14,7 @@ DEBYE_ORDER = 40  # from √(ν²+κ²) = 40 on the expansion is exact to 1e-15,
 
 
 def far_from(dtype: torch.dtype) -> float:
-    """κ from which Debye's expansion holds at every order to the precision of a dtype.
+    """The least κ for which Debye's expansion in 1/√(ν² + κ²) holds at every order ν to the precision of a dtype.
 
     >>> import torch
     >>> far_from(torch.float64), far_from(torch.float32)

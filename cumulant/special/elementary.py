@@ -88,7 +88,7 @@ def times_expm1(factor: Tensor, t: Tensor) -> Tensor:
 
 
 def log_left(t: Tensor, rate: Tensor) -> Tensor:
-    """log(1 − t/r) for t < r, r > 0: the share of the rate that a query leaves, exact near 0 and near r.
+    """log(1 − t/r) for t < r, r > 0, elementwise: e^… is the share of the rate that a query leaves, exact at 0 and r.
 
     >>> import torch
     >>> log_left(torch.tensor([1e-30, -1e308], dtype=torch.float64), torch.tensor(1e-3, dtype=torch.float64))

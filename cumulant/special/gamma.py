@@ -115,5 +115,11 @@ def _power_gap(z: Tensor, delta: Tensor, n: int) -> Tensor:
 
 
 def standard_gamma(concentration: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Gamma(concentration, 1) draws from a given generator, which torch.distributions does not take."""
+    """Gamma(concentration, 1) draws from a given generator, which torch.distributions does not take.
+
+    >>> import torch
+    >>> draws = standard_gamma(torch.full((10_000,), 3.0), torch.Generator().manual_seed(0))       # mean 3
+    >>> abs(float(draws.mean()) - 3) < 0.1
+    True
+    """
     return torch.ops.aten._standard_gamma(concentration, generator)

@@ -55,6 +55,17 @@ def filter_tracks(
     Tracks whose rows lie equally far apart run as one batch, shorter ones masked after their end; an answer does not
     depend on the tracks that run beside it. ``smooth`` adds Kim's smoother: of order k with "gpbk", of order 2 with
     "imm", "kalman" and "gpb1". Where it is less certain than its filter a `SmootherWarning` names the tracks.
+
+    >>> from pathlib import Path
+    >>> from tempfile import TemporaryDirectory
+    >>> from cumulant.filters.tracking import read_model, read_tracks
+    >>> from cumulant.filters.tracking.example import write_example
+    >>> with TemporaryDirectory() as directory:
+    ...     table, path = write_example(Path(directory) / "demo")
+    ...     model = read_model(path)
+    ...     tracks = read_tracks(table, model.columns)
+    >>> filter_tracks(model, tracks[:1])[0].filtered.mean.shape                  # (T, d)
+    torch.Size([200, 6])
     """
     run, order = method_of(method), smoother_order(method)
     estimates: dict[int, Estimate] = {}
@@ -137,7 +148,19 @@ def method_of(name: str) -> Callable[[SwitchingLinearGaussian, Tensor, Tensor], 
 
 
 def measured_moments(model: TrackModel, record: Filtered | Smoothed) -> ProjectedNormal:
-    """Mean (T, m) and covariance (T, m, m) of H_s x, what is measured without its noise, under the mixture of modes."""
+    """Mean (T, m) and covariance (T, m, m) of H_s x, what is measured without its noise, under the mixture of modes.
+
+    >>> from pathlib import Path
+    >>> from tempfile import TemporaryDirectory
+    >>> from cumulant.filters.tracking import read_model, read_tracks
+    >>> from cumulant.filters.tracking.example import write_example
+    >>> with TemporaryDirectory() as directory:
+    ...     table, path = write_example(Path(directory) / "demo")
+    ...     model = read_model(path)
+    ...     tracks = read_tracks(table, model.columns)
+    >>> measured_moments(model, filter_tracks(model, tracks[:1])[0].filtered).mean.shape
+    torch.Size([200, 2])
+    """
     observation = model.at(()).observation  # (M, m, d)
     means = (observation @ record.mode_means[..., None])[..., 0]
     covariances = observation @ record.mode_covariances @ observation.mT

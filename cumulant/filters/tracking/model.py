@@ -43,6 +43,7 @@ from cumulant.checks import sentence
 from cumulant.filters import SwitchingLinearGaussian
 from cumulant.filters.tracking.headings import headings
 from cumulant.filters.tracking.motion import ORDERS, Chain, Discretized, Drift, Fixed, Motion, halve
+from cumulant.filters.tracking.schema import TABLES, keys_of
 from cumulant.filters.tracking.section import Section, load_toml, section, suggestion
 from cumulant.filters.tracking.table import TableColumns
 
@@ -140,18 +141,25 @@ def _discretized(mode: Mode, gaps: Tensor) -> Discretized:
 
 
 def read_model(path: Path) -> TrackModel:
-    """The model that a TOML file describes; see the top of this module."""
-    whole = section(f"{path},", load_toml(path), ("table", "measurement", "mode", "switching", "initial"))
+    """The model that a TOML file describes; docs/tracking.md has its keys.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> from cumulant.filters.tracking.example import write_example
+    >>> with TemporaryDirectory() as directory:
+    ...     model = read_model(write_example(Path(directory) / "demo")[1])
+    >>> model.states
+    ('x', 'y', 'x_velocity', 'y_velocity', 'x_acceleration', 'y_acceleration')
+    """
+    whole = section(f"{path},", load_toml(path), tuple(TABLES))
     table = whole.need("table", "Say what the columns are.")
-    columns = _columns(section(f"{path}, [table]", table, TableColumns._fields))
-    measurement = section(f"{path}, [measurement]", whole.values.get("measurement", {}), ("noise",))
+    columns = _columns(section(f"{path}, [table]", table, keys_of("table")))
+    measurement = section(f"{path}, [measurement]", whole.values.get("measurement", {}), keys_of("measurement"))
     modes = _modes(path, whole.need("mode", "Write a table [[mode]] for each mode."), columns, measurement)
     switching = _switching(path, whole, columns, modes)
     names = common_states(modes)
     _check_names(path, names, modes, columns)
-    known = ("mean", "covariance", "modes", "start")
     advice = "Say how sure the state at the first row is: covariance."
-    initial = section(f"{path}, [initial]", whole.need("initial", advice), known)
+    initial = section(f"{path}, [initial]", whole.need("initial", advice), keys_of("initial"))
     return TrackModel(columns, modes, switching, _initial(initial, names, modes, columns))
 
 
@@ -200,8 +208,8 @@ def _modes(path: Path, tables: object, columns: TableColumns, measurement: Secti
 
 
 def _mode(where: str, values: object, columns: TableColumns, measurement: Section) -> Mode:
-    own = ("state", "observation", "dynamics", "process_noise", "drift", "diffusion")
-    mode = section(where, values, ("name", "motion", "q", "noise", *own))
+    mode = section(where, values, keys_of("mode"))
+    own = [key for key in keys_of("mode") if key not in ("name", "motion", "q", "noise")]
     motions = (*ORDERS, MATRICES)
     motion = mode.text("motion", f"Write one of {', '.join(motions)}.")
     if motion not in motions:
@@ -246,7 +254,7 @@ def _explicit(mode: Section, d: int, columns: TableColumns) -> Motion:
 
 
 def _switching(path: Path, whole: Section, columns: TableColumns, modes: Sequence[Mode]) -> Switching:
-    table = section(f"{path}, [switching]", whole.values.get("switching", {}), ("transition", "rates"))
+    table = section(f"{path}, [switching]", whole.values.get("switching", {}), keys_of("switching"))
     if table.has("transition") == table.has("rates"):
         if len(modes) == 1 and not table.values:
             return Switching(torch.ones(1, 1, dtype=torch.float64), timed=False)

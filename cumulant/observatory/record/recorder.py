@@ -55,7 +55,7 @@ def attach(
 
     model          of transformers, or any with layers of `cumulant.nn` in it; what `torch.compile`, data parallelism or
                    a module with one transformers model in it put around it is taken off, and may be called
-    quantities     names or groups of `cumulant.observatory.statistics.heads.QUANTITIES`; all if None
+    quantities     names or groups of `cumulant.observatory.statistics.quantities.QUANTITIES`; all if None
     seed           of the sample of queries on which costly quantities are computed
     hidden_states  also keep the law of the hidden states before and after every sublayer
     alter          what is measured in the place of a call, for nulls; the model itself goes on with its own

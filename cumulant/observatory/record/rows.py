@@ -1,17 +1,13 @@
 """Rows of the tables, and the one naming scheme of their columns, in heads.parquet, layers.parquet and on the page.
 
     Q                     the quantity: its mean over tokens, or a number of its own, such as a fit
-    Q_std, Q_se           standard deviation over tokens, and standard error of the mean as if tokens were independent
-    Q_p05 … Q_p95         percentiles over tokens
-    Q_count               tokens behind it
+    Q_std, Q_p05, …       of its law over tokens
     Q_null_NAME           Q of the record of a null, "random" or "shuffled"
-    Q_null, Q_null_low, Q_null_high   of a distance to a Gaussian: the mean and the 0.5 % and 99.5 % points of Gaussian
-                          samples of the same size and covariance
-    layer, head           numbers, from 0: of the attention modules in the order of the model, and of the heads in one
-    name, block           paths: of the attention module, and of the block it is in
+    Q_null, …             of a distance to a Gaussian: the same of Gaussian samples
 
-series.parquet has a row for each Q, with the columns value, std, count and null in the place of Q, Q_std, Q_count and
-Q_null. What is not known is NaN here, and null in the files and on the page.
+statistics/quantities.py has every column and every ending with its meaning (`cumulant columns`). series.parquet has a
+row for each Q, with the columns value, std, count and null in the place of Q, Q_std, Q_count and Q_null. What is not
+known is NaN here, and null in the files and on the page.
 """
 
 from __future__ import annotations
@@ -78,13 +74,10 @@ def columns(name: str, value: object) -> dict[str, Cell]:
 
 @dataclass(frozen=True)
 class HeadRow:
-    """One head.
+    """One head; what its fields mean is in `quantities.HEAD_NAMES`.
 
-    kind            "self" or "cross"
-    hopfield_class  I–IV, from the share of the keys that have 90 % of the mass
-    quantities      of its tokens
-    numbers         of the head: fits, and what follows from its weights
-    link_queries, link_needed   sampled queries that the link fit has, and that it needs
+    quantities  of its tokens: `quantities.QUANTITIES`
+    numbers     of the head: `quantities.FITS`, and `quantities.WEIGHT_NUMBERS` that follow from its weights
     """
 
     layer: int
@@ -116,23 +109,8 @@ class HeadRow:
 class LayerRow(NamedTuple):
     """The hidden states at one stage of a block.
 
-    role                "state", "norm", or "front" for the norm that attention reads through
-    tokens, perturbed   how many there are, and how many are behind growth, step and contraction
-    rms                 |x|/√D
-    cosine_to_mean      of a token to the mean direction of its sequence
-    pairwise_cosine     mean cosine between the tokens of a sequence, per sequence
-    growth, step        log of how much a small perturbation has grown since the block, and since the stage before
-    inverse             1/σ of a norm, the operator norm of its Jacobian without gain
-    contraction         log of how much a norm lets a perturbation grow, with gain
-    variance, effective_rank, participation_ratio, top_share
-                        of the covariance: its trace, exp H(λ/Σλ), (Σλ)²/Σλ², λ₁/Σλ; the second and third less what the
-                        number of tokens does to them, as if tokens were independent
-    channels, whitened, freedom
-                        of the states about the means of their sequences: their dimension, the tokens behind the
-                        covariance that whitens them, and those less the sequences
-    gaussian_rank, mardia_dim, sampled, reconstructed
-                        how many directions and tokens the next were computed from
-    sliced_w2, skewness, kurtosis, lle_error   distances to a Gaussian of the same covariance
+    Which stage is in `quantities.STAGE_NAMES`, what is measured there in `quantities.STATES`, `COVARIANCES`,
+    `DISTANCES` and `STATE_COUNTS`.
     """
 
     block: str

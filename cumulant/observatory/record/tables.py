@@ -15,6 +15,7 @@ from cumulant.observatory.record.record import AttentionLayer, Record
 from cumulant.observatory.record.rows import Cell, HeadRow, LayerRow, NullComparison, TokenStatistics, finite
 from cumulant.observatory.statistics.gaussianity import (
     Comparison,
+    ShapeStatistics,
     compare_with_gaussian,
     participation_ratio,
     principal_axes,
@@ -34,7 +35,7 @@ TOKEN_COLUMNS = {  # of tokens.parquet
     **{"excerpt": int, "text": str, "position": int, "token": str, "layer": int, "head": int},
     **{"entropy": float, "log_normalizer": float},
 }
-DISTANCES = ("sliced_w2", "skewness", "kurtosis", "lle_error")
+DISTANCES = ShapeStatistics._fields
 
 
 class Tables(NamedTuple):

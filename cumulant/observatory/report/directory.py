@@ -32,23 +32,23 @@ from cumulant.observatory.report import verdicts as rules_of_verdicts
 from cumulant.observatory.report.page import render_page
 from cumulant.observatory.report.verdicts import Answer, Number, verdicts
 from cumulant.observatory.statistics import gaussianity
-from cumulant.observatory.statistics.heads import BY_NAME
+from cumulant.observatory.statistics.quantities import (
+    ABLATION,
+    COVARIANCES,
+    FITS,
+    PERTURBATIONS,
+    QUANTITIES,
+    WEIGHT_NUMBERS,
+    Quantity,
+)
+from cumulant.observatory.statistics.quantities import DISTANCES as DISTANCE_QUANTITIES
+from cumulant.observatory.statistics.quantities import STATES as STATE_QUANTITIES
 
 VERDICTS = "cumulant verdicts"  # in the metadata of heads.parquet
 PAGE_SUFFIXES = (".html", ".htm")
 STATES = ("rms", "pairwise_cosine", "effective_rank", "participation_ratio", *DISTANCES)  # of a layer, on the page
-PERTURBATIONS = {
-    "expansion": ("expansion", "log |δ after| / |δ before|", "Growth of a small random perturbation of all tokens by a sublayer with its residual."),
-    "contraction": ("contraction", "log |δ after| / |δ before|", "The same for a norm: below 0 it contracts."),
-}  # fmt: skip
-NUMBERS = {  # of a head, beside its quantities
-    "gradientness": ("gradient-ness", "cos(W_O W_V, W_Qᵀ W_K)", "1 if the head climbs its log-normalizer, −1 if it descends it, 0 ± 1/D for random weights."),
-    "ascent_index": ("ascent index", "tr(VBᵀ)/(|V||B|)", "The same where the states are white: above 0 the head clusters, below 0 it makes the law more Gaussian (§12)."),
-    "link_r2": ("link fit R²", "R² of η ≈ A·∇G(η) + b", "How linear the canonical link of the head is (S2-E15)."),
-    "link_slope_error": ("link slope error", "|A − Cov(K)⁻¹| / |Cov(K)⁻¹|", "0 if the keys are Gaussian for the head's queries."),
-    "ablation_damage": ("damage if replaced", "1 − cos, or relative change of perplexity", "What the model loses if this head alone becomes its Gaussian approximation (S1-C1)."),
-    "gaussian_r2": ("Gaussian fit R²", "R² of v̄ + Cov(v,k)η", "How much of the output one Gaussian in the place of the keys explains (S1-C1)."),
-}  # fmt: skip
+SHOWN_STATES = [q for q in (*STATE_QUANTITIES, *COVARIANCES, *DISTANCE_QUANTITIES) if q.name in STATES]
+NUMBERS = {q.name: q for q in (*WEIGHT_NUMBERS, *FITS, ABLATION)}  # of a head, beside its quantities
 
 
 def write_tables(tables: Tables, directory: Path, nulls: dict[str, Tables]) -> None:
@@ -212,6 +212,7 @@ def page_data(tables: Tables, nulls: dict[str, Tables], ablation: dict | None = 
             a._asdict() | {"numbers": [n._asdict() for n in a.numbers]} for a in answers(tables, nulls, ablation)
         ],
         "quantities": _definitions(record, heads),
+        "definitions": [_definition(q) for q in SHOWN_STATES if tables.layers],
         "layers": [
             {"index": i, "name": layer.name, "kind": layer.kind, "heads": layer.heads}
             for i, layer in enumerate(record.modules)
@@ -237,13 +238,15 @@ def page_parts(tables: Tables, nulls: dict[str, list[HeadRow]]) -> dict:
 
 
 def _definitions(record: Record, heads: list[HeadRow]) -> list[dict]:
-    quantities = [q for q in BY_NAME.values() if q.name in record.quantities]
-    entries = [(q.name, q.label, q.equation, q.words, q.unit) for q in quantities]
-    entries += [(name, *texts, "nats") for name, texts in PERTURBATIONS.items()]
-    measured = [name for name in NUMBERS if any(known([row.value(name)]) for row in heads)]
-    entries += [(name, *NUMBERS[name], "") for name in measured]
-    names = ("name", "label", "equation", "words", "unit")
-    return [dict(zip(names, entry, strict=True)) | {"good_range": None} for entry in entries]
+    """Of the quantities of heads, as the figures of the page name them."""
+    measured = [q for q in QUANTITIES if q.name in record.quantities]
+    numbers = [q for q in NUMBERS.values() if any(known([row.value(q.name)]) for row in heads)]
+    return [_definition(q) for q in (*measured, *PERTURBATIONS, *numbers)]
+
+
+def _definition(quantity: Quantity) -> dict:
+    names = ("name", "label", "equation", "words", "unit", "sampled")
+    return {name: getattr(quantity, name) for name in names} | {"good_range": None}
 
 
 def _head(record: Record, row: HeadRow, nulls: dict[str, HeadRow]) -> dict:
@@ -260,7 +263,7 @@ def _head(record: Record, row: HeadRow, nulls: dict[str, HeadRow]) -> dict:
 
 
 def _states(rows: list[LayerRow]) -> list[dict]:
-    """Rows of the residual stream, each with what made it: growth by a sublayer, or contraction by a norm, as logarithms.
+    """Rows of the residual stream, each with the logarithm of the growth by a sublayer or the contraction by a norm.
 
     In a post-norm block norms stand on the stream, so that a step to "attention normed" or to the end is a contraction;
     in a pre-norm block they stand on branches, and the contraction is put where the norm reads.

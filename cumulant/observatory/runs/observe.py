@@ -66,6 +66,17 @@ def observe(
 
     Memory does not grow with the length of the texts. An interrupt (Ctrl-C) ends the reading and gives the record so
     far, with ``meta.complete`` false.
+
+    >>> from tokenizers import Tokenizer, models, pre_tokenizers
+    >>> from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+    >>> words = Tokenizer(models.WordLevel({"[PAD]": 0, "a": 1, "rose": 2, "is": 3}, "[PAD]"))
+    >>> words.pre_tokenizer = pre_tokenizers.Whitespace()
+    >>> tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="[PAD]")
+    >>> sizes = {"vocab_size": 4, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    >>> model = BertModel(BertConfig(**sizes, intermediate_size=8)).eval()
+    >>> record = observe(model, ["a rose is a rose is a rose"], tokenizer=tokenizer)
+    >>> record.meta.tokens, record.tally("entropy").mean.shape                 # one number for each head
+    (8, torch.Size([2]))
     """
     network, tokenizer = (model.model, model.tokenizer) if isinstance(model, Loaded) else (model, tokenizer)
     network = unwrapped(network)

@@ -1,19 +1,18 @@
-"""The options of all commands as Markdown, from their declarations: the tables of docs/cli.md.
-
-After an option has changed, write them again:
-
-    python -c "from cumulant.commands import reference; from cumulant.cli import application as a; reference.renew(a())"
-"""
-
-from __future__ import annotations
-
-from pathlib import Path
+"""The options of all commands in docs/cli.md, from their declarations."""
 
 import typer
 from typer.main import get_command
 
-PAGE = Path("docs/cli.md")
-MARK = "options"
+from cumulant.cli import application
+from cumulant.files import insert, markdown_row
+from docs.generate.write import DOCS
+
+PAGE, MARK = "cli.md", "options"
+
+
+def pages() -> dict[str, str]:
+    """The page under its file name, with the tables between its marks."""
+    return {PAGE: insert((DOCS / PAGE).read_text(encoding="utf-8"), MARK, option_tables(application()))}
 
 
 def option_tables(app: typer.Typer) -> str:
@@ -26,16 +25,7 @@ def option_tables(app: typer.Typer) -> str:
     return "\n\n".join(sections)
 
 
-def renew(app: typer.Typer, page: Path = PAGE) -> None:
-    """Write the tables into the page."""
-    from cumulant.files import insert, write
-
-    write(page, insert(page.read_text(encoding="utf-8"), MARK, option_tables(app)))
-
-
 def _row(option) -> str:
-    from cumulant.files import markdown_row
-
     argument = option.param_type_name == "argument"
     name = (option.metavar or option.name or "").upper() if argument else ", ".join(option.opts)
     if option.required:

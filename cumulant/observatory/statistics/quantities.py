@@ -1,0 +1,265 @@
+"""Every quantity of the observatory and every column of its tables, as plain data: the one source of the tables, the
+glossary of the page, `cumulant columns` and docs/columns.md.
+
+A table is a list of sections; the columns of a section have the same columns beside them, which the endings name:
+`entropy_p95` is a percentile of `entropy`. Nothing is imported here that takes time.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+TABLES = {
+    "heads": "One row for each attention head.",
+    "layers": "One row for each stage of each block: the residual stream and its norms.",
+    "tokens": "One row for each token of the first texts, layer and head.",
+    "series": "`cumulant observe --checkpoints`: one row for each step, head or stage, and quantity.",
+}
+
+# ---------------------------------------------------------------------- what numbers are computed from
+
+
+class Basis(NamedTuple):
+    """What a number is computed from: "exact" if from everything there is, "sampled" if from a part of it."""
+
+    kind: str
+    words: str
+
+
+BASES = {
+    "tokens": Basis("exact", "every token"),
+    "weights": Basis("exact", "the weights of the model"),
+    "weights_and_states": Basis("sampled", "the weights, and the covariance of the states that the head reads"),
+    "run": Basis("exact", "the model and the run"),
+    "excerpts": Basis("exact", "every token of the first 4 texts, at most 192 of each"),
+    "queries": Basis("sampled", "one query in 32 of every sequence, at least 1 and at most 16"),
+    "fit": Basis("sampled", "one fit of a head, from the same sampled queries"),
+    "received": Basis("sampled", "all tokens of one sequence in 32, and of the first"),
+    "sequences": Basis("sampled", "whole sequences, about 2048 tokens of a batch"),
+    "within": Basis("sampled", "states about the means of their sequences: 512 of them, their covariance from all"),
+    "perturbed": Basis("sampled", "one sequence in 16, and the first"),
+    "row": Basis("as its quantity", "see the quantity of the row"),
+}
+
+# ---------------------------------------------------------------------- columns beside a column
+
+OVER_TOKENS = {
+    "_std": "standard deviation over tokens, or over sequences where each has one number",
+    "_se": "standard error of the mean, as if tokens were independent",
+    "_count": "tokens behind it, or sequences",
+    "_p05": "5 % percentile over tokens",
+    "_p25": "25 % percentile over tokens",
+    "_p50": "median over tokens",
+    "_p75": "75 % percentile over tokens",
+    "_p95": "95 % percentile over tokens",
+}
+RANDOM_NULL = {"_null_random": "the same of the same architecture with random weights, on the same text"}
+SHUFFLED_NULL = {"_null_shuffled": "the same with the keys of a batch permuted, alike for all heads"}
+GAUSSIAN_NULL = {
+    "_null": "mean of the same over Gaussian samples of the same size and covariance",
+    "_null_low": "0.5 % point of the same over Gaussian samples",
+    "_null_high": "99.5 % point of the same over Gaussian samples",
+}
+ENDINGS = OVER_TOKENS | RANDOM_NULL | SHUFFLED_NULL | GAUSSIAN_NULL
+
+# ---------------------------------------------------------------------- quantities
+
+
+class Quantity(NamedTuple):
+    """One number: of a head and token, of a head, or of a stage; or what a row is about.
+
+    name      of its column, and the beginning of the names beside it
+    label     on the page
+    equation  what it is; "" for names and counts
+    words     what it says
+    unit      nats, keys, share, tokens, …; "" for a number without unit
+    basis     what it is computed from, a key of `BASES`
+    group     of quantities of heads, as --quantities selects them: "cheap" from the fused kernel, "full" from one
+              streaming pass, "sampled" on a sample of queries
+    """
+
+    name: str
+    label: str
+    equation: str
+    words: str
+    unit: str
+    basis: str
+    group: str = ""
+
+    @property
+    def sampled(self) -> str:
+        """ "exact" or "sampled", and from what.
+
+        >>> BY_NAME["k90"].sampled
+        'sampled: one query in 32 of every sequence, at least 1 and at most 16'
+        """
+        kind, words = BASES[self.basis]
+        return f"{kind}: {words}"
+
+
+QUANTITIES: tuple[Quantity, ...] = (
+    Quantity("log_normalizer", "log-normalizer", "G = log Σⱼ exp(⟨η,kⱼ⟩ + wⱼ)", "The potential whose gradient is the head's mean key; the evidence of the keys for the query.", "nats", "tokens", "cheap"),
+    Quantity("entropy", "entropy", "H = −Σⱼ pⱼ log pⱼ", "How widely the head looks: 0 for one key, log N for all alike.", "nats", "tokens", "cheap"),
+    Quantity("effective_atoms", "effective keys", "1/Σⱼ pⱼ²", "How many keys the head averages.", "keys", "tokens", "full"),
+    Quantity("max_score", "largest score", "maxⱼ ⟨η,kⱼ⟩", "The score of the key that fits best.", "nats", "tokens", "full"),
+    Quantity("first_mass", "mass on the first token", "p₀", "Attention to the first token, where sinks form.", "share", "tokens", "full"),
+    Quantity("sink_mass", "mass on the learned sink", "e^s/(e^s + Σⱼ e^{⟨η,kⱼ⟩})", "Probability of the atom with value 0 that some models add.", "share", "tokens", "full"),
+    Quantity("kl_to_base", "KL to base", "KL(p ‖ h) = ⟨η,∇G⟩ − G + log|h|", "How far the query moved the measure of the keys.", "nats", "tokens", "full"),
+    Quantity("condensed", "condensed", "KL(p ‖ h) > log N − 1", "Share of tokens for which softmax has condensed on a few keys (X-9).", "share", "tokens", "full"),
+    Quantity("fisher_trace", "Fisher trace", "s · tr Cov_p(k)", "Expansion rate of the query by the head's own keys.", "", "tokens", "full"),
+    Quantity("collapse_loss", "collapse loss", "tr Cov_p(v)", "What the output forgets of the mixture of values it averages (S2-C9).", "", "tokens", "full"),
+    Quantity("k90", "keys for 90 %", "least k with k largest pⱼ ≥ 0.9", "Hopfield class I–IV by its median: the size of what the head retrieves.", "keys", "queries", "sampled"),
+    Quantity("k90_share", "share of keys for 90 %", "k/N", "The same as a share of the visible keys: above 1/2 class I, 1/8 II, 1/32 III, else IV.", "share", "queries", "sampled"),
+    Quantity("fisher_top", "top Fisher eigenvalue", "s · λ_max(Cov_p(k))", "Above 1 the head can hold several memories.", "", "queries", "sampled"),
+    Quantity("fisher_volume", "log-volume, keys", "log det(I + s·Cov_p(k))", "Expansion of volume by η + ∇G, the step of the theory (X-1).", "nats", "queries", "sampled"),
+    Quantity("head_volume", "log-volume, head", "log|det(I + s·Cov_p(v,k)·W_Q W_O)|", "Expansion of volume in the residual stream by this head, keys frozen.", "nats", "queries", "sampled"),
+    Quantity("received_top", "largest attention received", "maxⱼ Σᵢ pᵢⱼ/N", "Share of all attention that goes to one key: the implied source marginal (S2-C8).", "share", "received", "sampled"),
+    Quantity("received_effective", "keys that receive", "1/Σⱼ σⱼ²,  σⱼ = Σᵢ pᵢⱼ/N", "How many keys are attended to by a sequence; N if doubly stochastic.", "keys", "received", "sampled"),
+)  # fmt: skip
+BY_NAME = {q.name: q for q in QUANTITIES}
+
+FITS = (
+    Quantity("link_r2", "link fit R²", "R² of η ≈ A·∇G(η) + b", "How linear the canonical link of the head is (S2-E15).", "", "fit"),
+    Quantity("link_slope_error", "link slope error", "|A − Cov(K)⁻¹| / |Cov(K)⁻¹|", "0 if the keys are Gaussian for the head's queries.", "", "fit"),
+    Quantity("gaussian_r2", "Gaussian fit R²", "R² of v̄ + Cov(v,k)η", "How much of the output one Gaussian in the place of the keys explains (S1-C1).", "", "fit"),
+)  # fmt: skip
+WEIGHT_NUMBERS = (
+    Quantity("gradientness", "gradient-ness", "cos(W_O W_V, W_Qᵀ W_K)", "1 if the head climbs its log-normalizer, −1 if it descends it, 0 ± 1/D for random weights.", "", "weights"),
+    Quantity("ascent_index", "ascent index", "tr(VBᵀ)/(|V||B|)", "The same where the states are white: above 0 the head clusters, below 0 it makes the law more Gaussian (§12).", "", "weights_and_states"),
+)  # fmt: skip
+STATES = (
+    Quantity("rms", "size of a token", "|x|/√D", "Root mean square of the channels of a hidden state.", "", "tokens"),
+    Quantity("cosine_to_mean", "cosine to the mean", "⟨x, m⟩/(|x||m|),  m = Σᵢ xᵢ/|xᵢ|", "Of a token to the mean direction of its sequence.", "", "sequences"),
+    Quantity("pairwise_cosine", "mean cosine between tokens", "mean over i ≠ j of ⟨xᵢ, xⱼ⟩/(|xᵢ||xⱼ|)", "Per sequence: 1 if its tokens have collapsed to one direction.", "", "sequences"),
+    Quantity("growth", "growth since the block", "log |δ here| / |δ in|", "Of a small random perturbation of all tokens that enter the block.", "nats", "perturbed"),
+    Quantity("step", "growth since the stage before", "log |δ here| / |δ before|", "The same for one sublayer with its residual, or for one norm on the stream: below 0 it contracts.", "nats", "perturbed"),
+    Quantity("inverse", "slope of a norm", "1/σ", "Operator norm of the Jacobian of a norm without gain; below 1 it contracts. Rows of norms only.", "", "sequences"),
+    Quantity("contraction", "growth through a norm", "log |δ after| / |δ before|", "Of a perturbation through a norm, with gain. Rows of norms only.", "nats", "perturbed"),
+)  # fmt: skip
+COVARIANCES = (
+    Quantity("variance", "variance", "tr C = Σλ", "Trace of the covariance C of the states, with eigenvalues λ; kept up to 1024 channels.", "", "sequences"),
+    Quantity("effective_rank", "effective rank", "exp H(λ/Σλ)", "How many directions the states use, by entropy; less what the number of tokens does to it.", "directions", "sequences"),
+    Quantity("participation_ratio", "participation ratio", "(Σλ)²/Σλ²", "How many directions the states use, by variance; less what the number of tokens does to it.", "directions", "sequences"),
+    Quantity("top_share", "share of the first direction", "λ₁/Σλ", "Near 1 where one direction outweighs all others.", "share", "sequences"),
+)  # fmt: skip
+DISTANCES = (
+    Quantity("sliced_w2", "distance from a Gaussian", "(mean over directions of W₂²)^½", "Root mean square over 64 directions of the distance W₂ of a whitened projection to N(0, 1).", "", "within"),
+    Quantity("skewness", "skewness", "b₁ = meanᵢⱼ ⟨yᵢ, yⱼ⟩³", "Mardia's skewness of the whitened states in their principal directions; 0 for a Gaussian.", "", "within"),
+    Quantity("kurtosis", "kurtosis", "meanᵢ |yᵢ|⁴ / (k(k + 2))", "Mardia's kurtosis of the whitened states in k principal directions; 1 for a Gaussian.", "", "within"),
+    Quantity("lle_error", "error of local linear reconstruction", "|x − Σ wⱼxⱼ| / |x − mean|", "Of a state rebuilt from its 8 nearest neighbours with weights that sum to 1; a trimmed mean.", "", "within"),
+)  # fmt: skip
+ABLATION = Quantity("ablation_damage", "damage if replaced", "1 − cos, or relative change of perplexity", "What the model loses if this head alone becomes its Gaussian approximation (S1-C1).", "", "run")  # fmt: skip
+PERTURBATIONS = (  # on the page: `step` and `contraction` of a block side by side
+    Quantity("expansion", "expansion", "log |δ after| / |δ before|", "Growth of a small random perturbation of all tokens by a sublayer with its residual.", "nats", "perturbed"),
+    Quantity("contraction", "contraction", "log |δ after| / |δ before|", "The same for a norm: below 0 it contracts.", "nats", "perturbed"),
+)  # fmt: skip
+
+# ---------------------------------------------------------------------- what a row is about
+
+
+def _column(name: str, words: str, unit: str = "", basis: str = "run") -> Quantity:
+    return Quantity(name, name.replace("_", " "), "", words, unit, basis)
+
+
+LAYER = _column("layer", "Number of the attention module, from 0, in the order of the model.")
+HEAD = _column("head", "Number of the head in its module, from 0.")
+HEAD_NAMES = (
+    LAYER,
+    HEAD,
+    _column("name", "Path of the attention module in the model."),
+    _column("block", "Path of the block that the module is in; null where none was found."),
+    _column("kind", '"self" or "cross": whether queries and keys are of one sequence.'),
+    _column("hopfield_class", "I, II, III or IV, from the median of k90_share.", basis="queries"),
+    _column("link_queries", "Sampled queries that the link fit has.", "queries", "queries"),
+    _column("link_needed", "Sampled queries that the link fit needs, 2d + 1; with fewer it is null.", "queries"),
+)
+STAGE_NAMES = (
+    _column("block", "Path of the block in the model."),
+    _column("stage", '"in", "attention", "mlp", "out", …, or the path of a norm: where in the block.'),
+    _column("role", '"state" for the stream, "norm" for a norm, "front" for the norm that attention reads through.'),
+    LAYER._replace(words="Number of the first attention module in the block; null if it has none."),
+    _column("tokens", "Tokens behind the size, or behind the slope of a norm.", "tokens", "tokens"),
+    _column("perturbed", "Tokens behind growth, step and contraction.", "tokens", "perturbed"),
+)
+STATE_COUNTS = (
+    _column("channels", "Dimension D of the states.", "channels"),
+    _column("whitened", "Tokens behind the covariance that whitens the states.", "tokens", "within"),
+    _column("freedom", "Those tokens less their sequences: degrees of freedom of that covariance.", "tokens", "within"),
+    _column("gaussian_rank", "Directions in which the states are compared with a Gaussian.", "directions", "within"),
+    _column("mardia_dim", "Directions k of skewness and kurtosis.", "directions", "within"),
+    _column("sampled", "States that are compared with a Gaussian.", "tokens", "within"),
+    _column("reconstructed", "States that are rebuilt for lle_error.", "tokens", "within"),
+)
+TOKEN_NAMES = (
+    _column("excerpt", "Number of the text among those that are kept token by token, from 0."),
+    _column("text", "Name of the text."),
+    _column("position", "Of the token in its text, from 0."),
+    _column("token", "The token as a string."),
+    LAYER,
+    HEAD,
+)
+SERIES_NAMES = (
+    _column("step", "Number of the checkpoint."),
+    LAYER._replace(words="Number of the attention module, from 0, or of the first one in the block."),
+    _column("name", "Path of the attention module, or of the block where the row is about hidden states."),
+    _column("head", "Number of the head; null where the row is about hidden states."),
+    _column("stage", "Stage of the block; null where the row is about a head."),
+    _column("quantity", "Name of a quantity of heads.parquet, or of layers.parquet without ending."),
+)
+SERIES_VALUES = (
+    _column("value", "Mean over tokens, or the number of the head or stage.", "of the quantity", "row"),
+    _column("std", "Standard deviation over tokens; null for fits, weights and covariances.", "of the quantity", "row"),
+    _column("count", "Tokens behind it; null for fits and numbers of the weights.", "tokens", "row"),
+    _column("null", "Of a distance to a Gaussian: its mean over Gaussian samples.", "of the quantity", "row"),
+)
+
+# ---------------------------------------------------------------------- the tables
+
+
+class ColumnGroup(NamedTuple):
+    """Columns of one table that have the same columns beside them.
+
+    endings  of those: ending → words
+    """
+
+    table: str
+    title: str
+    columns: tuple[Quantity, ...]
+    endings: dict[str, str]
+
+    @property
+    def names(self) -> list[str]:
+        """Of all columns, those beside others included."""
+        return [column.name + ending for column in self.columns for ending in ("", *self.endings)]
+
+    @property
+    def nulls(self) -> list[str]:
+        """Endings of the nulls."""
+        return [ending for ending in self.endings if ending.startswith("_null")]
+
+
+NULLS = RANDOM_NULL | SHUFFLED_NULL
+SECTIONS = (
+    ColumnGroup("heads", "Which head", HEAD_NAMES, {}),
+    ColumnGroup("heads", "Means over tokens", QUANTITIES, OVER_TOKENS | NULLS),
+    ColumnGroup("heads", "Fits", FITS, NULLS),
+    ColumnGroup("heads", "From the weights", WEIGHT_NUMBERS, RANDOM_NULL),
+    ColumnGroup("layers", "Which stage", STAGE_NAMES, {}),
+    ColumnGroup("layers", "Means over tokens", STATES, OVER_TOKENS),
+    ColumnGroup("layers", "From the covariance of the states", COVARIANCES, {}),
+    ColumnGroup("layers", "Distances to a Gaussian of the same covariance", DISTANCES, GAUSSIAN_NULL),
+    ColumnGroup("layers", "What those distances were computed from", STATE_COUNTS, {}),
+    ColumnGroup("tokens", "Which token", TOKEN_NAMES, {}),
+    ColumnGroup("tokens", "Its numbers", tuple(BY_NAME[n]._replace(basis="excerpts") for n in ("entropy", "log_normalizer")), {}),
+    ColumnGroup("series", "Which row", SERIES_NAMES, {}),
+    ColumnGroup("series", "Its numbers", SERIES_VALUES, {}),
+)  # fmt: skip
+
+
+def column_names(table: str) -> list[str]:
+    """All columns that a table can have.
+
+    >>> [name for name in column_names("heads") if name.startswith("gradientness")]
+    ['gradientness', 'gradientness_null_random']
+    """
+    return [name for section in SECTIONS if section.table == table for name in section.names]

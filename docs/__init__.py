@@ -1,0 +1,1 @@
+"""Pages and what writes the generated ones among them."""
