@@ -23,10 +23,11 @@ SHORTER = {  # what is added to commands that take minutes; the text says how lo
     "cumulant observe --checkpoints": "--max-tokens 600",
     "cumulant train": "--steps 2 --block standard",
 }
-LEFT_OUT = {  # each is run by another test, or is that test
+LEFT_OUT = {  # of what is run; each is run by another test, or is that test
     "cumulant bench": "tests/test_benchmarks.py runs the command on small inputs; a whole case takes minutes",
     "cumulant experiment open-question": "five minutes; tests/paper/test_experiments.py runs it small",
     "--ray": "tests/test_examples.py runs this line",
+    "-completion": "changes the start-up file of a shell, or prints code for one: tests/test_cli.py reads it",
     "smollm2 --ablate": "three minutes; the line above it runs the same on MiniLM",
 }
 ORDER = ["track --example", "track", "observe", "report", "compare", "train", "observe --checkpoints"]
@@ -51,6 +52,9 @@ def test_the_pages_have_commands_of_every_kind():
 def test_its_options_exist(command: str):
     group = typer.main.get_command(application())
     name, *words = shlex.split(command)[1:]
+    if name.startswith("-"):
+        assert any(name in parameter.opts for parameter in [*group.params, group.get_help_option(typer.Context(group))])
+        return
     with group.make_context("cumulant", [name]) as above:
         chosen = group.get_command(above, name)
         assert chosen is not None, name
