@@ -89,12 +89,12 @@ def test_a_notebook_shows_a_table_of_escaped_text(name):
 
 def test_the_table_of_a_solution_says_why_it_stopped():
     found = fixed_point(lambda x: x / 2 + 1, torch.zeros(4, 2, dtype=torch.float64))
-    assert "4 of 4: converged within the tolerance" in Tags(found._repr_html_()).text
+    assert "4 of 4: converged within the tolerance" in Tags(found._repr_html_()).text  # pyright: ignore[reportPrivateUsage]
 
 
 def test_ranges_of_numbers_that_cannot_be_read_are_left_out():
     def shown(x: torch.Tensor) -> torch.Tensor:
-        assert "Empirical" in Empirical(x)._repr_html_()
+        assert "Empirical" in Empirical(x)._repr_html_()  # pyright: ignore[reportPrivateUsage]
         return x
 
     assert torch.func.vmap(shown)(LARGE).shape == LARGE.shape
