@@ -41,7 +41,7 @@ OBJECTS = {
     ),
     "Solution": (
         lambda: fixed_point(lambda x: x / 2 + 1, torch.zeros(4, 100, dtype=torch.float64)),
-        "Solution(value=(4, 100) float64, steps='",
+        "Solution(value=(4, 100) float64, converged=4 of 4, steps=33, residual=1.164e-09)",
     ),
     "Filtered": (filtered, "Filtered(batch=(), T=50, M=2, d=1, log_likelihood=(50) float64)"),
     "Trajectory": (
