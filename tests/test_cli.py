@@ -54,10 +54,10 @@ import cumulant.nn                                    # which imports the file a
 from cumulant import *
 import cumulant as c
 print(before, "torch" in sys.modules, callable(c.attention), attention is c.attention, c.solve.__name__)
-print(sorted(set(c.__all__) - set(dir(c))), hasattr(c, "nothing"))
+print(sorted(set(c.__all__) - set(dir(c))), hasattr(c, "nothing"), hasattr(c, "_private"), c.testing.__name__)
 """
     run = python(code)
-    assert run.stdout == "False True True True cumulant.solve\n[] False\n", run.stderr
+    assert run.stdout == "False True True True cumulant.solve\n[] False False cumulant.testing\n", run.stderr
 
 
 @pytest.mark.parametrize("name", COMMANDS)
