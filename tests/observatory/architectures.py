@@ -58,16 +58,19 @@ OVERRIDES |= {
     "esm": {"vocab_size": VOCABULARY, "mask_token_id": 1, "pad_token_id": 0, "position_embedding_type": "absolute"},
     "gpt_neo": {"window_size": 4, "num_layers": LAYERS, "attention_types": [[["local"], LAYERS]]},
     "opt": {"word_embed_proj_dim": WIDTH, "ffn_dim": WIDTH},
-    **{kind: {"mamba_n_heads": 8, "mamba_d_head": 8} for kind in ("bamba", "granitemoehybrid")},
+    "bamba": {"mamba_n_heads": 8, "mamba_d_head": 8, "attn_layer_indices": [1]},
+    "granitemoehybrid": {"mamba_n_heads": 8, "mamba_d_head": 8, "layer_types": ["mamba", "attention"]},
+    "recurrent_gemma": {"num_hidden_layers": 3},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "falcon_h1": {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_ssm": 64},
     "mamba2": {"num_heads": 8, "head_dim": 8},
     "deepseek_v2": {"num_experts_per_tok": 1, "n_routed_experts": 2},
     "llama4_text": {"attention_chunk_size": 4, "num_local_experts": 2, "use_qk_norm": False},
     "xlnet": {"d_head": HEAD_DIM},
 }
-DERIVED = ("layer_types", "mlp_layer_types", "layers_block_type", "per_layer_config")  # one entry a layer, from others
+KINDS_OF_LAYERS = ("layer_types", "layers_block_type")  # lists of one entry a layer
 NOT_PASSED = ("rope_parameters", "rope_scaling", "torch_dtype", "dtype", "architectures", "transformers_version")
-NOT_PASSED += ("ignore_keys_at_rope_validation",)
+NOT_PASSED += ("ignore_keys_at_rope_validation", "per_layer_config")
 
 
 SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}  # if out of range
@@ -218,19 +221,32 @@ def shrunk(config: Any) -> dict[str, Any]:
     parts = getattr(type(config), "sub_configs", {})
     out: dict[str, Any] = {}
     depth = getattr(config, "num_hidden_layers", None) or 0
+    chosen = _layers(config, depth)
     ungrouped = getattr(config, "num_key_value_heads", None) == getattr(config, "num_attention_heads", None)
     for name, value in vars(config).items():
         if name in parts or hasattr(value, "to_dict"):
             if value is not None:
                 part = value if hasattr(value, "to_dict") else None
                 out[name] = {"model_type": part.model_type, **shrunk(part)} if part is not None else value
-        elif not name.startswith("_") and name not in (*NOT_PASSED, *DERIVED):
-            whole = isinstance(value, list) and len(value) == depth and depth > LAYERS
-            out |= _small(name, value[:LAYERS] if whole else value)
+        elif not name.startswith("_") and name not in NOT_PASSED:
+            by_layer = isinstance(value, list) and len(value) == depth and depth > len(chosen)
+            out |= {name: [value[i] for i in chosen]} if by_layer and value else _small(name, value)
+    if "head_dim" in out and out["head_dim"] is None:
+        out["head_dim"] = HEAD_DIM
+    if "num_hidden_layers" in out:
+        out["num_hidden_layers"] = len(chosen)
     out |= _rotation(config)
     if ungrouped and "num_key_value_heads" in out:
         out["num_key_value_heads"] = out["num_attention_heads"]
     return out
+
+
+def _layers(config: Any, depth: int) -> list[int]:
+    """Layers to keep: the first of each kind, where a model has several kinds, else the first two."""
+    kinds = next((k for name in KINDS_OF_LAYERS if len(k := getattr(config, name, None) or ()) == depth > 0), None)
+    first = [] if kinds is None else sorted({kind: i for i, kind in reversed([*enumerate(kinds)])}.values())
+    rest = [i for i in range(LAYERS) if i not in first]
+    return sorted(first + rest[: max(0, LAYERS - len(first))]) if first else [*range(LAYERS)]
 
 
 def _rotation(config: Any) -> dict[str, Any]:
@@ -238,7 +254,7 @@ def _rotation(config: Any) -> dict[str, Any]:
     rotation = getattr(config, "rope_parameters", None)
     if rotation is None and "rope_parameters" in vars(config):
         rotation = {"rope_type": "default"}
-    if not isinstance(rotation, dict) or any(isinstance(value, dict) for value in rotation.values()):
+    if not isinstance(rotation, dict) or not rotation or any(isinstance(value, dict) for value in rotation.values()):
         return {}
     code = inspect.getmodule(type(config)).__name__.replace(".configuration_", ".modeling_")
     out = {name: value for name, value in rotation.items() if not isinstance(value, list)}
