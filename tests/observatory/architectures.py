@@ -61,6 +61,8 @@ OVERRIDES |= {
     "bamba": {"mamba_n_heads": 8, "mamba_d_head": 8, "attn_layer_indices": [1]},
     "granitemoehybrid": {"mamba_n_heads": 8, "mamba_d_head": 8, "layer_types": ["mamba", "attention"]},
     "recurrent_gemma": {"num_hidden_layers": 3},
+    "qwen2_5_vl_vision": {"window_size": 32},
+    "exaone4_5_vision": {"window_size": 32},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "falcon_h1": {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_ssm": 64},
     "mamba2": {"num_heads": 8, "head_dim": 8},
@@ -303,6 +305,8 @@ def _inputs(model: Any) -> dict[str, Any]:
     main = "input_ids" if "input_ids" in parameters else model.main_input_name
     ids = torch.randint(3, VOCABULARY - 4, (1, TOKENS), generator=generator)
     out: dict[str, Any] = {}
+    if "grid_thw" in parameters and _needed(parameters["grid_thw"]):
+        return _patches(model.config, next(iter(parameters)), generator)
     if main == "input_ids":
         out["input_ids"] = ids
     if main == "pixel_values" or ("pixel_values" in parameters and _needed(parameters["pixel_values"])) or _clip(model):
@@ -322,6 +326,13 @@ def _inputs(model: Any) -> dict[str, Any]:
     if not out:
         raise NotTried(f"it reads {main}, for which no inputs are made")
     return out
+
+
+def _patches(config: Any, name: str, generator: torch.Generator) -> dict[str, Any]:
+    """An image of 4 × 4 patches, each a row, as the vision part of a model of images and text reads it."""
+    channels = next((n for key in ("in_channels", "in_chans", "num_channels") if (n := _find(config, key))), 3)
+    width = channels * (_find(config, "temporal_patch_size") or 1) * config.patch_size**2
+    return {name: torch.randn(16, width, generator=generator), "grid_thw": torch.tensor([[1, 4, 4]])}
 
 
 def _needed(parameter: inspect.Parameter) -> bool:
