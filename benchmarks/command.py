@@ -7,9 +7,7 @@ import json
 import os
 from collections.abc import Iterable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -21,37 +19,31 @@ from benchmarks.case import Case
 from benchmarks.cases import catalogue
 from benchmarks.results import CaseResult, Results, machine
 from benchmarks.run import Effort, jobs, run
-from cumulant.files import insert, write
+from cumulant.files import write
 
 QUICK = Effort(quick=True, repeats=3, budget=1.0, launches=1)
 BUSY = 0.5  # load average from which figures suffer
 COLOURS = {"met": "green", "missed": "red"}
-File = partial(typer.Option, dir_okay=False, metavar="FILE")
 
 
-def bench(
-    names: Annotated[list[str] | None, typer.Argument(help="Cases or tables to run, as --list shows them.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Small inputs, a few minutes: does everything run?")] = False,
-    json_file: Annotated[Path | None, File("--json", help="Also write all figures as JSON.")] = None,
-    markdown: Annotated[Path | None, File("--markdown", help="Also write the tables as Markdown.")] = None,
-    show: Annotated[bool, typer.Option("--list", help="Name the cases and what they are to reach, and stop.")] = False,
-    repeats: Annotated[int | None, typer.Option(min=1, help="Least number of times each method runs.")] = None,
-    saved: Annotated[Path | None, File("--from", help="Show figures saved with --json instead of measuring.")] = None,
-    update_readme: Annotated[Path | None, typer.Option(hidden=True)] = None,
+def bench_command(
+    names: list[str],
+    *,
+    quick: bool,
+    json_file: Path | None,
+    markdown: Path | None,
+    show: bool,
+    repeats: int | None,
+    saved: Path | None,
+    pages: list[Path],
 ) -> None:
-    """Measure what the kernels cost, as ratios to what else does the same work.
-
-    Each case runs our function and its peers (torch's fused attention, naive torch, and other libraries where they are
-    installed) in turns in one fresh process, checks that they agree, and reports the median ratio with its quartiles
-    beside the target. One-thread figures are CPU time, all-thread figures are wall time: close other programs.
-    The whole set takes about half an hour.
-    """
+    """Measure, or read what was measured; print the tables and write the files that were asked for."""
     screen = Console()
     if show:
         screen.print(_overview(catalogue().values()))
         return
-    _check_files(json_file, markdown, update_readme)
-    results = _new(names or [], quick, repeats) if saved is None else _old(saved)
+    _check_files(json_file, markdown, pages)
+    results = _new(names, quick, repeats) if saved is None else _old(saved)
     for table in report.tables(results):
         screen.print(_rich(table))
     for line in report.remarks(results):
@@ -60,9 +52,8 @@ def bench(
         write(json_file, json.dumps(results, indent=1, ensure_ascii=False) + "\n")
     if markdown is not None:
         write(markdown, report.markdown(results))
-    if update_readme is not None:
-        text = update_readme.read_text(encoding="utf-8")
-        write(update_readme, insert(text, report.MARK, report.readme_table(results)))
+    for page in pages:
+        write(page, report.updated(page.read_text(encoding="utf-8"), results))
 
 
 def _new(names: list[str], quick: bool, repeats: int | None) -> Results:
@@ -98,16 +89,16 @@ def _chosen(names: list[str], cases: dict[str, Case]) -> list[Case]:
     return [case for case in cases.values() if not names or case.name in names or case.table in names]
 
 
-def _check_files(json_file: Path | None, markdown: Path | None, readme: Path | None) -> None:
+def _check_files(json_file: Path | None, markdown: Path | None, pages: list[Path]) -> None:
     """Better now than after half an hour."""
     for path in (json_file, markdown):
         if path is not None and not path.resolve().parent.is_dir():
             raise typer.BadParameter(f"the directory of {path} does not exist; create it first.")
-    if readme is not None:
+    for page in pages:
         try:
-            insert(readme.read_text(encoding="utf-8"), report.MARK, "")
+            report.updated(page.read_text(encoding="utf-8"), Results(machine=machine(), quick=True, cases=[]))
         except (OSError, ValueError) as error:
-            raise typer.BadParameter(f"{readme}: {error}") from None
+            raise typer.BadParameter(f"{page}: {error}") from None
 
 
 def _measure(cases: list[Case], settings: Effort) -> list[CaseResult]:

@@ -1,16 +1,31 @@
-"""Results as tables: for the terminal, as Markdown, between the marks of a README."""
+"""Results as tables, for the terminal and as Markdown, and a few in words: between the marks of a page."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from typing import NamedTuple
 
 from benchmarks.case import GROWTH, Target
 from benchmarks.results import CaseResult, Comparison, Figure, Machine, Measured, Results
-from cumulant.files import markdown_row
+from cumulant.files import insert, markdown_row
 
-MARK = "bench"  # names the marks of the README
+TABLES, FIGURES = "bench", "figures"  # names of the marks between which a page has all tables, or the headline figures
+HEADLINES = (  # what the headline figures say, of which case beside which peer
+    (
+        "variance",
+        "SDPA",
+        "attention with G, entropy and score variance of every query costs {} of torch's own attention",
+    ),
+    ("causal", "SDPA", "the same of causal attention {}"),
+    ("decode", "SDPA", "of one query over 2048 keys {}"),
+    ("observe-attention", "plain pass", "MiniLM with G and entropy of all heads takes {} of its plain pass"),
+    (
+        "infonce-16384",
+        "plain cross-entropy",
+        "InfoNCE of 16 384 pairs, forward and backward, {} of cross-entropy's time",
+    ),
+    ("imm-2", "filterpy's IMM", "IMM on 1000 tracks is {} than filterpy"),
+)
 NONE = "–"
 HEADER = ("work", "cumulant / peer", "ratio", "target", "met")
 GROWTH_HEADER = ("N", "time", "to half of N", "extra memory", "to half of N", "met")
@@ -66,10 +81,26 @@ def markdown(results: Results) -> str:
     return "\n".join([*parts, *(f"- {line}" for line in remarks(results))]) + "\n"
 
 
-def readme_table(saved: str | Results) -> str:
-    """The text between the marks of the README, from results or their JSON."""
-    results: Results = json.loads(saved) if isinstance(saved, str) else saved
-    return markdown(results)
+def headlines(results: Results) -> str:
+    """The headline figures as a list, those of them that were measured."""
+    cases = {case["name"]: case for case in results["cases"]}
+    lines = []
+    for name, peer, words in HEADLINES:
+        for comparison in cases[name]["comparisons"] if name in cases else ():
+            figure = comparison["figure"]
+            if comparison["peer"] == peer and comparison["quantity"] == "time" and figure is not None:
+                lines.append(f"- {words.format(_target(comparison).format(figure['median']))}")
+    where = _processor(results["machine"]).removeprefix("; ") or results["machine"]["cpu"]
+    return "\n".join([*lines, "", f"One thread of {where}; medians of one run."])
+
+
+def updated(page: str, results: Results) -> str:
+    """A page with the results between its marks; ValueError if it has none of them."""
+    parts = {TABLES: markdown, FIGURES: headlines}
+    present = [mark for mark in parts if f"<!-- {mark}:start -->" in page]
+    for mark in present or [TABLES]:
+        page = insert(page, mark, parts[mark](results))
+    return page
 
 
 def _title(case: CaseResult, machine: Machine) -> str:

@@ -18,6 +18,7 @@ A query to which no key is visible has output 0, G = −∞, entropy 0 and gradi
 
 from __future__ import annotations
 
+from inspect import signature
 from math import isfinite, log
 from typing import NamedTuple
 
@@ -25,7 +26,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from cumulant.checks import broadcast, require_alike, require_float, sentence, shape
+from cumulant.checks import broadcast, from_numpy, require_alike, require_float, sentence, shape
 from cumulant.kernels import moments
 from cumulant.kernels.autocast import autocast
 from cumulant.kernels.dense import accumulate
@@ -66,6 +67,7 @@ def attention(
     >>> torch.allclose(attention(q, k, v), torch.nn.functional.scaled_dot_product_attention(q, k, v), atol=1e-6)
     True
     """
+    query, key, value, attn_mask = from_numpy(query, key, value, attn_mask)
     query, key, value = autocast(query, key, value)
     attn_mask = autocast(attn_mask)[0]
     _check_heads(query, key, value, enable_gqa)
@@ -127,20 +129,24 @@ def attend(
     sink: float | Tensor | None = None,
     source_marginal: bool | Tensor = False,
     backend: str = "auto",
+    **others: object,
 ) -> Attended:
     """Attention with its log-normalizer, entropy, divergence and collapse loss, in linear memory and differentiable.
 
     query            (*batch, q, d); or (d,) for one
     key              (*batch, n, d); fewer heads than query on the last batch axis are shared by groups of heads
     value            (*batch, n, e); the keys themselves if None
-    scale            1/√d if None; η = scale · query
+    scale            1/√d if None, as in SDPA; η = scale · query
     mask             Boolean, broadcastable to (*batch, q, n); True = attend
-    causal, offset   key j is visible to query i iff j ≤ offset + i; offset is required where q ≠ n
+    causal, offset   key j is visible to query i iff j ≤ offset + i. offset is where the queries start among the keys: 0
+                     for a whole sequence, the number of cached keys, n − q, for the next tokens of a decoder; it is
+                     required where q ≠ n
     window           only the last ``window`` visible keys (causal), or |offset + i − j| < window
     log_weights      (*batch, n) or (*batch, q, n): biases, priors; −inf removes a key
     sink             log weight of one more atom with key 0 and value 0, a number or one per batch entry (*batch)
     source_marginal  True: also Σ_i p_ij / q; a tensor (*batch, q): Σ_i π_i p_ij for these weights of the queries
     backend          as in `moments`
+    others           nothing: arguments that only scaled_dot_product_attention has are refused with ours in their place
 
     A key that is not visible to a query has no influence on it, whatever it holds. Half precision is accumulated and
     returned in float32; under torch.autocast query, key and value are rounded as for a matrix product.
@@ -154,6 +160,9 @@ def attend(
     >>> attended.entropy, attended.perplexity
     (tensor([0.0000, 0.5822]), tensor([1.0000, 1.7900]))
     """
+    if others:
+        _refuse(next(iter(others)))
+    query, key, value, log_weights, mask = from_numpy(query, key, value, log_weights, mask)
     query, key = autocast(query, key)
     value, log_weights = autocast(value, log_weights)
     if log_weights is not None:
@@ -176,6 +185,28 @@ def attend(
         sink_mass=torch.zeros_like(g) if m.sink_mass is None else m.sink_mass,
         source_marginal=None if source_marginal is False else _received(x, factor, g, source_marginal, settings),
     )
+
+
+SDPA_ARGUMENTS = {  # of torch's scaled_dot_product_attention, or of similar functions → what to pass here
+    "is_causal": "causal=True, and offset=n - q where there are more keys than queries",
+    "attn_mask": "mask= for a Boolean mask, True = attend, or log_weights= for a bias that is added to the scores",
+    "dropout_p": "nothing, as weights with dropout are no probabilities; cumulant.attention has dropout_p",
+    "enable_gqa": "nothing, as fewer heads of key and value than of query are always shared by groups",
+    "start": "offset=, the number of keys before the first query",
+    "temperature": "scale=, one over it",
+    "softmax_scale": "scale=",
+    "bias": "log_weights=",
+    **dict.fromkeys(("key_padding_mask", "attention_mask"), "mask=, True = attend, with an axis of queries"),
+    **{short: f"{name}=" for short, name in (("q", "query"), ("k", "key"), ("v", "value"), ("values", "value"))},
+}
+
+
+def _refuse(name: str) -> None:
+    """An argument that `attend` does not have."""
+    if name not in SDPA_ARGUMENTS:
+        known = [parameter for parameter in signature(attend).parameters if parameter != "others"]
+        raise TypeError(sentence(f"attend.{name}", f"one of {', '.join(known)}", name, "Leave it out."))
+    raise TypeError(sentence("attend", SDPA_ARGUMENTS[name], f"{name}=", "See help(cumulant.attend)."))
 
 
 def _log_base_mass(x: Arguments, sink: float | Tensor | None, settings: MomentsSettings, g: Tensor) -> Tensor | float:

@@ -1,7 +1,9 @@
 """How the library refuses bad input: one sentence with object, argument, expected, got, and what to do."""
 
 import sys
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -33,6 +35,26 @@ def known(condition: Tensor) -> bool:
 
 def shape(tensor: Tensor) -> str:
     return "(" + ", ".join(map(str, tensor.shape)) + ")"
+
+
+def from_numpy(*values: Any) -> tuple[Any, ...]:
+    """NumPy arrays of numbers as tensors over the same memory, and everything else as it is.
+
+    The one rule for NumPy: measures, their methods, `attend`, `attention` and `moments` take arrays where they take
+    tensors, dtypes must agree as those of tensors must (an array of Python floats is float64), and results are tensors.
+
+    >>> import numpy as np
+    >>> from_numpy(np.ones(2), None)
+    (tensor([1., 1.], dtype=torch.float64), None)
+    """
+    return tuple(_tensor(value) if isinstance(value, np.ndarray) else value for value in values)
+
+
+def _tensor(array: np.ndarray) -> Tensor | np.ndarray:
+    if array.dtype.kind not in "biuf":
+        return array
+    shared = array.flags.writeable and all(stride >= 0 for stride in array.strides)
+    return torch.from_numpy(array if shared else array.copy())
 
 
 def require_float(where: str, tensor: object) -> Tensor:

@@ -1,71 +1,49 @@
-"""`cumulant` on the command line; each command is defined beside what it runs."""
+"""`cumulant` on the command line: the commands of `cumulant.commands`, assembled without importing torch."""
 
 from __future__ import annotations
 
-import importlib
+import inspect
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
+
+from cumulant.extras import install
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import typer
 
+EXIT_CODES = (
+    "Exit codes: 0 done; 1 a statement or prediction does not hold, or an error of the program; "
+    "2 other input or an install mends it, as one sentence says; 130 interrupted by Ctrl-C."
+)
+
 
 def application() -> typer.Typer:
     """The commands, assembled."""
     import typer
 
-    from cumulant.doctor import doctor_command
-    from cumulant.paper.verify.command import verify_command
+    from cumulant.commands.bench import bench
+    from cumulant.commands.columns import columns
+    from cumulant.commands.doctor import doctor
+    from cumulant.commands.experiment import experiment
+    from cumulant.commands.observe import compare, observe, report
+    from cumulant.commands.track import track
+    from cumulant.commands.train import train
+    from cumulant.commands.verify import verify
     from cumulant.terminal import Commands
 
-    app = typer.Typer(cls=Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_show_locals=False)
-    app.callback()(_callback())
-    observatory = {"observe": "observe_command", "report": "report_command", "compare": "compare_command"}
-    _add(app, "cumulant.observatory.command", observatory, "hf,report")
-    _add(app, "cumulant.observatory.columns_command", {"columns": "columns_command"}, "cli")
-    _add(app, "cumulant.paper.experiments.command", {"experiment": "experiment_command"}, "lab")
-    _add(app, "cumulant.filters.tracking.command", {"track": "track_command"}, "lab")
-    _add(app, "cumulant.paper.trainings.command", {"train": "train_command"}, "train")
-    app.command("verify")(verify_command)
-    _add_bench(app)
-    app.command("doctor")(doctor_command)
+    app = typer.Typer(cls=Commands, no_args_is_help=True, pretty_exceptions_show_locals=False)
+    app.callback(epilog=EXIT_CODES)(_callback())
+    for command in (observe, report, compare, columns, experiment, track, train, verify, bench, doctor):
+        app.command(command.__name__, help=_paragraphs(command))(command)
     return app
 
 
-def _add(app: typer.Typer, module: str, commands: dict[str, str], extra: str) -> None:
-    """Commands of a module by name; where a package is missing, commands that say what to install."""
-    try:
-        commands_of = importlib.import_module(module)
-    except ModuleNotFoundError as missing:
-        reason = f"needs {missing.name or missing}: install cumulant[{extra}]."
-        for name in commands:
-            _add_absent(app, name, f"(install cumulant[{extra}])", reason)
-        return
-    for name, function in commands.items():
-        app.command(name)(getattr(commands_of, function))
-
-
-def _add_bench(app: typer.Typer) -> None:
-    """`cumulant bench` if this is a clone of the repository: the benchmarks are not in the wheel."""
-    repository = Path(__file__).resolve().parents[1]
-    if (repository / "benchmarks" / "command.py").is_file():
-        sys.path.insert(0, str(repository))
-        _add(app, "benchmarks.command", {"bench": "bench"}, "cli")
-    else:
-        reason = "runs in a clone of the repository, where its cases are: clone it and run `make bench`."
-        _add_absent(app, "bench", "(in a clone of the repository)", reason)
-
-
-def _add_absent(app: typer.Typer, name: str, about: str, reason: str) -> None:
-    """A command that only says why it cannot run, whatever its arguments."""
-    import typer
-
-    @app.command(name, help=about, context_settings={"ignore_unknown_options": True})
-    def absent(arguments: list[str] | None = typer.Argument(None)) -> None:  # noqa: B008
-        sys.exit(f"cumulant {name} {reason}")
+def _paragraphs(command: Callable[..., None]) -> str:
+    """The docstring of a command with each paragraph on one line, which the terminal wraps."""
+    paragraphs = (inspect.getdoc(command) or "").split("\n\n")
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
 
 
 def main() -> None:
@@ -73,8 +51,9 @@ def main() -> None:
     try:
         import rich  # noqa: F401
         import typer  # noqa: F401
-    except ModuleNotFoundError:
-        sys.exit("The command line needs typer and rich: install cumulant[cli].")
+    except ModuleNotFoundError as missing:
+        sys.stderr.write(f"The command line needs {missing.name}: run {install('cli')}.\n")
+        sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
     try:
@@ -90,7 +69,7 @@ def _spelled(arguments: list[str]) -> list[str]:
     (['observe', '--ray', 'local', 'minilm'], ['observe', '--ray', 'auto'])
     """
     out = []
-    for word, following in zip(arguments, [*arguments[1:], ""], strict=True):
+    for word, following in zip(arguments, [*arguments, ""][1:], strict=True):
         alone = word == "--ray" and following not in ("local", "auto") and ":" not in following
         out += [word, "local"] if alone else [word]
     return out

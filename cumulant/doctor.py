@@ -11,15 +11,15 @@ import sys
 from importlib.metadata import PackageNotFoundError, requires, version
 from itertools import groupby
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import torch
-import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 import cumulant
+from cumulant.extras import install
 from cumulant.files import versions
 from cumulant.kernels.native import library, targets
 
@@ -38,10 +38,8 @@ class Finding(NamedTuple):
     advice: str = ""
 
 
-def doctor_command(
-    as_json: Annotated[bool, typer.Option("--json", help="Print the diagnosis as JSON.")] = False,
-) -> None:
-    """Show what is installed, which kernel serves on this processor and why, and what to do about what is missing."""
+def doctor_command(as_json: bool = False) -> None:
+    """Print the diagnosis, as a table or as JSON."""
     findings = diagnose()
     screen = Console()
     if as_json:
@@ -93,7 +91,7 @@ def _extras() -> list[Finding]:
     for extra, packages in extra_packages().items():
         missing = [name for name in packages if _version(name) is None]
         value = ", ".join(f"{name} {_version(name) or 'missing'}" for name in packages)
-        advice = f"pip install 'cumulant[{extra}]'" if missing else ""
+        advice = install(extra) if missing else ""
         findings.append(Finding("extras", extra, value, advice))
     return findings
 
@@ -107,7 +105,8 @@ def extra_packages() -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for line in lines:
         package, extra = re.match(r"[\w.-]+", line), re.search(r"extra == ['\"]([\w-]+)['\"]", line)
-        if package and extra and extra[1] not in FOR_DEVELOPERS:
+        bundle = package and package[0] == "cumulant"  # an extra of extras
+        if package and not bundle and extra and extra[1] not in FOR_DEVELOPERS:
             found.setdefault(extra[1], []).append(package[0])
     return found
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cumulant.checks import sentence
+from cumulant.extras import missing_package
 from cumulant.files import replacing
 
 if TYPE_CHECKING:
@@ -30,8 +30,7 @@ def figure(width: float = 8.0, height: float = 4.0) -> Figure:
         import matplotlib as mpl
         from matplotlib.figure import Figure
     except ModuleNotFoundError:
-        advice = "install cumulant[lab]"
-        raise ModuleNotFoundError(sentence("figure", "matplotlib", "no such package", advice)) from None
+        raise missing_package("A figure", "matplotlib", "lab") from None
     mpl.rcParams.update(
         {
             "axes.spines.top": False,

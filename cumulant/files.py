@@ -7,12 +7,17 @@ import os
 import platform
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cumulant.checks import sentence
+from cumulant.extras import missing_package
+
+if TYPE_CHECKING:
+    from polars import DataFrame
 
 TEMPORARY = ".cumulant-tmp"  # how directories end in which a file is still being written
 
@@ -100,17 +105,31 @@ def write(path: Path, text: str) -> None:
         draft.write_text(text, encoding="utf-8")
 
 
-def write_parquet(rows: Sequence[dict], path: Path) -> None:
-    """A table, replaced in one step; an empty one has no columns."""
+def data_frame(rows: Sequence[dict], columns: Mapping[str, type] | None = None) -> DataFrame:
+    """Rows as a polars DataFrame, what is not known (NaN) as null.
+
+    columns  name → type, for a table that may be empty; else an empty one has no columns
+    """
     try:
         import polars
     except ModuleNotFoundError:
-        advice = "install cumulant[report]"
-        raise ModuleNotFoundError(sentence("write_parquet", "polars", "no such package", advice)) from None
-    table = polars.DataFrame(rows, infer_schema_length=None).fill_nan(None)
+        raise missing_package("A table", "polars", "report") from None
+    return polars.DataFrame(rows, schema=columns, infer_schema_length=None).fill_nan(None)
+
+
+def write_parquet(
+    rows: Sequence[dict],
+    path: Path,
+    columns: Mapping[str, type] | None = None,
+    metadata: dict[str, str] | None = None,
+) -> None:
+    """`data_frame` in a file, with strings by name in its metadata, replaced in one step."""
+    table = data_frame(rows, columns)
+    import polars
+
     with replacing(path) as draft:
         try:
-            table.write_parquet(draft)
+            table.write_parquet(draft, metadata=metadata)
         except polars.exceptions.PolarsError as error:  # what a full disk becomes in its writer
             raise OSError(cannot_write(path, error)) from error
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import typer
 from rich.console import Console
 from typer.core import TyperGroup
+
+from cumulant.extras import install
 
 MENDABLE = (ValueError, TypeError, OSError, ModuleNotFoundError)
 INTERRUPTED = 130  # the exit code after Ctrl-C
@@ -47,6 +49,21 @@ def sentences(
     except KeyboardInterrupt:
         errors.print(f"[yellow]Interrupted: {interrupted}.[/]")
         raise typer.Exit(INTERRUPTED) from None
+
+
+@contextmanager
+def importing(command: str, extra: str) -> Iterator[None]:
+    """Context of the imports of a command: where a package is missing, exit 2 with what installs it."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        refuse(f"cumulant {command} needs {error.name or error}: run {install(extra)}.")
+
+
+def refuse(words: str) -> NoReturn:
+    """Exit 2 with one sentence."""
+    typer.echo(words, err=True)
+    raise typer.Exit(2)
 
 
 def _message(error: Exception) -> str:

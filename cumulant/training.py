@@ -1,11 +1,17 @@
 """Training with the blocks of this library, and watching attention while any model trains."""
 
+from typing import TYPE_CHECKING, Any
+
 from cumulant.nn.language_model import LanguageConfig, LanguageModel
 from cumulant.observatory.monitor.history import Check
 from cumulant.observatory.monitor.monitor import Monitor, MonitorWarning
+from cumulant.observatory.monitor.tensorboard import TensorBoard
 from cumulant.observatory.monitor.thresholds import Alarm, Thresholds
 from cumulant.observatory.statistics.heads import HeadStatistics
 from cumulant.paper.trainings.checkpoints import Checkpoint, load_checkpoint
+
+if TYPE_CHECKING:
+    from cumulant.observatory.monitor.trainer import MonitorCallback
 
 __all__ = [
     "Alarm",
@@ -15,7 +21,18 @@ __all__ = [
     "LanguageConfig",
     "LanguageModel",
     "Monitor",
+    "MonitorCallback",
     "MonitorWarning",
+    "TensorBoard",
     "Thresholds",
     "load_checkpoint",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """The callback of transformers' Trainer is imported when it is first used."""
+    if name != "MonitorCallback":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from cumulant.observatory.monitor.trainer import MonitorCallback
+
+    return MonitorCallback

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from cumulant.checks import sentence
+from cumulant.extras import missing_package
 from cumulant.kernels.arguments import Support
 from cumulant.kernels.autocast import autocast
 from cumulant.kernels.moments import STATISTICS, Moments
@@ -47,7 +48,7 @@ from cumulant.nn.wrappers import attention_configurations, is_transformers, with
 try:
     from transformers import AttentionInterface, AttentionMaskInterface, masking_utils
 except ModuleNotFoundError as missing:
-    raise ModuleNotFoundError(f"cumulant.transformers needs {missing.name}: install cumulant[hf].") from None
+    raise missing_package("cumulant.transformers", missing.name or "transformers", "hf") from None
 
 __all__ = ["AttentionMoments", "AttentionObserver", "attention_function", "mask_function", "on_attention"]
 

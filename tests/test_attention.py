@@ -329,3 +329,29 @@ BAD = [
 def test_bad_input_gets_a_sentence(call, error, match):
     with pytest.raises(error, match=match):
         call(normal(3, 2), normal(3, 2, seed=1))
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("is_causal", r"expected causal=True, and offset=n - q where there are more keys than queries, got is_causal="),
+        ("attn_mask", r"expected mask= for a Boolean mask, True = attend, or log_weights= for a bias"),
+        ("dropout_p", r"expected nothing, as weights with dropout are no probabilities; cumulant.attention has"),
+        ("enable_gqa", r"expected nothing, as fewer heads of key and value than of query are always shared"),
+        ("start", r"expected offset=, the number of keys before the first query, got start="),
+        (
+            "speed",
+            r"attend.speed: expected one of query, key, value, scale, mask, causal, .*, got speed. Leave it out.",
+        ),
+    ],
+)
+def test_arguments_of_sdpa_are_refused_with_ours_in_their_place(name, words):
+    x = torch.eye(2)
+    with pytest.raises(TypeError, match=words):
+        attend(x, x, x, **{name: True})
+
+
+def test_arguments_that_sdpa_names_in_the_same_way_mean_the_same():
+    q, k, v = torch.randn(3, 2, 4, 5, 8, generator=torch.Generator().manual_seed(0))
+    theirs = torch.nn.functional.scaled_dot_product_attention(query=q, key=k, value=v, scale=0.3)
+    torch.testing.assert_close(attend(query=q, key=k, value=v, scale=0.3).output, theirs)

@@ -96,6 +96,7 @@ def bench():
 # ---------------------------------------------------------------------- measuring
 
 
+@pytest.mark.long
 def test_a_function_takes_as_long_as_itself():
     x = torch.ones(1 << 15)
     methods = dict.fromkeys("ab", lambda: x.square().sum())
@@ -106,6 +107,7 @@ def test_a_function_takes_as_long_as_itself():
     assert found.count >= 9
 
 
+@pytest.mark.long
 def test_ratios_follow_the_work_and_slow_sides_sit_out():
     clock = iter(range(10**9)).__next__  # every look at it is a second later
     steps = {"one": lambda: None, "four": lambda: [clock() for _ in range(3)] and time.sleep(0.02)}
@@ -115,6 +117,7 @@ def test_ratios_follow_the_work_and_slow_sides_sit_out():
     assert len(samples["four"]) == len(samples["one"])
 
 
+@pytest.mark.long
 def test_rounds_end_when_the_ratio_has_settled():
     clock = iter(range(10**9)).__next__
     methods = dict.fromkeys("ab", lambda: None)
@@ -134,6 +137,7 @@ def test_memory_of_an_allocation():
 # ---------------------------------------------------------------------- running
 
 
+@pytest.mark.long
 def test_a_case_in_its_process():
     found = run_case(catalogue()["equal"], SHORT)
     (comparison,) = found["comparisons"]
@@ -204,14 +208,14 @@ def test_places_are_checked_before_measuring(bench, tmp_path):
     assert "does not exist" in bench("--json", tmp_path / "nowhere" / "x.json").output
     (tmp_path / "README.md").write_text("no marks")
     assert "is not a file that" in bench("--from", tmp_path / "README.md").output
-    assert "expected the marks" in bench("--update-readme", tmp_path / "README.md").output
+    assert "expected the marks" in bench("--update", tmp_path / "README.md").output
 
 
 @pytest.mark.long
 def test_quick_run_writes_json_markdown_and_readme(bench, tmp_path):
     readme, saved, table = tmp_path / "README.md", tmp_path / "bench.json", tmp_path / "bench.md"
     readme.write_text(f"# Title\n\n{START}\nold\n{END}\n\nrest\n")
-    answer = bench("entropy-values", "--quick", "--json", saved, "--markdown", table, "--update-readme", readme)
+    answer = bench("entropy-values", "--quick", "--json", saved, "--markdown", table, "--update", readme)
     assert answer.exit_code == 0, answer.output
     results = json.loads(saved.read_text())
     (case,) = results["cases"]
@@ -225,17 +229,17 @@ def test_quick_run_writes_json_markdown_and_readme(bench, tmp_path):
     assert f"; {machine()['cpu']}, " in table.read_text().splitlines()[0]
     assert readme.read_text() == f"# Title\n\n{START}\n{table.read_text().strip()}\n{END}\n\nrest\n"
     assert sorted(p.name for p in tmp_path.iterdir()) == ["README.md", "bench.json", "bench.md"]
-    readme_again = bench("--from", saved, "--update-readme", readme)  # the same table without measuring
+    readme_again = bench("--from", saved, "--update", readme)  # the same table without measuring
     assert readme_again.exit_code == 0
-    assert report.readme_table(saved.read_text()).strip() in readme.read_text()
+    assert report.markdown(results).strip() in readme.read_text()
 
 
 @pytest.mark.long
 def test_without_the_extra_one_sentence():
     code = "import sys; sys.modules['typer'] = None; from cumulant.cli import main; main()"
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert run.returncode == 1
-    assert run.stderr.strip() == "The command line needs typer and rich: install cumulant[cli]."
+    assert run.returncode == 2
+    assert run.stderr.strip() == "The command line needs typer: run pip install -e '.[cli]'."
 
 
 @pytest.mark.long
@@ -255,7 +259,7 @@ def test_the_wheel_has_no_benchmarks_and_says_where_they_are(tmp_path):
     environment = os.environ | {"PYTHONPATH": str(tmp_path / "installed")}
     command = [sys.executable, "-c", "from cumulant.cli import main; main()", "bench", "--quick"]
     answer = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert answer.returncode == 1
+    assert answer.returncode == 2
     assert answer.stderr.strip() == (
         "cumulant bench runs in a clone of the repository, where its cases are: clone it and run `make bench`."
     )
@@ -284,9 +288,33 @@ def test_tables_of_known_figures():
         "methods": methods,
         "problem": None,
     }
-    text = report.readme_table({"machine": machine(), "quick": False, "cases": [case | {"comparisons": [met, missed]}]})
+    text = report.markdown({"machine": machine(), "quick": False, "cases": [case | {"comparisons": [met, missed]}]})
     assert "| w \\| x | 10 ms / naive 100 ms | 10× faster (9.09–11.1) | ≥ 5× faster | met |" in text
     assert "|  | 10 ms / naive 100 ms | 0.10× (0.09–0.11) | ≤ 0.05× | missed |" in text
+
+
+def test_headline_figures_stand_between_their_own_marks():
+    """Those of the stored results; a page may have the figures, the tables, or both."""
+    results = json.loads((ROOT / "docs" / "bench.json").read_text(encoding="utf-8"))
+    page = "<!-- figures:start -->old<!-- figures:end -->"
+    text = report.updated(page, results)
+    (variance,) = [case for case in results["cases"] if case["name"] == "variance"]
+    ratio = next(c["figure"]["median"] for c in variance["comparisons"] if c["peer"] == "SDPA")
+    assert f"{ratio:.2f}× of torch's own attention" in text
+    assert "× faster per track than filterpy" in text
+    assert results["machine"]["cpu"] in text
+    assert "old" not in text
+    both = report.updated(page + START + END, results)
+    assert report.markdown(results).strip() in both
+    with pytest.raises(ValueError, match="expected the marks"):
+        report.updated("neither", results)
+
+
+def test_the_pages_show_the_stored_results():
+    results = json.loads((ROOT / "docs" / "bench.json").read_text(encoding="utf-8"))
+    for page in (ROOT / "docs" / "benchmarks.md", ROOT / "README.md"):
+        text = page.read_text(encoding="utf-8")
+        assert report.updated(text, results) == text, page.name
 
 
 def test_growth_has_a_row_for_each_size():

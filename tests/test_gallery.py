@@ -16,7 +16,8 @@ def test_there_are_scripts():
 
 # these take seconds
 SLOW = """entropy_collapse convex_inverse clusters_on_the_sphere phase_diagram hopfield_digits
-expansion_and_contraction metastability gaussian_equilibrium""".split()  # noqa: SIM905
+expansion_and_contraction metastability gaussian_equilibrium
+switching_counts switching_filters pre_norm_and_post_norm""".split()  # noqa: SIM905
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ pytest.importorskip("polars", reason="install cumulant[report]")
 
 from cumulant.filters.tracking.table import TableColumns  # noqa: E402
 from docs.docstrings import to_rst  # noqa: E402
-from docs.generate import api, columns, tracking  # noqa: E402
+from docs.generate import api, columns, commands, tracking  # noqa: E402
 
 ROOT = Path(__file__).parents[1]
 NAMES = {item.path: item.value for items in api.public_names().values() for item in items}
@@ -60,7 +60,6 @@ SHOWN_BY = {
     "cumulant.nn.AttentionCall": "cumulant.nn.on_attention",
     "cumulant.nn.MultiheadAttended": "cumulant.nn.MultiheadAttention",
     "cumulant.nn.Recall": "cumulant.nn.Hopfield",
-    "cumulant.observatory.Record": "cumulant.observatory.attach",
     "cumulant.observatory.monitor.Alarm": "cumulant.observatory.monitor.Monitor",
     "cumulant.observatory.monitor.Check": "cumulant.observatory.monitor.Monitor",
     "cumulant.observatory.monitor.HeadStatistics": "cumulant.observatory.monitor.Monitor",
@@ -90,6 +89,8 @@ WITHOUT_EXAMPLE = {
     "cumulant.dynamics.NormalizationError": WARNING,
     "cumulant.filters.SmootherWarning": WARNING,
     "cumulant.observatory.monitor.MonitorWarning": WARNING,
+    "cumulant.observatory.monitor.MonitorCallback": "takes part in a training by transformers; a notebook shows it",
+    "cumulant.observatory.monitor.TensorBoard": "writes event files for a program with a page of its own",
     "cumulant.paper.trainings.Checkpoint": CHECKPOINT,
     "cumulant.paper.trainings.load_checkpoint": CHECKPOINT,
     **dict.fromkeys((f"cumulant.paper.statements.{name}" for name in STATEMENTS), PAPER),
@@ -193,7 +194,7 @@ def test_exceptions_are_names_of_the_reference_that_need_them():
     assert not [name for name in (*SHOWN_BY, *WITHOUT_EXAMPLE) if has_example(NAMES[name])]
 
 
-@pytest.mark.parametrize("module", [api, columns, tracking], ids=lambda module: module.__name__)
+@pytest.mark.parametrize("module", [api, columns, commands, tracking], ids=lambda module: module.__name__)
 def test_committed_pages_are_what_is_generated(module):
     for name, text in module.pages().items():
         assert (ROOT / "docs" / name).read_text(encoding="utf-8") == text, f"{name}: run python -m docs.generate"

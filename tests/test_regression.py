@@ -254,6 +254,7 @@ def test_gauss_hermite_nodes_make_the_features_exact():
     close(estimate, (q @ k.mT).exp())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("orthogonal", [False, True])
 def test_features_are_unbiased(orthogonal: bool):
     generator = torch.Generator().manual_seed(3)

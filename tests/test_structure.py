@@ -14,6 +14,8 @@ PACKAGE = ROOT / "cumulant"
 ROOMS = [
     "typing",
     "checks",
+    "extras",
+    "display",
     "files",
     "figures",
     "terminal",
@@ -59,6 +61,7 @@ ROOMS = [
     "paper",
     "training",
     "doctor",
+    "commands",
     "cli",
     "__main__",
 ]
@@ -135,6 +138,7 @@ def test_core_needs_only_torch_numpy_and_jaxtyping():
     # these say which extra to install, and are not imported by the core
     extras = (
         "cli",
+        "commands",
         "doctor",
         "figures",
         "filters.tracking",
@@ -187,6 +191,7 @@ def test_annotated_shapes_hold_at_run_time():
         assert " passed" in run.stdout
 
 
+@pytest.mark.long
 def test_the_package_is_the_command():
     run = subprocess.run([sys.executable, "-m", "cumulant", "--help"], capture_output=True, text=True, check=True)
     assert all(name in run.stdout for name in ("observe", "train", "track", "bench"))

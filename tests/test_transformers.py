@@ -18,6 +18,7 @@ hf = pytest.importorskip("transformers", reason="install cumulant[hf]")
 from transformers import masking_utils as masks  # noqa: E402
 
 import cumulant.transformers as ours  # noqa: E402
+from cumulant.extras import install  # noqa: E402
 from cumulant.nn.structural_mask import StructuralMask  # noqa: E402
 from cumulant.observatory import attach  # noqa: E402
 from cumulant.observatory.hooks.attention import replace_attention  # noqa: E402
@@ -637,6 +638,7 @@ def test_statistics_and_callbacks_are_checked_at_once():
     assert ours._observers == ()  # pyright: ignore[reportPrivateUsage]
 
 
+@pytest.mark.long
 def test_the_library_does_not_import_transformers_and_names_the_extra():
     code = """
 import sys, cumulant, cumulant.nn.attention_interface
@@ -648,4 +650,4 @@ except ImportError as error:
     print(error)
 """
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert run.stdout.split("\n")[:2] == ["False", "cumulant.transformers needs transformers: install cumulant[hf]."]
+    assert run.stdout.split("\n")[:2] == ["False", f"cumulant.transformers needs transformers: run {install('hf')}."]

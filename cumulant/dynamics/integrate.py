@@ -13,7 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from cumulant.checks import sentence
+from cumulant.extras import missing_package
 
 EXPLICIT_STEPS = 1000  # after so many "auto" switches to the stiff solver, where particles cannot merge
 MAX_STIFF_SIZE = 600  # coordinates n·d up to which a Jacobian is cheap to factor
@@ -242,8 +242,7 @@ def _torchdiffeq() -> Callable[..., Any]:
     try:
         from torchdiffeq import odeint
     except ImportError as error:
-        advice = "Run: pip install cumulant[ode]"
-        raise ImportError(sentence("flow", "torchdiffeq to be installed", "none", advice)) from error
+        raise missing_package("flow", "torchdiffeq", "ode") from error
     return odeint
 
 
@@ -255,6 +254,5 @@ def lsoda() -> Callable[..., Any]:
     try:
         from scipy.integrate import LSODA
     except ImportError as error:
-        advice = "Run: pip install cumulant[ode]"
-        raise ImportError(sentence("flow", "scipy to be installed", "none", advice)) from error
+        raise missing_package("flow", "scipy", "ode") from error
     return LSODA

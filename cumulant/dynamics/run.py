@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from cumulant.checks import sentence
+from cumulant.display import html_table
 from cumulant.dynamics.layer import Dynamics
 from cumulant.dynamics.readouts import READOUTS
 from cumulant.dynamics.renormalize import NormalizationError
@@ -51,6 +52,14 @@ class Trajectory(NamedTuple):
     halt: Halt
     reason: str
     info: dict[str, Tensor]
+
+    def __repr__(self) -> str:
+        return f"Trajectory({self.summary})"
+
+    def _repr_html_(self) -> str:
+        ends = {name: f"{_mean_text(values[0])} → {_mean_text(values[-1])}" for name, values in self.readings.items()}
+        title = f"Trajectory: {self.halt.name} after {int(self.times[-1])} steps ({self.reason})"
+        return html_table(title, {"times": self.times, **ends, "kept states": str(sorted(self.states))})
 
     @property
     def summary(self) -> str:

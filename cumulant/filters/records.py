@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cumulant.display import html_table, one_line
 from cumulant.filters.protocol import Belief, Propagator
 
 
@@ -39,6 +40,15 @@ class Filtered(NamedTuple):
     log_likelihood: Tensor
     mode_log_probabilities: Tensor
     beliefs: Any = None
+
+    def __repr__(self) -> str:
+        *batch, steps, modes, d = self.mode_means.shape
+        sizes = {"batch": tuple(batch), "T": steps, "M": modes, "d": d}
+        return one_line("Filtered", {**sizes, "log_likelihood": self.log_likelihood})
+
+    def _repr_html_(self) -> str:
+        shown = {name: value for name, value in self._asdict().items() if isinstance(value, Tensor)}
+        return html_table("Filtered: laws of state and mode after each step", shown)
 
     @property
     def total_log_likelihood(self) -> Tensor:

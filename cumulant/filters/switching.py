@@ -79,6 +79,9 @@ def gpb(model: SwitchingModel, y: Tensor, *, order: int = 2, mask: Tensor | None
     mask  (*batch, T) Boolean, for sequences of different lengths in one batch: True up to the end of each. After its
           end a sequence repeats its last belief and has log-likelihood 0.
 
+    Whether the first step predicts before it observes is the model's ``start``: with "prior", the default, the initial
+    law is that of the first state and y_1 only updates it; with "belief", as in filterpy, the first step moves first.
+
     Cost M^k updates a step. Order 1 keeps a single belief; an order above T is exact.
 
     >>> import torch

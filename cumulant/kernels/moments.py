@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from cumulant.checks import sentence
+from cumulant.display import html_table, one_line
 from cumulant.typing import PerQuery, Queries
 
 STATISTICS = (
@@ -51,6 +52,16 @@ class Moments:
     statistics: dict[str, Tensor] = field(default_factory=dict)
     sink_mass: PerQuery | None = None
     nonempty: bool = False
+
+    def __repr__(self) -> str:
+        return one_line("Moments", self._parts())
+
+    def _repr_html_(self) -> str:
+        return html_table("Moments, per query", self._parts())
+
+    def _parts(self) -> dict[str, Tensor]:
+        sink = {} if self.sink_mass is None else {"sink_mass": self.sink_mass}
+        return {"log_normalizer": self.log_normalizer, **self.statistics, **sink}
 
     @property
     def mean(self) -> Queries:

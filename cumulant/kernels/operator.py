@@ -9,7 +9,16 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from cumulant.checks import broadcast, holds, require_alike, require_float, require_log_weights, sentence, shape
+from cumulant.checks import (
+    broadcast,
+    from_numpy,
+    holds,
+    require_alike,
+    require_float,
+    require_log_weights,
+    sentence,
+    shape,
+)
 from cumulant.kernels import fused
 from cumulant.kernels.autocast import autocast, without_autocast
 from cumulant.kernels.compiled import compiled_stream
@@ -75,6 +84,7 @@ def moments(
     >>> bool(m.entropy[0, 0, 0].abs() < 1e-12)          # only itself is visible to the first token
     True
     """
+    eta, atoms, values, log_weights, mask = from_numpy(eta, atoms, values, log_weights, mask)
     eta, atoms = autocast(eta, atoms)
     values, log_weights = autocast(values, log_weights)
     settings = MomentsSettings(statistics_of(statistics, values is not None), 1.0, bool(causal), window, offset)

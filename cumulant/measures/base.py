@@ -20,7 +20,8 @@ from typing import Concatenate, NamedTuple, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from cumulant.checks import broadcast, holds, sentence, shape
+from cumulant.checks import broadcast, from_numpy, holds, sentence, shape
+from cumulant.display import html_table, one_line
 from cumulant.solve import Solution
 from cumulant.special import log_det_plus_identity
 from cumulant.typing import Draws, Matrices, PerQuery, Queries
@@ -50,6 +51,9 @@ def per_query(method: Callable[Concatenate[M, Tensor, P], R]) -> Callable[Concat
 
     @functools.wraps(method)
     def wrapped(self: M, eta: Tensor, *args: P.args, **kwargs: P.kwargs) -> R:
+        if not torch.compiler.is_compiling():
+            eta, *args = from_numpy(eta, *args)  # pyright: ignore[reportAssignmentType]
+            kwargs = dict(zip(kwargs, from_numpy(*kwargs.values()), strict=True))  # pyright: ignore[reportAssignmentType]
         others = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)]
         if not torch.compiler.is_compiling():
             for tensor in (eta, *others):
@@ -265,8 +269,22 @@ class Measure(ABC):
         return replace(self, **moved)  # pyright: ignore[reportReturnType]
 
     def __repr__(self) -> str:
-        parts = (f"{f.name}={_brief(getattr(self, f.name))}" for f in fields(self)) if is_dataclass(self) else ()
-        return f"{type(self).__name__}({', '.join(parts)})"
+        return one_line(type(self).__name__, self._parts())
+
+    def _repr_html_(self) -> str:
+        title = f"{type(self).__name__}: a measure on R^{self.dim}"
+        return html_table(title, {"batch": tuple(self.batch_shape), **self._parts()})
+
+    def _parts(self) -> dict[str, object]:
+        return {f.name: getattr(self, f.name) for f in fields(self)} if is_dataclass(self) else {}
+
+    def accept_numpy(self) -> None:
+        """Fields that are NumPy arrays become tensors over the same memory; for `__post_init__`."""
+        if not torch.compiler.is_compiling() and is_dataclass(self):
+            for f in fields(self):
+                value = getattr(self, f.name)
+                if not isinstance(value, Tensor):
+                    object.__setattr__(self, f.name, *from_numpy(value))
 
     def empty_tensor(self) -> Tensor:
         """An empty tensor with the dtype and device of the measure; float64 where it holds no tensor."""
@@ -322,11 +340,3 @@ def _moved(value: object, target: torch.dtype | torch.device | str) -> object:
     if type(value) is tuple:
         return tuple(_moved(v, target) for v in value)
     return value
-
-
-def _brief(value: object) -> str:
-    if isinstance(value, Tensor):
-        return f"{shape(value)} {str(value.dtype).removeprefix('torch.')}"
-    if isinstance(value, tuple):
-        return "(" + ", ".join(map(_brief, value)) + ")"
-    return repr(value)

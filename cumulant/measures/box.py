@@ -38,6 +38,7 @@ class Box(Measure):
     high: Tensor
 
     def __post_init__(self):
+        self.accept_numpy()
         low, high = require_float("Box.low", self.low), require_float("Box.high", self.high)
         require_alike("Box.high", high, "low", low)
         require_finite("Box.low", low)

@@ -49,6 +49,7 @@ class Empirical(Measure):
     log_weights: Tensor | None = None
 
     def __post_init__(self):
+        self.accept_numpy()
         atoms = require_float("Empirical.atoms", self.atoms)
         if atoms.ndim < 2:
             advice = "Add the atom axis: atoms[:, None] for d=1."

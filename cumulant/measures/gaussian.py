@@ -33,6 +33,7 @@ class Gaussian(Measure):
     covariance: Tensor
 
     def __post_init__(self):
+        self.accept_numpy()
         loc = require_float("Gaussian.loc", self.loc)
         cov = require_float("Gaussian.covariance", self.covariance)
         require_alike("Gaussian.covariance", cov, "loc", loc)

@@ -14,6 +14,8 @@ command      `cumulant observe`, `cumulant report`, `cumulant compare`
 import importlib
 from typing import TYPE_CHECKING
 
+from cumulant.extras import missing_package
+
 if TYPE_CHECKING:
     from cumulant.observatory.models.load import load
     from cumulant.observatory.record import Record
@@ -47,4 +49,4 @@ def _require(*packages: str) -> None:
         try:
             importlib.import_module(package)
         except ModuleNotFoundError:
-            raise ModuleNotFoundError(f"cumulant.observatory needs {package}: install cumulant[hf].") from None
+            raise missing_package("cumulant.observatory", package, "hf") from None

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
-from typing import Annotated
 
-import typer
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.markup import escape
@@ -16,12 +14,7 @@ from cumulant.observatory.statistics.quantities import ENDINGS, SECTIONS, TABLES
 from cumulant.terminal import sentences
 
 
-def columns_command(
-    pattern: Annotated[
-        str | None, typer.Argument(help="Part of a column's name, or a pattern such as '*_null*'; all if none.")
-    ] = None,
-    table: Annotated[str | None, typer.Option(help=f"{', '.join(TABLES)}; all if none.")] = None,
-) -> None:
+def columns_command(pattern: str | None, table: str | None) -> None:
     """Print what the columns of heads, layers, tokens and series.parquet mean, and what stands beside them."""
     with sentences():
         groups = select_columns(pattern, table)

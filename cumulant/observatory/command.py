@@ -3,121 +3,43 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from cumulant.observatory.models.load import PACKAGED_MODELS
 from cumulant.observatory.record.manifest import PAGE
+from cumulant.observatory.record.meta import notes_of
 from cumulant.observatory.record.record import Record
-from cumulant.observatory.report.directory import answers, read_nulls
-from cumulant.observatory.report.tables import Tables
+from cumulant.observatory.record.tables import Tables
+from cumulant.observatory.report.directory import answers, read_answers, read_nulls, write_report
 from cumulant.observatory.report.verdicts import Answer, Number
 from cumulant.observatory.runs.ablate import AblatedHead, Ablation
 from cumulant.observatory.runs.over_training import SETTINGS
-from cumulant.observatory.runs.run import run, run_ablation, write_report
-from cumulant.observatory.runs.settings import (
-    DEFAULT_MAX_TOKENS,
-    DEFAULT_MODEL,
-    DEFAULT_STEP_TOKENS,
-    ObservationSettings,
-    Settings,
-)
+from cumulant.observatory.runs.run import run, run_ablation
+from cumulant.observatory.runs.settings import Settings
 from cumulant.observatory.series_command import observe_checkpoints, rewrite_series
 from cumulant.terminal import INTERRUPTED, sentences
 
-TOKENS_HELP = f"Stop after so many tokens; 0: all; {DEFAULT_MAX_TOKENS:,}, or {DEFAULT_STEP_TOKENS:,} a step, if none."
 OPTIONS = {  # arguments of functions → options of the command line
     "load.name": "MODEL",
     "load.device": "--device",
+    "batches.max_length": "--max-length",
     "load.dtype": "--dtype",
     "plan.sources": "--text",
     "plan.column": "--column",
     "quantities": "--quantities",
     "allow pickle (allow_pickle=True)": "pass --allow-pickle",
+    "plan.prompts": "--prompt",
+    "a passage itself as prompts=['…']": 'a passage itself as --prompt "…"',
 }
 
 
-def observe_command(
-    model: Annotated[
-        str, typer.Argument(help=f"{', '.join(PACKAGED_MODELS)}, a directory, a GGUF file, or owner/name on the hub.")
-    ] = DEFAULT_MODEL,
-    text: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="A file, directory or URI of text, JSONL or Parquet; - for standard input; Python's own help if none."
-        ),
-    ] = None,
-    column: Annotated[
-        str | None, typer.Option(help="The column of JSONL or Parquet that holds the text; found if none.")
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="Where to put tables and page; observed/MODEL if none.")] = None,
-    checkpoints: Annotated[
-        Path | None,
-        typer.Option(help="A directory of step-N or checkpoint-N: observe a model over its training, step by step."),
-    ] = None,
-    max_tokens: Annotated[
-        int | None,
-        typer.Option(min=0, help=TOKENS_HELP),
-    ] = None,
-    max_length: Annotated[int, typer.Option(min=8, help="Tokens of a window; longer texts are cut.")] = 256,
-    batch_size: Annotated[int, typer.Option(min=1, help="Windows that run together.")] = 16,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps, …")] = "cpu",
-    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, …; as stored if none.")] = None,
-    quantities: Annotated[
-        list[str] | None, typer.Option(help="Names or groups (cheap, full, sampled); all if none.")
-    ] = None,
-    null: Annotated[list[str] | None, typer.Option(help="random, shuffled or none; both if none is named.")] = None,
-    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of the sample of queries and of the nulls.")] = 0,
-    ablation: Annotated[
-        str | None,
-        typer.Option("--ablate", help="gaussian or mixture: replace every head by that, and say which can go."),
-    ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with a run in --out that was stopped or killed.")
-    ] = False,
-    shard_bytes: Annotated[
-        int | None, typer.Option(min=1, help="Text that is lost at most if a run is killed; 1/256 of it if none.")
-    ] = None,
-    ray: Annotated[
-        str | None,
-        typer.Option(help="Observe on Ray: local or nothing for this machine, auto, or HOST:PORT of a cluster."),
-    ] = None,
-    workers: Annotated[int | None, typer.Option(min=1, help="Models that read at once on Ray.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace a record that is already in --out.")] = False,
-    allow_pickle: Annotated[
-        bool,
-        typer.Option("--allow-pickle", help="Load weights from pickle, which can run code."),
-    ] = False,
-) -> None:
-    """Look into a transformer: the law of its heads and of its hidden states while it reads a text.
-
-    Writes heads.parquet, layers.parquet, tokens.parquet, moments.safetensors, record.json and report.html, a page to
-    look at. Numbers stand beside those of the same architecture at random initialisation and with shuffled keys.
-    With --checkpoints it writes series.parquet, the records of all steps in series/, and a page with a slider of steps.
-    """
+def observe_command(settings: Settings) -> None:
+    """Observe, write tables and page, and print what was seen."""
     screen, errors = Console(), Console(stderr=True)
     with sentences(errors, "what is finished is kept, and --resume goes on from it", OPTIONS):
-        settings = Settings(
-            ObservationSettings(
-                model, device, dtype, allow_pickle, tuple(quantities or ()) or None, max_length, batch_size, seed
-            ),
-            sources=tuple(text or ()),
-            column=column,
-            out=out,
-            checkpoints=checkpoints,
-            max_tokens=max_tokens,
-            nulls=tuple(null or ()),
-            ablation=ablation,
-            resume=resume,
-            force=force,
-            shard_bytes=shard_bytes,
-            ray=ray,
-            workers=workers,
-        )
         if settings.checkpoints is not None:
             return observe_checkpoints(settings)
         observed = run(settings, errors)
@@ -130,10 +52,8 @@ def observe_command(
             print_ablation(screen, run_ablation(settings, observed, errors))
 
 
-def report_command(
-    directory: Annotated[Path, typer.Argument(help="What `cumulant observe --out` wrote.")],
-) -> None:
-    """Write the tables and the page of a record again, from what its directory holds."""
+def report_command(directory: Path) -> None:
+    """Write the tables and the page of a record again, and print what was seen."""
     with sentences():
         if (directory / "series" / SETTINGS).is_file():
             return rewrite_series(directory)
@@ -142,18 +62,13 @@ def report_command(
     print_summary(Console(), tables, nulls, directory)
 
 
-def compare_command(
-    directories: Annotated[list[Path], typer.Argument(help="Two or more directories of `cumulant observe`.")],
-) -> None:
-    """Put observations side by side: other models, other texts, other checkpoints."""
+def compare_command(directories: list[Path]) -> None:
+    """Print the verdicts of several records side by side."""
     with sentences():
         if len(directories) < 2:
             raise ValueError("compare: expected at least two directories, got one. Name another.")
         records = {str(d): Record.load(d) for d in directories}
-        verdicts = {}
-        for name, record in records.items():
-            nulls = {null: Tables.of(other) for null, other in read_nulls(Path(name), record).items()}
-            verdicts[name] = answers(Tables.of(record), nulls)
+        verdicts = {name: read_answers(Path(name), record) for name, record in records.items()}
     print_comparison(Console(), verdicts)
 
 
@@ -161,7 +76,7 @@ def print_summary(
     screen: Console, tables: Tables, nulls: dict[str, Tables], directory: Path, *, resumable: bool = False
 ) -> None:
     """What was observed, what could not be read, and the verdicts."""
-    meta, layers = tables.record.meta, tables.record.layers
+    meta, layers = tables.record.meta, tables.record.modules
     name, kind = escape(meta.model or "A model"), escape(meta.model_class or "of unknown class")
     tokens, windows, text = meta.tokens, meta.sequences, escape(meta.text or "text")
     screen.print(
@@ -169,7 +84,7 @@ def print_summary(
         f"{tokens:,} tokens of {text} in {windows:,} windows.",
         highlight=False,
     )
-    for note in meta.notes:
+    for note in notes_of(meta):
         screen.print(f"Note: {note}.", highlight=False, markup=False)
     if meta.unreadable:
         examples = "; ".join(f"{d['name']} ({d['reason']})" for d in meta.unreadable_documents[:3])

@@ -38,7 +38,6 @@ from cumulant.observatory.runs.over_training import (
 )
 from cumulant.observatory.runs.run import command_line
 from cumulant.observatory.runs.settings import Settings
-from cumulant.observatory.text.corpus import plan
 from cumulant.terminal import INTERRUPTED
 
 COLUMNS = {  # of the table that is printed
@@ -58,7 +57,7 @@ def observe_checkpoints(settings: Settings) -> None:
     assert settings.token_limit is not None
     observation, directory = settings.observation, settings.directory
     steps = find_steps(settings.checkpoints)
-    corpus = plan(settings.sources, column=settings.column)
+    corpus = settings.corpus()
     common = {name: getattr(observation, name) for name in ("quantities", "max_length", "batch_size", "seed", "dtype")}
     series = SeriesSettings(corpus.identity(), agreed_model(steps), max_tokens=settings.token_limit, **common)
     existed = directory.exists()
@@ -123,10 +122,10 @@ def _bar(errors: Console) -> Iterator:
 
 def _print_series(screen: Console, steps: Steps, complete: bool, directory: Path) -> None:
     last = next(reversed(steps.values())).record
-    heads = sum(layer.heads for layer in last.layers)
+    heads = sum(layer.heads for layer in last.modules)
     kind, text = (escape(name or "unknown") for name in (last.meta.model_class, last.meta.text))
     screen.print(
-        f"[bold]{kind}[/]: {len(steps)} steps, {len(last.layers)} attention modules, {heads} "
+        f"[bold]{kind}[/]: {len(steps)} steps, {len(last.modules)} attention modules, {heads} "
         f"heads, {last.meta.tokens:,} tokens of {text} at each.",
         highlight=False,
     )

@@ -6,6 +6,7 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
+from cumulant.display import html_table, one_line, span
 from cumulant.typing import Codes, Flags, PerQuery
 
 
@@ -64,6 +65,13 @@ class Solution:
     steps: Codes
     residual: PerQuery
     trace: Tensor
+
+    def __repr__(self) -> str:
+        return one_line("Solution", {"value": self.value, "steps": span(self.steps), "residual": span(self.residual)})
+
+    def _repr_html_(self) -> str:
+        parts = {name: getattr(self, name) for name in ("value", "steps", "residual", "trace")}
+        return html_table("Solution", {"status": self.summary(), **parts})
 
     @property
     def converged(self) -> Flags:

@@ -135,6 +135,7 @@ def test_index_positives_choose_keys(small_blocks):
     close(info_nce(query, key, positives=small), info_nce(query, key, positives=index), 1e-11)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["own", "index", "table"])
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 def test_symmetric_is_the_mean_of_both_directions(kind, reduction, small_blocks):
@@ -218,6 +219,7 @@ PLANS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", PLANS)
 def test_info_nce_by_finite_differences(name, small_blocks):
     n = 35
@@ -724,6 +726,7 @@ print((peak() - before) / (4 * n * n))
 # not resource.getrusage: its maximum survives fork and exec, so a large parent hides everything the child does
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 @pytest.mark.parametrize(
     "work",

@@ -59,6 +59,7 @@ def attend(x, keys, scale, seen=None):
     return e / np.maximum(e.sum(1, keepdims=True), 1e-300)
 
 
+@pytest.mark.long
 def test_the_package_shows_what_it_has_and_imports_no_integrator():
     assert all(hasattr(dynamics, name) for name in dynamics.__all__)
     code = "import sys, cumulant.dynamics; print({'torchdiffeq', 'scipy'} & set(sys.modules))"
@@ -627,6 +628,7 @@ def test_run_refuses_with_a_sentence(call, error, match):
 # ---------------------------------------------------------------------- the numbers of §3 and §5
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("step", [0.1, 1.0, 10.0])
 def test_energy_on_the_sphere_never_decreases(step):
     for beta in (0.5, 2.0, 8.0, 30.0):
@@ -655,6 +657,7 @@ def four_laws(n):
     return torch.from_numpy(np.stack([gauss, uniform, bimodal, rng.gamma(3.0, 1.0, (n, 1))]))
 
 
+@pytest.mark.long
 def test_four_laws_leave_the_gaussian_upwards_and_reach_it_downwards():
     start, band = four_laws(600), gaussian_band(600, 1)
     for sign, expected in ((1, [0.861, 0.605, 0.610, 0.936]), (-1, [0.036, 0.034, 0.064, 0.035])):

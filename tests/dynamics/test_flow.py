@@ -97,6 +97,7 @@ def test_the_cosine_at_its_ends():
 # ---------------------------------------------------------------------- stiffness
 
 
+@pytest.mark.long
 def test_usa_at_beta_30_reaches_time_one():
     times = [0.01, 0.03, 0.06, 1.0]
     found = flow(orthogonal(4), times, beta=30.0, normalized=False)
@@ -108,6 +109,7 @@ def test_usa_at_beta_30_reaches_time_one():
     assert found.steps.item() < 1000
 
 
+@pytest.mark.long
 def test_merging_agrees_with_a_stiff_integrator():
     x = unit(5, 3)
     times = [1e-4, 0.01, 1.0]
@@ -181,6 +183,7 @@ def test_caps_stay_apart_when_cold_and_merge_when_warm():
 # ---------------------------------------------------------------------- energy
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("normalized", [True, False])
 @pytest.mark.parametrize("beta", [-2.0, 0.0, 0.5, 6.0])
 def test_energy_never_decreases(beta, normalized):
@@ -341,6 +344,7 @@ def test_precision_of_the_input_is_kept():
     assert velocity(x).dtype == torch.float32
 
 
+@pytest.mark.long
 def test_permuted_particles_flow_alike():
     x, order = unit(6, 3), torch.tensor([3, 1, 5, 0, 2, 4])
     merged = flow(x, [2.0], beta=6.0, normalized=False).states[0]
@@ -420,5 +424,5 @@ def test_the_integrators_are_an_extra(monkeypatch):
     for package, method in (("torchdiffeq", "auto"), ("scipy.integrate", "implicit")):
         with monkeypatch.context() as patch:
             patch.setitem(sys.modules, package, None)
-            with pytest.raises(ImportError, match=r"pip install cumulant\[ode\]"):
+            with pytest.raises(ImportError, match=r"flow needs \w+: run pip install .*\[ode\]"):
                 flow(torch.eye(2), [1.0], method=method)

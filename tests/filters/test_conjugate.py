@@ -441,6 +441,7 @@ def test_exposure_zero_and_impossible_clutter_have_the_answer_of_the_other_mode(
     close(gpb(coin, tensor([0.0])).mode_probabilities, [[1.0, 0.0]])
 
 
+@pytest.mark.long
 def test_long_runs_with_much_evidence():
     model = SwitchingConjugate(GammaPoisson(tensor(1.0, 10.0)), TWO, tensor(2.0, 1.0))
     y = model.simulate(300, batch_shape=(20,), generator=generator()).observations

@@ -150,6 +150,7 @@ def test_parameters_that_vary_in_time_are_kept_and_used():
 # ---------------------------------------------------------------------- several modes, approximately
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("order", "reached", "noise"),
     [

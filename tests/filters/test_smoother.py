@@ -304,6 +304,7 @@ def test_kim_over_imm_is_near_kim_over_gpb2():
     assert 0 < gap < 0.02
 
 
+@pytest.mark.long
 def test_errors_of_simulated_states():
     drawn = walk().simulate(100, batch_shape=(200,), generator=torch.Generator().manual_seed(3))
     before = (gpb(walk(), drawn.observations).mean - drawn.states).square()
@@ -347,6 +348,7 @@ def position_error(record, drawn) -> float:
     return (record.mean - drawn.states)[..., :2].square().sum(-1).mean().sqrt().item()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("q", "filtered", "smoothed"),
     [(1e-2, 4.0, (13.8, 7.4, 4.2)), (1e-3, 3.9, (43.7, 26.4, 15.9)), (1e-4, 3.8, (106.8, 72.8, 47.8))],
@@ -535,6 +537,7 @@ def test_single_precision_far_from_the_origin():
     assert (found.mode_probabilities - truth.mode_probabilities).abs().max() < 1e-2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("order", [2, 3])
 def test_gradients(order):
     model, y = model_of(parameters()), series(3).requires_grad_()

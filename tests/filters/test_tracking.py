@@ -17,10 +17,10 @@ from scipy.linalg import expm
 from scipy.stats import chi2
 from typer.testing import CliRunner
 
+from cumulant.commands.track import track
 from cumulant.filters import SmootherWarning, SwitchingLinearGaussian, gpb, imm, kalman
 from cumulant.filters.smoother import smooth
 from cumulant.filters.tracking import TableColumns, Track, filter_tracks, measured_moments, read_model, read_tracks
-from cumulant.filters.tracking.command import track_command
 from cumulant.filters.tracking.directory import file_names
 from cumulant.filters.tracking.estimates import table_of
 from cumulant.filters.tracking.example import FLIGHTS, MODEL, STEPS, along, fly, modes, write_example
@@ -34,7 +34,7 @@ from tests.compare import close
 pytestmark = pytest.mark.filterwarnings("ignore::cumulant.filters.SmootherWarning")
 
 app = typer.Typer()
-app.command()(track_command)
+app.command()(track)
 STATE = ("x", "y", "x_velocity", "y_velocity", "x_acceleration", "y_acceleration")
 
 ONE_MODE = """
@@ -591,6 +591,7 @@ def test_estimates_are_those_of_the_engine(method, tmp_path):
         same(estimate.filtered, alone)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("method", "order"), [("imm", 2), ("gpb1", 2), ("gpb3", 3)])
 def test_the_order_of_the_method_is_that_of_the_smoother(method, order, tmp_path):
     model, tracks = example_tracks(tmp_path)
@@ -600,6 +601,7 @@ def test_the_order_of_the_method_is_that_of_the_smoother(method, order, tmp_path
             same(estimate.smoothed, smooth(manoeuvre_by_hand(), estimate.track.y, order=order))
 
 
+@pytest.mark.long
 def test_the_order_goes_through_the_command_and_its_warning_names_tracks(tmp_path):
     """The smoother of order 2 is less certain than the filter on all tracks of the example, that of order 4 on none."""
     table, path = write_example(tmp_path / "in")
@@ -621,6 +623,7 @@ def test_the_order_goes_through_the_command_and_its_warning_names_tracks(tmp_pat
     assert "smoothed_excess" not in summary["tracks"][0]
 
 
+@pytest.mark.long
 def test_smoothed_estimates_are_those_of_the_engine(tmp_path):
     model, tracks = example_tracks(tmp_path)
     for estimate in filter_tracks(model, tracks, smooth=True):

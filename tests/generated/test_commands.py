@@ -289,7 +289,7 @@ def raise_interrupt(*_: object, **__: object) -> None:
     [
         ("cumulant.observatory.runs.run", "load", ("observe", "{tiny}", "--text", "{words}", "--out", "{out}")),
         (
-            "cumulant.observatory.runs.run",
+            "cumulant.observatory.report.directory",
             "render_tables",
             ("observe", "{tiny}", "--text", "{words}", "--out", "{out}", *observed.QUICK),
         ),
@@ -304,8 +304,8 @@ def raise_interrupt(*_: object, **__: object) -> None:
             "load",
             ("observe", "--checkpoints", "{run}", "--text", "{words}", "--out", "{out}"),
         ),
-        ("cumulant.observatory.runs.run", "write_tables", ("report", "{record}")),
-        ("cumulant.observatory.command", "answers", ("compare", "{record}", "{record}")),
+        ("cumulant.observatory.report.directory", "write_tables", ("report", "{record}")),
+        ("cumulant.observatory.command", "read_answers", ("compare", "{record}", "{record}")),
         ("cumulant.paper.verify.command", "verify", ("verify",)),
         ("benchmarks.command", "run", ("bench", "--quick")),
         ("cumulant.paper.trainings.command", "study", ("train", "recall", "--out", "{out}")),

@@ -26,7 +26,7 @@ from safetensors.torch import load_file, save_file  # noqa: E402
 
 from cumulant.observatory.record.consistency import inconsistency  # noqa: E402
 from cumulant.observatory.record.record import Record  # noqa: E402
-from cumulant.observatory.report.tables import layer_rows, layer_spectra  # noqa: E402
+from cumulant.observatory.record.tables import layer_rows, layer_spectra  # noqa: E402
 from cumulant.observatory.statistics.states import unflatten  # noqa: E402
 
 BASES = ("record", "old", "attached", "begun", "series")

@@ -18,8 +18,8 @@ from scipy.special import digamma, ndtri
 from torch import Tensor
 
 from cumulant.observatory.hooks.hidden_states import HiddenStateObserver, observe_hidden_states
-from cumulant.observatory.report.rows import LayerRow, NullComparison
-from cumulant.observatory.report.tables import layer_rows
+from cumulant.observatory.record.rows import LayerRow, NullComparison
+from cumulant.observatory.record.tables import layer_rows
 from cumulant.observatory.report.verdicts import Answer, verdicts
 from cumulant.observatory.statistics.sampling import priorities, uniform
 from cumulant.observatory.statistics.states import WithinScatter
@@ -250,6 +250,7 @@ def _around(channels: int, length: int, part: float, looked: float, seed: int) -
     return Budget(channels, length, int(part * needed) + length, looked, seed)
 
 
+@pytest.mark.long
 @holds_for(budgets(), examples=4)
 def test_a_verdict_is_given_from_the_stated_number_of_tokens_on(case: Budget) -> None:
     layers = read(case.states())

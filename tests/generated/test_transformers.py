@@ -220,9 +220,9 @@ def check_reading(case: Reading) -> None:
     assert (hooks_of(model), model.config._attn_implementation) == before[1:]
     assert same(before[0], case.run(model))
     record = recorder.record()
-    assert {layer.name for layer in record.layers} == {call.name for call in calls}
+    assert {layer.name for layer in record.modules} == {call.name for call in calls}
     assert unrecorded(record) == ({"vision_model.head.attention"} if case.kind == "siglip" else set())
-    for layer in record.layers:
+    for layer in record.modules:
         mine = [call.values for call in calls if call.name == layer.name]
         for quantity in QUANTITIES:
             whole = np.concatenate([call[quantity].transpose(1, 0, 2) for call in mine], 1)  # (heads, calls · batch, q)
@@ -272,6 +272,6 @@ def test_attention_that_is_left_out_of_a_record_is_named(kind):
     record = record_of(case, model)
     left_out = unrecorded(record)
     assert left_out
-    assert not left_out & {layer.name for layer in record.layers}
+    assert not left_out & {layer.name for layer in record.modules}
     kinds = {type(model.get_submodule(name)).__name__ for name in left_out}
     assert kinds == {"longt5": {"LongT5LocalAttention"}, "minimax": {"MiniMaxLightningAttention"}}[kind]

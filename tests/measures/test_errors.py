@@ -72,7 +72,11 @@ def gamma() -> Measure:
 
 CONSTRUCTION: dict[str, Bad] = {
     "atoms: list": (lambda: Empirical([[1.0]]), TypeError, ["Empirical.atoms", "torch.Tensor", "list"]),
-    "atoms: numpy": (lambda: Empirical(KEYS), TypeError, ["Empirical.atoms", "ndarray", "torch.as_tensor"]),
+    "atoms: numpy of words": (
+        lambda: Empirical(np.array([["a"]])),
+        TypeError,
+        ["Empirical.atoms", "ndarray", "torch.as_tensor"],
+    ),
     "atoms: integers": (lambda: Empirical(torch.eye(2).long()), TypeError, ["Empirical.atoms", "floating", "int64"]),
     "atoms: no atom axis": (lambda: Empirical(zeros(5)), ValueError, ["Empirical.atoms", "(*batch, n, d)", "(5)"]),
     "atoms: NaN": (lambda: Empirical(t([[1.0, NAN]])), ValueError, ["Empirical.atoms", "finite", "1 entries"]),

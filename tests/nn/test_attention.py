@@ -233,6 +233,7 @@ def test_the_log_normalizer_trains():
     assert ours.in_proj_weight.grad.abs().sum() > 0
 
 
+@pytest.mark.long
 def test_gradients_of_gradients_exist():
     _, ours = pair(batch_first=True)
     x = normal(1, 3, WIDTH).requires_grad_()

@@ -325,6 +325,7 @@ def test_listeners_hear_the_fixed_point_and_nothing_else():
     assert call.scale == made.head_dim**-0.5
 
 
+@pytest.mark.long
 def test_training_reaches_a_target():
     torch.manual_seed(0)
     made, x = EquilibriumBlock(8, 2, hidden=16), torch.randn(4, 5, 8)

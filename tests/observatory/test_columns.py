@@ -15,9 +15,9 @@ from cumulant.observatory.columns_command import select_columns  # noqa: E402
 from cumulant.observatory.hooks.hidden_states import SAMPLED_TOKENS  # noqa: E402
 from cumulant.observatory.record.record import EXCERPTS  # noqa: E402
 from cumulant.observatory.record.recorder import COVARIANCE_TOKENS, PERTURBED_SHARE, SAMPLE  # noqa: E402
+from cumulant.observatory.record.rows import LayerRow, NullComparison, TokenStatistics  # noqa: E402
+from cumulant.observatory.record.tables import Tables  # noqa: E402
 from cumulant.observatory.report.directory import page_data, write_tables  # noqa: E402
-from cumulant.observatory.report.rows import LayerRow, NullComparison, TokenStatistics  # noqa: E402
-from cumulant.observatory.report.tables import Tables  # noqa: E402
 from cumulant.observatory.runs.observe import EXCERPT_TOKENS  # noqa: E402
 from cumulant.observatory.statistics import quantities  # noqa: E402
 from cumulant.observatory.statistics.gaussianity import DIRECTIONS, NEIGHBOURS  # noqa: E402
@@ -42,7 +42,7 @@ def with_a_sink():
     model = make("gptoss")
     with attach(model, ["sink_mass"], hidden_states=False) as recorder, torch.no_grad():
         model(**inputs("gptoss"))
-    return Tables.of(recorder.record())
+    return Tables.of(recorder.record(weights=False))
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from cumulant.observatory.hooks.attention import observe_attention
 from cumulant.observatory.hooks.hidden_states import HiddenStateObserver, StageKey, merge_layers, observe_hidden_states
 from cumulant.observatory.hooks.residual_stages import PERTURBATION_SIZE, perturbation
 from cumulant.observatory.hooks.structure import attention_modules, block_of, twin
-from cumulant.observatory.report.tables import layer_rows, layer_spectra, read_covariance
+from cumulant.observatory.record.tables import layer_rows, layer_spectra, read_covariance
 from cumulant.observatory.statistics.gaussianity import (
     compare_with_gaussian,
     lle_error,

@@ -455,7 +455,7 @@ def recorded(model, call) -> Record:
 
 
 def assert_same_record(a: Record, b: Record) -> None:
-    assert a.layers == b.layers
+    assert a.modules == b.modules
     assert a.tallies.keys() == b.tallies.keys()
     assert a.hidden.keys() == b.hidden.keys()
     assert a.meta == b.meta
@@ -489,6 +489,7 @@ def test_distributed_data_parallel_is_taken_off(tmp_path):
         torch.distributed.destroy_process_group()
 
 
+@pytest.mark.long
 def test_a_compiled_model_is_recorded_without_being_compiled():
     from torch._dynamo.utils import counters
 
@@ -581,7 +582,7 @@ def test_the_advice_for_other_models_leads_to_a_record(tmp_path):
     with torch.no_grad(), attach(model) as recorder:
         model(**inputs("vit"))
     recorder.record().save(tmp_path / "vit")
-    assert [layer.heads for layer in Record.load(tmp_path / "vit").layers] == [3, 3]
+    assert [layer.heads for layer in Record.load(tmp_path / "vit").modules] == [3, 3]
 
 
 def test_a_model_without_attention_is_named_as_such():

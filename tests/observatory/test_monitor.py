@@ -574,7 +574,7 @@ def test_a_transformers_model_is_heard_as_the_observatory_hears_it(implementatio
     assert torch.equal(model(**batch).logits, plain)
     assert model.config._attn_implementation == implementation
     check = monitor.step()
-    assert [layer.name for layer in check.layers] == [layer.name for layer in record.layers]
+    assert [layer.name for layer in check.layers] == [layer.name for layer in record.modules]
     for layer in check.layers:
         # the observatory counts the first token of each of three sequences: it sees one key, with entropy 0
         tally = record.tallies[f"{layer.name}/entropy"]

@@ -22,8 +22,8 @@ from cumulant.nn.calls import AttentionCall  # noqa: E402
 from cumulant.observatory import Record, attach, load, observe, render  # noqa: E402
 from cumulant.observatory.hooks.attention import observe_attention  # noqa: E402
 from cumulant.observatory.record.record import Meta, claim_directory  # noqa: E402
-from cumulant.observatory.report.rows import HeadRow, TokenStatistics  # noqa: E402
-from cumulant.observatory.report.tables import head_rows, link_from_sums  # noqa: E402
+from cumulant.observatory.record.rows import HeadRow, TokenStatistics  # noqa: E402
+from cumulant.observatory.record.tables import head_rows, link_from_sums  # noqa: E402
 from cumulant.observatory.report.verdicts import verdicts  # noqa: E402
 from cumulant.observatory.runs.observe import shuffled_keys  # noqa: E402
 from cumulant.observatory.runs.settings import null_names  # noqa: E402
@@ -90,8 +90,8 @@ def test_attach_collects_every_head_and_says_when_nothing_ran():
         with torch.no_grad():
             model(**given)
     record = recorder.record()
-    assert [layer.heads for layer in record.layers] == [4, 4]
-    assert record.layers[0].key_heads == 2
+    assert [layer.heads for layer in record.modules] == [4, 4]
+    assert record.modules[0].key_heads == 2
     assert record.tally("entropy").count.tolist() == [80] * 8
     assert 4 <= int(record.tally("k90").count[0]) <= 80
     assert record.tally("sink_mass") is None
@@ -156,7 +156,7 @@ def test_a_record_survives_its_directory(tmp_path):
     record = recorder.record(model="toy", tokens=80, sequences=4)
     record.save(tmp_path / "here")
     again = Record.load(tmp_path / "here")
-    assert again.layers == record.layers
+    assert again.modules == record.modules
     assert again.meta == record.meta
     for name, tally in record.tallies.items():
         for key, tensor in tally.tensors().items():
@@ -326,7 +326,7 @@ def test_observe_a_real_model(minilm, tmp_path):
     assert all(row.hopfield_class in CLASSES for row in rows)
     assert len(record.excerpts) == 4
     assert record.excerpts[0].tokens[:3] == ("[CLS]", "the", "mean")
-    assert record.excerpts[0].values["entropy"][record.layers[0].name].shape == (12, len(record.excerpts[0].tokens))
+    assert record.excerpts[0].values["entropy"][record.modules[0].name].shape == (12, len(record.excerpts[0].tokens))
     render(record, tmp_path / "page.html")
     assert 100_000 < (tmp_path / "page.html").stat().st_size < 5_000_000
 
@@ -343,6 +343,7 @@ def test_entropies_are_those_of_eager_attention(minilm):
     torch.testing.assert_close(recorder.record().tally("entropy").mean, eager, rtol=0, atol=1e-4)
 
 
+@pytest.mark.long
 def test_the_sample_does_not_depend_on_batches(minilm):
     texts = [Text(i, f"text {i}", body) for i, body in enumerate(TOPICS)]
     one, many = (observe(minilm, texts, max_length=64, batch_size=b, hidden_states=False) for b in (1, 8))

@@ -28,9 +28,9 @@ from cumulant.observatory.hooks.weights import HeadWeights, head_weights  # noqa
 from cumulant.observatory.models.load import fingerprint_of, load, random_twin  # noqa: E402
 from cumulant.observatory.record.record import Record  # noqa: E402
 from cumulant.observatory.record.recorder import attach  # noqa: E402
+from cumulant.observatory.record.weights import with_weights  # noqa: E402
 from cumulant.observatory.report.page.render import DETAIL_LEVELS, condensed  # noqa: E402
 from cumulant.observatory.report.series import log_spaced, read_steps, render_series, series_data, series_rows  # noqa: E402
-from cumulant.observatory.runs.observe import with_weights  # noqa: E402
 from cumulant.observatory.runs.over_training import (  # noqa: E402
     CheckpointDirectory,
     SeriesSettings,
@@ -158,7 +158,7 @@ def test_what_is_heard_of_our_layers_is_what_they_compute(kind):
     with attach(model, ["entropy"]) as recorder:
         assert torch.equal(model(ids, attention_mask=mask), before)
     record = recorder.record()
-    tally = record.tallies[f"{record.layers[0].name}/entropy"]
+    tally = record.tallies[f"{record.modules[0].name}/entropy"]
     exact = by_hand(kind, model, ids, mask)["entropy"]
     np.testing.assert_allclose(tally.mean, np.nanmean(exact, axis=(0, 2)), rtol=2e-6)
     assert tally.count.tolist() == np.isfinite(exact).sum(axis=(0, 2)).tolist()
@@ -344,10 +344,10 @@ def test_the_command_leaves_records_a_table_and_a_page(observed, run):
         record = Record.load(out / "series" / f"step-{number:06d}")
         assert record.meta.step == number
         here = heads.filter((pl.col("step") == number) & (pl.col("quantity") == "entropy"))
-        means = torch.cat([record.tallies[f"{layer.name}/entropy"].mean for layer in record.layers])
+        means = torch.cat([record.tallies[f"{layer.name}/entropy"].mean for layer in record.modules])
         np.testing.assert_allclose(here["value"], means, rtol=1e-12)
         tied = heads.filter((pl.col("step") == number) & (pl.col("quantity") == "gradientness"))
-        numbers = torch.cat([record.weights[f"{layer.name}/gradientness"] for layer in record.layers])
+        numbers = torch.cat([record.weights[f"{layer.name}/gradientness"] for layer in record.modules])
         np.testing.assert_allclose(tied["value"], numbers, rtol=1e-12)
     states = table.filter(pl.col("head").is_null() & (pl.col("quantity") == "sliced_w2"))
     assert states["stage"].unique().sort().to_list() == ["in", "out"]
@@ -421,6 +421,7 @@ def test_an_interrupt_leaves_the_steps_that_are_finished(run, text, tmp_path, mo
     assert table["step"].unique().sort().to_list() == [0, 1]
 
 
+@pytest.mark.long
 def test_checkpoints_as_the_trainer_writes_them(text, tmp_path):
     run = tmp_path / "trainer"
     small = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 32, "vocab_size": 257}
@@ -567,7 +568,7 @@ def test_the_slider_changes_what_the_page_shows(visit, observed):
     assert page.inner_text("#slider output") == "Step 0"
     assert all(drawn(page, name) != old for name, old in before.items())
     assert page.inner_text("#chosen h3") == "Layer 0, head 0, step 0"
-    mean = float(record.tallies[f"{record.layers[0].name}/entropy"].mean[0])
+    mean = float(record.tallies[f"{record.modules[0].name}/entropy"].mean[0])
     assert f"{mean:.4g}" in page.inner_text("#chosen")
     slide(page, 3)
     assert {name: drawn(page, name) for name in names} == before

@@ -72,6 +72,7 @@ def test_choosing_a_quantity_or_a_null_changes_the_map(visit, small):
     assert page.locator("#map .cell").count() == 72
 
 
+@pytest.mark.long
 def test_choosing_a_head_changes_its_figures(visit, small):
     page = visit(small)
     names = ("distribution", "positions", "scatter")
@@ -104,6 +105,7 @@ def test_heads_are_reached_by_keyboard(visit, small):
     assert page.locator("#map .cell[aria-pressed='true']").count() == 1
 
 
+@pytest.mark.long
 def test_definitions_appear_where_the_pointer_rests(visit, small):
     page = visit(small)
     page.hover("[data-sheet='head'] .term >> text=Fisher trace")
@@ -133,6 +135,7 @@ def test_hostile_strings_are_shown_and_not_run(visit, small):
     assert b"<script" not in content
 
 
+@pytest.mark.long
 def test_long_names_do_not_widen_a_phone(visit, small):
     long = "x" * 300
     meta = dict.fromkeys(["model", "model_class", "text", "fingerprint", "command"], long) | {"notes": [long]}
@@ -215,6 +218,7 @@ def test_figures_are_saved_as_svg_and_png(visit, small):
     assert int.from_bytes(content[16:20]) == 2 * int(page.get_attribute("[data-figure='heads'] svg", "width"))
 
 
+@pytest.mark.long
 def test_tables_sort_and_are_saved_as_csv(visit, small):
     page = visit(small)
     file, content = saved(page, "[data-sheet='all-heads'] [data-save='csv']")
@@ -343,7 +347,7 @@ def test_what_is_not_plain_data_is_refused_and_leaves_the_old_page(tmp_path, mon
     with pytest.raises(TypeError, match="expected dictionaries, lists, strings and numbers, got ndarray"):
         render_page({"layers": [np.zeros(2)]}, path)
     monkeypatch.setitem(sys.modules, "jinja2", None)
-    with pytest.raises(ImportError, match=r"pip install cumulant\[report\]"):
+    with pytest.raises(ImportError, match=r"A page needs jinja2: run pip install .*\[report\]"):
         render_page({}, path)
     assert path.read_text() == old
     assert [p.name for p in tmp_path.iterdir()] == ["report.html"]

@@ -233,6 +233,7 @@ def here(monkeypatch):
     monkeypatch.setattr(on_ray, "_attempts", lambda ray: lambda ordinal: True)
 
 
+@pytest.mark.long
 def test_a_failing_shard_is_named_and_the_rest_is_kept(here, asked, loaded, tmp_path):
     place = write_texts(tmp_path / "texts", files=3)
     corpus = plan([place], shard_bytes=512)
@@ -290,6 +291,7 @@ def test_an_interrupt_keeps_what_is_finished(here, asked, corpus, loaded, whole,
     assert record.meta.tokens == store.done[0].tokens < whole.meta.tokens
 
 
+@pytest.mark.long
 def test_a_shard_that_workers_die_of_is_given_up(here, asked, corpus, loaded, tmp_path, monkeypatch):
     monkeypatch.setattr(on_ray, "_attempts", lambda ray: lambda ordinal: ordinal != 1)
     with opened(tmp_path / "out", corpus, asked, loaded) as store:

@@ -15,7 +15,7 @@ pytest.importorskip("safetensors", reason="install cumulant[hf] to read records"
 from cumulant.observatory.record import Record
 from cumulant.observatory.record.meta import Meta
 from cumulant.observatory.record.record import FORMAT, NO_SAMPLE
-from cumulant.observatory.report.tables import DISTANCES, Tables
+from cumulant.observatory.record.tables import DISTANCES, Tables
 
 SAMPLES = Path(__file__).parent.parent / "data" / "records"
 
@@ -105,4 +105,4 @@ def test_columns_follow_one_scheme_and_tables_can_be_joined(tmp_path):
     for name in DISTANCES:
         assert {name, *(f"{name}_{suffix}" for suffix in ("null", "null_low", "null_high"))} <= set(layers[0].columns())
     assert {(row.layer, row.block) for row in heads} == {(row.layer, row.block) for row in layers}
-    assert record.layers[0].name.startswith(heads[0].block)
+    assert record.modules[0].name.startswith(heads[0].block)

@@ -220,6 +220,7 @@ def test_the_record_does_not_depend_on_shards(tmp_path, runs, asked, loaded, max
         assert all(int(found.hidden[k]) == whole.meta.tokens for k in sizes)
 
 
+@pytest.mark.long
 def test_the_order_of_arrival_and_merging_on_the_way_change_no_bit(tmp_path, corpus, asked, loaded, monkeypatch):
     found = [(s.ordinal, observe_shard(loaded, asked, s, None, None)) for s in corpus.shards]
     records = []
@@ -605,12 +606,13 @@ FORKS = """
 import json, os, random, shutil, signal, sys
 import torch
 from cumulant.cli import application
+from cumulant.observatory.report import directory
 from cumulant.observatory.runs import run as run_module
 from cumulant.observatory.runs import store
 
 torch.set_num_threads(1)
 store.MERGED_SHARDS = 2
-run_module.write_tables = run_module.render_tables = lambda *_: None
+directory.write_tables = directory.render_tables = lambda *_: None
 arguments, kills, seed = json.loads(sys.argv[1])
 run = application()
 run_module.load(arguments[1])  # so that what it imports is there before the first fork

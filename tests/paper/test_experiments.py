@@ -59,6 +59,7 @@ def test_every_experiment_is_tested():
 SLOW = ("rn-compare", "stability", "invert")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.long if name in SLOW else ()) for name in SMALL])
 def test_an_experiment_run_small(name, tmp_path, monkeypatch):
     """All questions of one run in one test, so that each runs once however tests are spread over workers."""
@@ -391,6 +392,7 @@ def test_command_refuses_what_is_not_its_own(command, tmp_path):
     assert "expected a directory, got the file" in found.output
 
 
+@pytest.mark.long
 def test_interrupted_run_goes_on(command, tmp_path, monkeypatch):
     done = []
 

@@ -18,6 +18,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 from cumulant.cli import application
+from cumulant.extras import install
 from cumulant.nn.block_types import BLOCK_TYPES, FORMAT, StandardBlock, make_block
 from cumulant.nn.calls import on_attention
 from cumulant.nn.language_model import LanguageConfig, LanguageModel
@@ -270,6 +271,7 @@ def test_the_best_answer_is_the_posterior():
     assert (best_answer(config, shown) - expected).abs().max() < 1e-12
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("block", KINDS_LIST)
 def test_no_model_is_better_than_the_best_answer(block):
     task = RecallTask()
@@ -316,6 +318,7 @@ def test_checkpoints_are_about_ten_from_the_first_to_the_last(steps):
     assert len(found) >= min(steps + 1, 7)
 
 
+@pytest.mark.long
 def test_a_seed_gives_the_same_training_and_another_seed_another():
     first, again, other = (train(TinyRecall(), seed=seed).metrics for seed in (0, 0, 1))
     assert first == again
@@ -350,6 +353,7 @@ def stop_at(step):
     return after
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("block", BLOCK_TYPES)
 def test_resumed_training_is_the_same_to_the_bit(tmp_path, monkeypatch, block):
     monkeypatch.setattr(loop, "SAVED_EVERY", 2)
@@ -572,6 +576,7 @@ def test_command_tries_rates_and_writes_nothing(tmp_path, tiny, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.long
 def test_command_trains_all_blocks_and_leaves_tables_and_a_figure(tmp_path, tiny):
     place = tmp_path / "out"
     found = call("recall", "--out", place, "--seeds", 2, "--steps", 2)
@@ -625,7 +630,7 @@ def test_command_asks_for_what_it_needs_in_the_end_at_the_start(tmp_path, tiny, 
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "polars" else object())
     found = call("recall", "--out", tmp_path / "out")
     assert found.exit_code == 2
-    assert "train: expected polars, got no such package. install cumulant[train]" in " ".join(found.output.split())
+    assert f"cumulant train needs polars: run {install('train')}." in " ".join(found.output.split())
     assert not (tmp_path / "out").exists()
 
 

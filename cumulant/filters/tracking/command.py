@@ -7,9 +7,7 @@ import sys
 import warnings
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
 
-import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -29,24 +27,17 @@ TRACKS_PRINTED = 20  # tracks in the terminal
 
 
 def track_command(
-    file: Annotated[Path | None, typer.Argument(help="A CSV file of measurements with a header.")] = None,
-    model: Annotated[Path | None, typer.Option(help="A TOML file: columns, modes, switching, noise.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Where to put table and figures; tracked/FILE if none.")] = None,
-    method: Annotated[str, typer.Option(help="imm, gpb1, gpb2, … or kalman (for one mode).")] = "imm",
-    smooth: Annotated[
-        bool, typer.Option("--smooth", help="Add what all rows say about each row; with the order of gpb3, gpb4, ….")
-    ] = False,
-    figures: Annotated[int, typer.Option(min=0, help="Draw so many tracks, the first ones of the file.")] = 12,
-    example: Annotated[
-        Path | None, typer.Option(help="Write manoeuvre.csv and manoeuvre.toml, a manoeuvring target, and stop.")
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace a run that is already in --out.")] = False,
+    file: Path | None,
+    model: Path | None,
+    out: Path | None,
+    *,
+    method: str,
+    smooth: bool,
+    figures: int,
+    example: Path | None,
+    force: bool,
 ) -> None:
-    """Filter a table of measurements: where each track is, how sure that is, and in which mode it moves.
-
-    Several tracks, empty cells, missing rows and irregular times are welcome. Writes estimates.parquet, estimates.csv,
-    summary.json and a figure for each track.
-    """
+    """Filter the tracks of a table, write estimates and figures, and print a summary."""
     screen, errors = Console(), Console(stderr=True)
     with sentences(errors):
         if example is not None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cumulant.checks import sentence
+from cumulant.extras import missing_package
 from cumulant.files import new_directory
 from cumulant.filters.tracking.estimates import table_of
 from cumulant.filters.tracking.filter import Estimate
@@ -46,7 +47,7 @@ def write_directory(
     try:
         import polars
     except ModuleNotFoundError:
-        raise ModuleNotFoundError(sentence("track", "polars", "no such package", "install cumulant[lab]")) from None
+        raise missing_package("cumulant track", "polars", "lab") from None
     with new_directory(directory, overwrite=True) as staging:
         table = polars.DataFrame(table_of(model, estimates)).fill_nan(None)
         table.write_parquet(staging / TABLES[0])

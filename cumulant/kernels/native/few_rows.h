@@ -38,7 +38,10 @@ template <class T> struct FewRows {
     for (int64_t k = 0; s.atom_base && k < c.width; k++) s.atom_sum[k] = -s.atom_base[k];
   }
 
-  static void dots(T* to, const T* q, const T* a, int64_t stride, int keys, int64_t width) {
+  // Scores of a block, a vector of keys at a time; the largest of each lane, and 0, or NaN once a score is not finite.
+  struct Extremes { V largest, odd; };
+  static Extremes dots(T* to, const T* q, const T* a, int64_t stride, int keys, int64_t width) {
+    Extremes of = {splat<T>(MINUS_INF<T>), splat<T>(0)};
     for (int j = 0; j < keys; j += L) {
       V acc[L];
       UNROLL for (int t = 0; t < L; t++) {
@@ -49,8 +52,12 @@ template <class T> struct FewRows {
         for (; c < width; c++) x[0] += k[c] * q[c];
         acc[t] = x;
       }
-      at<T>(to + j) = sums<T>(acc);
+      const V score = sums<T>(acc);
+      at<T>(to + j) = score;
+      of.largest = larger(score, of.largest);
+      of.odd += score * T(0);
     }
+    return of;
   }
   // to = Σ_j p_j v_j; with SQUARES to = Σ_j p_j (v_j − c), and Σ_j p_j |v_j − c|² is returned
   template <bool SQUARES> static T average(T* to, const T* p, const T* v, int64_t stride, int keys, int64_t width, const T* c) {
@@ -79,6 +86,7 @@ template <class T> struct FewRows {
         }
       }
     };
+    if constexpr (!SQUARES) columns(std::integral_constant<int, 8>());  // rows of 64 numbers as a whole
     columns(std::integral_constant<int, 4>());
     columns(std::integral_constant<int, 1>());
     for (; k < width; k++) {
@@ -128,13 +136,10 @@ template <class T> struct FewRows {
     trace = trace * shrink + ((inside < 0 ? T(0) : inside) + gap);
   }
 
-  // keys [first, last) of a row's visible ones, at most KEYS
-  static void absorb(const Group<T>& g, State& s, int64_t r, const T* q, int64_t first, int64_t last, const Rows<T>& atoms, const Rows<T>& values, const Buffers& m) {
+  // what is added to the scores of keys [first, first + keys) of a row: −inf where one is hidden, and beyond the last
+  static void fill_bias(const Group<T>& g, int64_t r, int64_t first, int keys, T* bias) {
     const Call& c = g.call;
-    const int keys = int(last - first), vectors = (keys + L - 1) / L;
-    T *score = m.score, *p = m.p, *bias = m.bias;
-    dots(score, q, atoms.data, atoms.stride, keys, c.width);
-    for (int j = 0; j < vectors * L; j++) bias[j] = j < keys ? T(0) : MINUS_INF<T>;
+    for (int j = 0; j < (keys + L - 1) / L * L; j++) bias[j] = j < keys ? T(0) : MINUS_INF<T>;
     if (c.per_pair.data) {
       const char* pair = g.row(c.per_pair, r) + first * bytes_of(c.per_pair.dtype);
       widen<T>(bias, pair, c.per_pair.dtype, keys);
@@ -147,47 +152,83 @@ template <class T> struct FewRows {
       const uint8_t* visible = (const uint8_t*)g.row(c.mask, r) + first;
       for (int j = 0; j < keys; j++) if (!visible[j]) bias[j] = MINUS_INF<T>;
     }
-    V largest = splat<T>(MINUS_INF<T>), there = splat<T>(0), odd = there;
-    for (int v = 0; v < vectors; v++) {
-      V &x = at<T>(score + v * L), w = at<T>(bias + v * L);
-      x = w == MINUS_INF<T> ? splat<T>(0) : x;  // whatever a hidden key holds
-      odd += x * T(0);
-      const V logit = x + w;
-      const I better = logit > largest;
-      largest = better ? logit : largest;
-      there = better ? x : there;
+  }
+
+  // keys [first, last) of a row's visible ones, at most KEYS
+  static void absorb(const Group<T>& g, State& s, int64_t r, const T* q, int64_t first, int64_t last, const Rows<T>& atoms, const Rows<T>& values, const Buffers& m) {
+    const Call& c = g.call;
+    if (c.per_pair.data || c.per_atom.data || c.mask.data || (last - first) % L) {
+      fill_bias(g, r, first, int(last - first), m.bias);
+      absorb<true>(g, s, r, q, first, last, atoms, values, m);
+    } else
+      absorb<false>(g, s, r, q, first, last, atoms, values, m);
+  }
+  template <bool BIASED>
+  static void absorb(const Group<T>& g, State& s, int64_t r, const T* q, int64_t first, int64_t last, const Rows<T>& atoms, const Rows<T>& values, const Buffers& m) {
+    const Call& c = g.call;
+    const int keys = int(last - first), vectors = (keys + L - 1) / L;
+    T *score = m.score, *p = m.p, *bias = m.bias;
+    Extremes of = dots(score, q, atoms.data, atoms.stride, keys, c.width);
+    V there = of.largest;  // the score where the logit is largest
+    if constexpr (BIASED) {
+      of = {splat<T>(MINUS_INF<T>), splat<T>(0)};
+      for (int v = 0; v < vectors; v++) {
+        V &x = at<T>(score + v * L), w = at<T>(bias + v * L);
+        x = w == MINUS_INF<T> ? splat<T>(0) : x;  // whatever a hidden key holds
+        of.odd += x * T(0);
+        const V logit = x + w;
+        const I better = logit > of.largest;
+        of.largest = better ? logit : of.largest;
+        there = better ? x : there;
+      }
     }
-    s.mean += sum<T>(odd);  // NaN once a score is not finite
-    const T block_top = max<T>(largest);
-    bool nan = false;
+    s.mean += sum<T>(of.odd);
+    const T block_top = max<T>(of.largest);
+    auto hidden = [&](int j) { return BIASED && bias[j] == MINUS_INF<T>; };
     if (block_top == MINUS_INF<T>) {
-      for (int j = 0; j < keys; j++) nan |= bias[j] > MINUS_INF<T> && score[j] != score[j];
+      bool nan = false;
+      for (int j = 0; j < keys; j++) nan |= !hidden(j) && score[j] != score[j];
       if (!nan) return;
     }
     if (c.max_score)
-      for (int j = 0; j < keys; j++) if (bias[j] > MINUS_INF<T> && score[j] > s.max_score) { s.max_score = score[j]; s.best = first + j; }
+      for (int j = 0; j < keys; j++) if (!hidden(j) && score[j] > s.max_score) { s.max_score = score[j]; s.best = first + j; }
     const T now = block_top > s.top ? block_top : s.top, over = now == MINUS_INF<T> ? T(0) : now;
     const T shrink = s.top == MINUS_INF<T> ? T(0) : std::exp(s.top - over);
     T centre = s.mean;
-    if (block_top > s.top + 1) for (int i = 0; i < L; i++) if (largest[i] == block_top) centre = there[i];
+    if (block_top > s.top + 1) for (int i = 0; i < L; i++) if (of.largest[i] == block_top) centre = there[i];
     V mass = splat<T>(0), one = mass, two = mass, square = mass, weight = mass;
     const bool moments = c.mean_score || c.score_variance || c.mean_log_weight;
-    for (int v = 0; v < vectors; v++) {
-      const V x = at<T>(score + v * L), w = at<T>(bias + v * L), e = exponential(x + w - over);
-      at<T>(p + v * L) = e;
-      mass += e;
-      if (moments) {
-        const I hidden = w == MINUS_INF<T>;
-        const V y = hidden ? splat<T>(0) : x - centre, ey = e * y;
+    by_fours(0, vectors, [&](int v, auto count) {
+      constexpr int K = decltype(count)::value;
+      V e[K];
+      UNROLL for (int i = 0; i < K; i++) {
+        e[i] = at<T>(score + (v + i) * L);
+        if constexpr (BIASED) e[i] += at<T>(bias + (v + i) * L);
+        e[i] -= over;
+      }
+      exponential<T, K>(e);
+      UNROLL for (int i = 0; i < K; i++) {
+        at<T>(p + (v + i) * L) = e[i];
+        mass += e[i];
+        square += e[i] * e[i];
+        if (!moments) continue;
+        V y = at<T>(score + (v + i) * L) - centre;
+        if constexpr (BIASED) {
+          const V w = at<T>(bias + (v + i) * L);
+          const I absent = w == MINUS_INF<T>;
+          y = absent ? splat<T>(0) : y;
+          weight += e[i] * (absent ? splat<T>(0) : w);
+        }
+        const V ey = e[i] * y;
         one += ey;
         two += ey * y;
-        weight += e * (hidden ? splat<T>(0) : w);
       }
-      square += e * e;
-    }
+    });
     const T fresh = sum<T>(mass), before = s.mass * shrink, total = before + fresh;
-    if (c.mean) mix(s.value_base, s.value_sum, values, c.value_width, keys, shrink, before, fresh, s.value_trace, m);
-    if (c.atom_mean) mix(s.atom_base, s.atom_sum, atoms, c.width, keys, shrink, before, fresh, s.atom_trace, m);
+    int shown = 0;  // the first visible key of the block
+    while (shown + 1 < keys && hidden(shown)) shown++;
+    if (c.mean) mix(s.value_base, s.value_sum, values, c.value_width, keys, shrink, before, fresh, s.value_trace, m, shown);
+    if (c.atom_mean) mix(s.atom_base, s.atom_sum, atoms, c.width, keys, shrink, before, fresh, s.atom_trace, m, shown);
     if (moments) {
       const T gap = s.mean - centre, first_moment = sum<T>(one) + before * gap, step = first_moment / total;
       const T rest = sum<T>(two) + s.spread * shrink + before * gap * gap - first_moment * step;
@@ -213,13 +254,11 @@ template <class T> struct FewRows {
     s.mass = total;
     s.top = now;
   }
-  static void mix(const T* base, T* sum_, const Rows<T>& points, int64_t width, int keys, T shrink, T before, T fresh, T& trace, const Buffers& m) {
+  static void mix(const T* base, T* sum_, const Rows<T>& points, int64_t width, int keys, T shrink, T before, T fresh, T& trace, const Buffers& m, int shown) {
     const T* centre = nullptr;
     T squares = 0;
-    if (base) {  // with a trace, about the first visible key of the block
-      int j = 0;
-      while (j + 1 < keys && m.bias[j] == MINUS_INF<T>) j++;
-      centre = points.data + j * points.stride;
+    if (base) {  // with a trace, about a key that is not hidden
+      centre = points.data + shown * points.stride;
       squares = average<true>(m.fresh, m.p, points.data, points.stride, keys, width, centre);
     } else
       average<false>(m.fresh, m.p, points.data, points.stride, keys, width, nullptr);

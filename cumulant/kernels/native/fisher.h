@@ -120,12 +120,17 @@ template <class T, int N> struct Fisher {
           centre[v] = slope_of_largest(n, S + v * L, D + v * L, top[v]);
           for (int64_t a = 0; a < n; a += P::CHUNK) {
             V m_ = splat<T>(0), one_ = splat<T>(0);
-            for (int64_t x = a; x < std::min(n, a + P::CHUNK); x++) {
-              const V e = exponential(at<T>(S + x * W + v * L) - over);
-              at<T>(S + x * W + v * L) = e;
-              m_ += e;
-              one_ += e * (at<T>(D + x * W + v * L) - centre[v]);
-            }
+            by_fours(int(a), int(std::min<int64_t>(n, a + P::CHUNK)), [&](int x, auto count) {
+              constexpr int K = decltype(count)::value;
+              V e[K];
+              UNROLL for (int i = 0; i < K; i++) e[i] = at<T>(S + (x + i) * W + v * L) - over;
+              exponential<T, K>(e);
+              UNROLL for (int i = 0; i < K; i++) {
+                at<T>(S + (x + i) * W + v * L) = e[i];
+                m_ += e[i];
+                one_ += e[i] * (at<T>(D + (x + i) * W + v * L) - centre[v]);
+              }
+            });
             m += m_;
             one += one_;
           }

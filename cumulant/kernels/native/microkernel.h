@@ -30,14 +30,16 @@ INLINE void tile(int64_t depth, const T* __restrict a, int64_t stride, const T* 
   }
 }
 
-// rows of C that remain after whole tiles are done with tiles of 4, 2 and 1 rows
+// Rows of C that remain after whole tiles are done with tiles of 4, 2 and 1 rows. The last eight rows are 4 + 4, not 6 + 2:
+// so few numbers as two rows add to would wait for each other.
 template <int M> constexpr int SMALLER = M > 4 ? 4 : M > 2 ? 2 : 1;
+template <int M> bool whole_tile(int64_t rows) { return rows >= M && !(M == 6 && rows == 8); }
 
 // Each tile sums from zero and is added as a whole: sums of many blocks lose fewer digits than one running sum.
 template <class T, int N, bool ADD, bool BY_ROWS, int M = TILE_ROWS<N>>
 void product(int64_t rows, int64_t depth, const T* a, int64_t stride, const T* b, int64_t ldb, T* c, int64_t ldc) {
   int64_t m = 0;
-  for (; m + M <= rows; m += M) {
+  for (; whole_tile<M>(rows - m); m += M) {
     Vec<T> acc[M][N];
     tile<T, M, N, BY_ROWS>(depth, a + m * (BY_ROWS ? stride : 1), stride, b, ldb, acc);
     UNROLL for (int i = 0; i < M; i++)

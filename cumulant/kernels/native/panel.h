@@ -44,10 +44,12 @@ template <class T> struct Group {
     return x.data ? (const char*)x.data + (offset(x) + start * x.row) * bytes_of(x.dtype) : nullptr;
   }
   const char* row(const Operand& x, int64_t r) const {  // the entry of a row of queries
-    return (const char*)x.data + (offset(x) + (r / call.period) * x.fold + (r % call.period) * x.row) * bytes_of(x.dtype);
+    const int64_t h = head(r);
+    return (const char*)x.data + (offset(x) + h * x.fold + (r - h * call.period) * x.row) * bytes_of(x.dtype);
   }
-  int64_t out(int64_t r) const { return output + (r / call.period) * call.output.fold + r % call.period; }
-  int64_t position(int64_t r) const { return call.offset + r % call.period; }
+  int64_t head(int64_t r) const { return call.fold == 1 ? 0 : r / call.period; }  // short sequences notice each division
+  int64_t out(int64_t r) const { const int64_t h = head(r); return output + h * call.output.fold + r - h * call.period; }
+  int64_t position(int64_t r) const { return call.offset + r - head(r) * call.period; }
   int64_t first_visible(int64_t t) const { return call.window ? std::max<int64_t>(0, t - call.window + 1) : 0; }
   int64_t last_visible(int64_t t) const {
     return std::min(keys - 1, call.causal ? t : call.window ? t + call.window - 1 : keys - 1);
@@ -272,7 +274,7 @@ template <class T, int N> struct Panel {
   template <int BIAS, int M = TILE_ROWS<N>>
   static void score_block(int64_t keys, int64_t depth, const T* a, int64_t stride, const T* q, T* S, const T* bias, V* largest, V* score_there) {
     int64_t j = 0;
-    for (; j + M <= keys; j += M) {
+    for (; whole_tile<M>(keys - j); j += M) {
       V acc[M][N];
       tile<T, M, N, true>(depth, a + j * stride, stride, q, W, acc);
       UNROLL for (int i = 0; i < M; i++)
@@ -307,39 +309,35 @@ template <class T, int N> struct Panel {
       for (int from = 0; from < keys; from += CHUNK) {  // a sum of sums loses fewer digits than one running sum
         const V zero = splat<T>(0);
         V mass_ = zero, first_ = zero, second_ = zero, square_ = zero, values_ = zero, atoms_ = zero, weight_ = zero;
-        const int to = std::min(keys, from + CHUNK);
-        for (int j = from; j < to; j++) {
-          V& slot = at<T>(S + j * W + v * L);
-          V x = slot, logit = x;
-          if constexpr (BIAS == PER_KEY) {
-            if (bias[j] == MINUS_INF<T>) { slot = zero; continue; }  // whatever the key holds
-            logit += bias[j];
+        by_fours(from, std::min(keys, from + CHUNK), [&](int j, auto count) {
+          constexpr int K = decltype(count)::value;
+          V x[K], w[K], p[K];
+          UNROLL for (int i = 0; i < K; i++) {
+            x[i] = at<T>(S + (j + i) * W + v * L);
+            w[i] = zero;
+            if constexpr (BIAS == PER_KEY) w[i] = splat<T>(bias[j + i]);
+            if constexpr (BIAS == TABLE) w[i] = at<T>(bias + (j + i) * W + v * L);
+            if constexpr (BIAS != NONE) x[i] = w[i] == MINUS_INF<T> ? c : x[i];  // whatever a hidden key holds
+            p[i] = (BIAS == NONE ? x[i] : x[i] + w[i]) - m;
           }
-          V w = zero;
-          if constexpr (BIAS == TABLE) {
-            w = at<T>(bias + j * W + v * L);
-            const I hidden = w == MINUS_INF<T>;
-            x = hidden ? c : x;
-            logit = x + w;
-            if constexpr (LEVEL >= 1) w = hidden ? zero : w;
+          exponential<T, K>(p);
+          UNROLL for (int i = 0; i < K; i++) {
+            at<T>(S + (j + i) * W + v * L) = p[i];
+            mass_ += p[i];
+            if constexpr (LEVEL == 0) first_ += x[i] * T(0);  // NaN if a score is infinite; with moments below, so are they
+            if constexpr (LEVEL >= 1) {
+              const V y = x[i] - c, py = p[i] * y;
+              first_ += py;
+              second_ += py * y;
+              if constexpr (BIAS != NONE) weight_ += p[i] * (w[i] == MINUS_INF<T> ? zero : w[i]);
+            }
+            if constexpr (LEVEL >= 2) {
+              square_ += p[i] * p[i];
+              values_ += p[i] * value_square[j + i];
+              atoms_ += p[i] * atom_square[j + i];
+            }
           }
-          const V p = exponential(logit - m);
-          slot = p;
-          mass_ += p;
-          if constexpr (LEVEL == 0) first_ += x * T(0);  // NaN if a score is infinite; with moments below, so are they
-          if constexpr (LEVEL >= 1) {
-            const V y = x - c, py = p * y;
-            first_ += py;
-            second_ += py * y;
-            if constexpr (BIAS == PER_KEY) weight_ += p * bias[j];
-            if constexpr (BIAS == TABLE) weight_ += p * w;
-          }
-          if constexpr (LEVEL >= 2) {
-            square_ += p * p;
-            values_ += p * value_square[j];
-            atoms_ += p * atom_square[j];
-          }
-        }
+        });
         mass += mass_; first += first_; second += second_; weight += weight_;
         square += square_; of_values += values_; of_atoms += atoms_;
       }
@@ -563,8 +561,18 @@ template <class T, int N> struct Panel {
   }
 
   // ---------------------------------------------------------------- write the results
+  // One number a query. Queries lie side by side in the results, unless a panel has some of two heads that do not.
   void put(void* to, const int64_t* out, const V* x) const {
-    if (to) for (int i = 0; i < rows; i++) ((T*)to)[out[i]] = x[i / L][i % L];
+    if (!to) return;
+    const T* lanes = (const T*)x;
+    if (out[rows - 1] - out[0] == rows - 1) std::memcpy((T*)to + out[0], lanes, rows * sizeof(T));
+    else for (int i = 0; i < rows; i++) ((T*)to)[out[i]] = lanes[i];
+  }
+  void logarithms(V* to, const V* sum, T times) const {  // times · top + log sum
+    for (int i = 0; i < W; i++) {
+      const T x = ((const T*)sum)[i];
+      ((T*)to)[i] = x == 0 ? MINUS_INF<T> : times * ((const T*)top)[i] + std::log(x);
+    }
   }
   int64_t finish(const Group<T>& g) {  // returns the number of irregular rows
     const Call& c = g.call;
@@ -579,8 +587,7 @@ template <class T, int N> struct Panel {
     }
     write_means(c.mean, value_sum, value_base, c.value_width, out, inverse, broken);
     write_means(c.atom_mean, atom_sum, atom_base, c.width, out, inverse, broken);
-    for (int v = 0; v < N; v++)
-      for (int i = 0; i < L; i++) x[v][i] = mass[v][i] == 0 ? MINUS_INF<T> : top[v][i] + std::log(mass[v][i]);
+    logarithms(x, mass, 1);
     put(c.log_normalizer, out, x);
     if (c.sink_mass)
       for (int i = 0; i < rows; i++) {
@@ -596,8 +603,7 @@ template <class T, int N> struct Panel {
     divided(c.atom_trace, atom_trace);
     divided(c.marked_mass, marked);
     if (c.log_sum_square) {
-      for (int v = 0; v < N; v++)
-        for (int i = 0; i < L; i++) x[v][i] = square[v][i] == 0 ? MINUS_INF<T> : 2 * top[v][i] + std::log(square[v][i]);
+      logarithms(x, square, 2);
       put(c.log_sum_square, out, x);
     }
     put(c.max_score, out, max_score);
@@ -605,6 +611,9 @@ template <class T, int N> struct Panel {
     if (c.bin_mass)
       for (int i = 0; i < rows; i++)
         for (int64_t b = 0; b < c.bins; b++) ((T*)c.bin_mass)[out[i] * c.bins + b] = bins[b * W + i] * inverse[i];
+    V any_broken = broken[0];
+    for (int v = 1; v < N; v++) any_broken += broken[v];
+    if (sum<T>(any_broken) == 0) return 0;
     int64_t irregular = 0;
     for (int i = 0; i < rows; i++) {
       if (broken[i / L][i % L] == 0) continue;

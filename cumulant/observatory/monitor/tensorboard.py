@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from cumulant.checks import sentence
+from cumulant.extras import missing_package
 from cumulant.observatory.monitor.history import Check
 from cumulant.observatory.monitor.thresholds import LayerCheck
 from cumulant.observatory.statistics.heads import MEANS
@@ -77,6 +77,5 @@ def _writer(directory: str) -> SummaryWriter:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ModuleNotFoundError:
-        advice = "install cumulant[monitor]"
-        raise ModuleNotFoundError(sentence("TensorBoard", "tensorboard", "no such package", advice)) from None
+        raise missing_package("TensorBoard", "tensorboard", "monitor") from None
     return SummaryWriter(directory)

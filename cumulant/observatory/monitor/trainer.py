@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from cumulant.checks import sentence
+from cumulant.extras import missing_package
+from cumulant.observatory.monitor.monitor import Monitor
+
 try:
     from transformers import TrainerCallback
 except ModuleNotFoundError:
-    raise ModuleNotFoundError("The callback of Trainer needs transformers: install cumulant[hf].") from None
-
-from cumulant.checks import sentence
-from cumulant.observatory.monitor.monitor import Monitor
+    raise missing_package("The callback of Trainer", "transformers", "hf") from None
 
 
 class MonitorCallback(TrainerCallback):

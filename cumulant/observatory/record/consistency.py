@@ -32,7 +32,7 @@ def inconsistency(record: Record) -> str | None:
 
 
 def _all(record: Record) -> Iterator[str]:
-    yield from _layers(record.layers)
+    yield from _layers(record.modules)
     yield from _tallies(record)
     yield from _sums(record)
     yield from _hidden(record.hidden)
@@ -51,7 +51,7 @@ def _layers(layers: tuple[AttentionLayer, ...]) -> Iterator[str]:
 
 
 def _tallies(record: Record) -> Iterator[str]:
-    heads = {layer.name: layer.heads for layer in record.layers}
+    heads = {layer.name: layer.heads for layer in record.modules}
     for key, tally in record.tallies.items():
         cells = heads.get(key.rpartition("/")[0])
         yield from [f"tally {key} of a layer that is not listed"] if cells is None else _tally(key, tally, (cells,))
@@ -73,12 +73,12 @@ def _whole_numbers(what: str, values: Tensor) -> Iterator[str]:
 
 
 def _sums(record: Record) -> Iterator[str]:
-    heads = {layer.name: layer.heads for layer in record.layers}
+    heads = {layer.name: layer.heads for layer in record.modules}
     for key, value in record.weights.items():
         yield from _shape(f"weights of {key}", value, (heads.get(key.rpartition("/")[0], -1),))
-    known = {f"{layer.name}/{name}" for layer in record.layers for name in _sum_names()}
+    known = {f"{layer.name}/{name}" for layer in record.modules for name in _sum_names()}
     yield from (f"sums {key} of no layer" for key in record.sums if key not in known)
-    for layer in record.layers:
+    for layer in record.modules:
         own = {name: record.sums.get(f"{layer.name}/{name}") for name in _sum_names()}
         present = {name: value for name, value in own.items() if value is not None}
         if present and len(present) < len(own):
@@ -148,7 +148,7 @@ def _cell(cell: str, parts: list[MeanScatter | WithinScatter | StateSample]) -> 
 
 
 def _excerpts(record: Record) -> Iterator[str]:
-    heads = {layer.name: layer.heads for layer in record.layers}
+    heads = {layer.name: layer.heads for layer in record.modules}
     for excerpt in record.excerpts:
         if not is_string(excerpt.name) or not all(map(is_string, excerpt.tokens)):
             yield f"an excerpt {abbreviated(excerpt.name)} whose name and tokens are no strings"

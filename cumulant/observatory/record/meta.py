@@ -8,6 +8,8 @@ from typing import Any
 
 from cumulant.observatory.hooks.hidden_states import StageKey
 
+MIN_TOKENS_FOR_VERDICT = 1000  # below this a record has a note
+
 
 @dataclass(frozen=True)
 class Meta:
@@ -90,6 +92,19 @@ class Meta:
         values |= {name: both[name][0] + both[name][1] for name in ("tokens", "sequences", "skipped")}
         values |= {"layer_notes": other.layer_notes | self.layer_notes, "complete": self.complete and other.complete}
         return Meta(**values)
+
+
+def few_tokens_notes(tokens: int) -> list[str]:
+    """A note on a record of few tokens."""
+    if tokens >= MIN_TOKENS_FOR_VERDICT:
+        return []
+    return [f"only {tokens} tokens were read: take no verdict from them, they need some thousands"]
+
+
+def notes_of(meta: Meta) -> list[str]:
+    """The notes of a record, and one on few tokens where `attach` or a merge has left none."""
+    few = few_tokens_notes(meta.tokens)
+    return [*meta.notes, *(note for note in few if note not in meta.notes)]
 
 
 def abbreviated(value: object) -> str:

@@ -7,15 +7,17 @@ both. Nothing in them is executed on loading. Records of older formats are conve
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from cumulant.checks import sentence
-from cumulant.files import cannot_write, replacing, write
+from cumulant.display import html_table
+from cumulant.files import cannot_write, data_frame, replacing, write
 from cumulant.observatory.hooks.hidden_states import merge_layers
 from cumulant.observatory.record.consistency import inconsistency
 from cumulant.observatory.record.manifest import (
@@ -30,6 +32,9 @@ from cumulant.observatory.record.manifest import (
 )
 from cumulant.observatory.record.meta import Meta
 from cumulant.observatory.statistics.tally import Tally
+
+if TYPE_CHECKING:
+    from polars import DataFrame
 
 FORMAT = "cumulant record 4"
 NO_SAMPLE = "of a record of format 2 distances of hidden states to a Gaussian are not known: observe again for them"
@@ -68,7 +73,7 @@ class Excerpt(NamedTuple):
 class Record:
     """Statistics of an observation.
 
-    layers    the attention modules, in the order of the model
+    modules   the attention modules, in the order of the model
     tallies   "<layer>/<quantity>" → `Tally` with a cell for every head
     sums      "<layer>/<name>" → sums over sampled queries, from `statistics.heads.sampled_statistics`
     hidden    the state of `hidden_states.HiddenStateObserver`
@@ -77,7 +82,7 @@ class Record:
     meta      what was observed and how
     """
 
-    layers: tuple[AttentionLayer, ...]
+    modules: tuple[AttentionLayer, ...]
     tallies: dict[str, Tally]
     sums: dict[str, Tensor]
     hidden: dict[str, Tensor]
@@ -87,11 +92,11 @@ class Record:
 
     def merge(self, other: Record) -> Record:
         """The record of both observations of the same model; order does not matter but for rounding."""
-        if self.layers != other.layers:
+        if self.modules != other.modules:
             advice = "Merge records of one model; `cumulant compare` puts different ones side by side."
             raise ValueError(sentence("Record.merge", "the same layers on both sides", "different ones", advice))
         return Record(
-            self.layers,
+            self.modules,
             _joined(self.tallies, other.tallies, Tally.merge),
             _joined(self.sums, other.sums, torch.add),
             merge_layers(self.hidden, other.hidden),
@@ -102,7 +107,7 @@ class Record:
 
     def tally(self, quantity: str) -> Tally | None:
         """The cells of all heads of all layers, layer by layer; None if it was not observed everywhere."""
-        parts = [self.tallies.get(f"{layer.name}/{quantity}") for layer in self.layers]
+        parts = [self.tallies.get(f"{layer.name}/{quantity}") for layer in self.modules]
         if any(p is None for p in parts):
             return None
         return Tally(**{f.name: torch.cat([getattr(p, f.name) for p in parts]) for f in fields(Tally)})
@@ -110,6 +115,67 @@ class Record:
     @property
     def quantities(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(key.rsplit("/", 1)[1] for key in self.tallies))
+
+    def __repr__(self) -> str:
+        return f"Record({', '.join(f'{name}: {value}' for name, value in self._facts().items())})"
+
+    def _repr_html_(self) -> str:
+        tables = ".heads(), .layers() and .tokens() are tables, render(record, directory) is a page"
+        notes = {"note": "; ".join(self.meta.notes)} if self.meta.notes else {}
+        return html_table("Record of an observation", {**self._facts(), **notes, "next": tables})
+
+    def _facts(self) -> dict[str, str]:
+        """What a record is of, in a few words."""
+        meta, heads = self.meta, sum(module.heads for module in self.modules)
+        own = {} if meta.model == meta.model_class else {"class": meta.model_class}
+        facts = {"model": meta.model, **own, "text": meta.text, "tokens": f"{meta.tokens:,}"}
+        facts |= {"heads": f"{heads} in {len(self.modules)} modules", "quantities": str(len(self.quantities))}
+        return {name: value for name, value in facts.items() if value}
+
+    # ------------------------------------------------------------------ tables
+
+    def heads(self, nulls: Mapping[str, Record] | None = None, *, library: str = "polars") -> Any:
+        """One row a head: the columns of heads.parquet.
+
+        nulls    "random" or "shuffled" → the record of that null, for the columns Q_null_random, Q_null_shuffled
+        library  "polars" or "pandas": whose DataFrame is returned
+
+        Q is the mean of a quantity over tokens, Q_std, Q_se, Q_p05 … Q_p95, Q_count its law; what is not known is null.
+
+        >>> import polars as pl
+        >>> from cumulant.nn import MultiheadAttention
+        >>> from cumulant.observatory import attach
+        >>> model, x = MultiheadAttention(8, 2, batch_first=True), torch.ones(1, 5, 8)
+        >>> with attach(model) as recorder:
+        ...     _ = model(x, x, x)
+        >>> recorder.record().heads()["head", "entropy"].with_columns(pl.col("entropy").round(4)).rows()   # log 5
+        [(0, 1.6094), (1, 1.6094)]
+        """
+        from cumulant.observatory.record.tables import head_columns, head_rows
+
+        others = {name: head_rows(null) for name, null in (nulls or {}).items()}
+        return _frame(data_frame(head_columns(head_rows(self), others)), library)
+
+    def layers(self, *, library: str = "polars") -> Any:
+        """One row for each block and stage of the residual stream: the columns of layers.parquet.
+
+        Distances to a Gaussian are computed here, which takes a moment.
+        """
+        from cumulant.observatory.record.rows import LayerRow
+        from cumulant.observatory.record.tables import layer_table
+
+        rows = [row.columns() for row in layer_table(self)]
+        empty = {name: type(value) for name, value in LayerRow("", "", layer=0).columns().items()}
+        return _frame(data_frame(rows, None if rows else empty), library)
+
+    def tokens(self, *, library: str = "polars") -> Any:
+        """One row for every token of the excerpts, layer and head: the columns of tokens.parquet.
+
+        `observe` keeps excerpts; a record of `attach` has none, and its table no rows.
+        """
+        from cumulant.observatory.record.tables import TOKEN_COLUMNS, token_rows
+
+        return _frame(data_frame(token_rows(self), TOKEN_COLUMNS), library)
 
     # ------------------------------------------------------------------ files
 
@@ -129,7 +195,7 @@ class Record:
         return {
             "format": FORMAT,
             "meta": self.meta.to_json(),
-            "layers": [layer._asdict() for layer in self.layers],
+            "layers": [layer._asdict() for layer in self.modules],
             "excerpts": [{"name": e.name, "tokens": list(e.tokens)} for e in self.excerpts],
         }
 
@@ -227,6 +293,20 @@ def _packed(key: str, tensor: Tensor) -> Tensor:
 
 def _unpacked(key: str, tensor: Tensor) -> Tensor:
     return tensor.double() if key.endswith(SCATTER) else tensor
+
+
+def _frame(table: DataFrame, library: str) -> Any:
+    """A table as a DataFrame of this library."""
+    if library not in ("polars", "pandas"):
+        raise ValueError(sentence("Record.library", "'polars' or 'pandas'", repr(library), "Choose one of them."))
+    if library == "polars":
+        return table
+    try:
+        import pandas
+    except ModuleNotFoundError:
+        advice = "pip install pandas, or take the polars DataFrame."
+        raise ModuleNotFoundError(sentence("Record.library", "pandas", "no such package", advice)) from None
+    return pandas.DataFrame(table.to_dict(as_series=False))
 
 
 def claim_directory(directory: Path, force: bool = False) -> None:

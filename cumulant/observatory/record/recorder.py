@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from cumulant.checks import known, sentence
+from cumulant.files import versions
 from cumulant.kernels.dense import largest
 from cumulant.nn.calls import AttentionCall
 from cumulant.nn.wrappers import is_transformers
@@ -18,8 +20,10 @@ from cumulant.observatory.hooks.attention import ModelHooks, observe_attention, 
 from cumulant.observatory.hooks.hidden_states import HiddenStateObserver, observe_hidden_states
 from cumulant.observatory.hooks.structure import attention_modules, unwrapped
 from cumulant.observatory.hooks.weights import HeadWeights, head_weights
+from cumulant.observatory.models.load import stream_dimension
 from cumulant.observatory.record.meta import Meta
 from cumulant.observatory.record.record import AttentionLayer, Record
+from cumulant.observatory.record.weights import with_weights
 from cumulant.observatory.statistics.heads import (
     BY_NAME,
     MAX_ROWS,
@@ -212,8 +216,12 @@ class Recorder:
         silent = [r for r in silent if not any(f"{p}.".startswith(f"{r}.") for p in self.parts)]
         return dict.fromkeys(silent, NOT_RECORDED)
 
-    def record(self, **meta: Any) -> Record:
-        """The record so far; ``meta`` are fields of `Meta` that replace what is known here."""
+    def record(self, *, weights: bool = True, **meta: Any) -> Record:
+        """The record so far.
+
+        weights  also what follows from the weights: gradient-ness and ascent index of every head
+        meta     fields of `Meta` that replace what is known here, such as text="a poem"
+        """
         if self.hooks is None or self.hooks.calls == 0:
             ran = self.hooks is not None and self.hooks.passes > 0
             idle = sentence("Recorder.record", "a model that ran while attached", "none", "Call model(**inputs) first.")
@@ -229,8 +237,20 @@ class Recorder:
         stages = () if self.watch is None else tuple(self.watch.names())
         notes = self._not_recorded() | ({} if self.watch is None else self.watch.notes)
         kind = type(self.model).__name__
-        described = Meta(kind, kind, tokens=self.tokens, sequences=self.sequences, stages=stages, layer_notes=notes)
-        return Record(layers, tallies, sums, hidden, {}, (), replace(described, **meta))
+        described = Meta(
+            kind,
+            kind,
+            tokens=self.tokens,
+            sequences=self.sequences,
+            seed=self.seed,
+            dimension=stream_dimension(self.model),
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+            versions=versions("torch", "transformers"),
+            layer_notes=notes,
+            stages=stages,
+        )
+        record = Record(layers, tallies, sums, hidden, {}, (), replace(described, **meta))
+        return with_weights(record, self.model) if weights else record
 
 
 def _require_finite(call: AttentionCall) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import replace
 from math import nan
@@ -10,13 +11,27 @@ from typing import Any
 
 from cumulant.checks import sentence
 from cumulant.files import write_parquet
-from cumulant.observatory.record.manifest import RECORD
-from cumulant.observatory.record.record import UNREADABLE, Record, null_directories
+from cumulant.observatory.record import tables as tables_of_records
+from cumulant.observatory.record.manifest import PAGE, RECORD, TABLES, sha256, writing
+from cumulant.observatory.record.meta import notes_of
+from cumulant.observatory.record.record import NULLS, UNREADABLE, Record, null_directories
 from cumulant.observatory.record.recorder import SAMPLE, covariance_share
+from cumulant.observatory.record.rows import HeadRow, LayerRow, TokenStatistics, columns, known
+from cumulant.observatory.record.tables import (
+    DISTANCES,
+    TOKEN_COLUMNS,
+    Tables,
+    by_position,
+    counterparts,
+    head_columns,
+    histogram,
+    layer_spectra,
+    token_rows,
+)
+from cumulant.observatory.report import verdicts as rules_of_verdicts
 from cumulant.observatory.report.page import render_page
-from cumulant.observatory.report.rows import HeadRow, LayerRow, TokenStatistics, columns, known
-from cumulant.observatory.report.tables import DISTANCES, Tables, by_position, histogram, layer_spectra
-from cumulant.observatory.report.verdicts import Answer, verdicts
+from cumulant.observatory.report.verdicts import Answer, Number, verdicts
+from cumulant.observatory.statistics import gaussianity
 from cumulant.observatory.statistics.quantities import (
     ABLATION,
     COVARIANCES,
@@ -29,6 +44,8 @@ from cumulant.observatory.statistics.quantities import (
 from cumulant.observatory.statistics.quantities import DISTANCES as DISTANCE_QUANTITIES
 from cumulant.observatory.statistics.quantities import STATES as STATE_QUANTITIES
 
+VERDICTS = "cumulant verdicts"  # in the metadata of heads.parquet
+PAGE_SUFFIXES = (".html", ".htm")
 STATES = ("rms", "pairwise_cosine", "effective_rank", "participation_ratio", *DISTANCES)  # of a layer, on the page
 SHOWN_STATES = [q for q in (*STATE_QUANTITIES, *COVARIANCES, *DISTANCE_QUANTITIES) if q.name in STATES]
 NUMBERS = {q.name: q for q in (*WEIGHT_NUMBERS, *FITS, ABLATION)}  # of a head, beside its quantities
@@ -36,33 +53,11 @@ NUMBERS = {q.name: q for q in (*WEIGHT_NUMBERS, *FITS, ABLATION)}  # of a head, 
 
 def write_tables(tables: Tables, directory: Path, nulls: dict[str, Tables]) -> None:
     """heads.parquet, layers.parquet and tokens.parquet, each in one step; heads with the means of their nulls."""
-    beside = _beside(tables.heads, {name: null.heads for name, null in nulls.items()})
-    heads = [row.columns(others) for row, others in zip(tables.heads, beside, strict=True)]
-    write_parquet(heads, directory / "heads.parquet")
+    others = {name: null.heads for name, null in nulls.items()}
+    stored = {VERDICTS: json.dumps([source_of_verdicts(directory), answers(tables, nulls)])}
+    write_parquet(head_columns(tables.heads, others), directory / "heads.parquet", metadata=stored)
     write_parquet([row.columns() for row in tables.layers], directory / "layers.parquet")
-    write_parquet(token_rows(tables.record), directory / "tokens.parquet")
-
-
-def _beside(heads: list[HeadRow], nulls: dict[str, list[HeadRow]]) -> list[dict[str, HeadRow]]:
-    """Of every head, the same head in the nulls that have it."""
-    by_head = {name: {(row.layer, row.head): row for row in rows} for name, rows in nulls.items()}
-    keys = [(row.layer, row.head) for row in heads]
-    return [{name: rows[key] for name, rows in by_head.items() if key in rows} for key in keys]
-
-
-def token_rows(record: Record) -> list[dict]:
-    """One row for every token of the excerpts, layer and head."""
-    rows = []
-    for number, excerpt in enumerate(record.excerpts):
-        for index, layer in enumerate(record.layers):
-            names = ("entropy", "log_normalizer")
-            values = {n: excerpt.values[n][layer.name] for n in names if layer.name in excerpt.values.get(n, {})}
-            for head in range(layer.heads if len(values) == len(names) else 0):
-                for position, token in enumerate(excerpt.tokens):
-                    row = {"excerpt": number, "text": excerpt.name, "position": position, "token": token}
-                    row |= {"layer": index, "head": head}
-                    rows.append(row | {name: float(table[head, position]) for name, table in values.items()})
-    return rows
+    write_parquet(token_rows(tables.record), directory / "tokens.parquet", TOKEN_COLUMNS)
 
 
 def read_nulls(directory: Path, record: Record) -> dict[str, Record]:
@@ -71,10 +66,42 @@ def read_nulls(directory: Path, record: Record) -> dict[str, Record]:
     for name, place in null_directories(directory).items():
         if (place / RECORD).is_file():
             nulls[name] = Record.load(place)
-            if [layer[:3] for layer in nulls[name].layers] != [layer[:3] for layer in record.layers]:
+            if [layer[:3] for layer in nulls[name].modules] != [layer[:3] for layer in record.modules]:
                 got, advice = f"others in {place}", "Move it away, or observe again."
                 raise ValueError(sentence(str(directory), "the layers of the record in its nulls", got, advice))
     return nulls
+
+
+def read_answers(directory: Path, record: Record) -> list[Answer]:
+    """The verdicts of a record in a directory: as heads.parquet has them if that is of these files, else computed.
+
+    To compute them takes up to a minute, as distances to a Gaussian do.
+    """
+    stored = _stored_answers(directory)
+    if stored is not None:
+        return stored
+    nulls = {name: Tables.of(null) for name, null in read_nulls(directory, record).items() if name == "random"}
+    return answers(Tables.of(record), nulls)
+
+
+def _stored_answers(directory: Path) -> list[Answer] | None:
+    """What the metadata of heads.parquet hold, if it was written from these records by the same rules."""
+    try:
+        import polars
+
+        source, found = json.loads(polars.read_parquet_metadata(directory / "heads.parquet")[VERDICTS])
+        if source == source_of_verdicts(directory):
+            return [Answer(*answer[:3], tuple(Number(*number) for number in answer[3])) for answer in found]
+    except Exception:  # no table, one without verdicts, or one that somebody else wrote
+        pass
+    return None
+
+
+def source_of_verdicts(directory: Path) -> str:
+    """sha256 over what verdicts follow from: the records of a directory and the files with the rules."""
+    records = [directory / RECORD, *(null / RECORD for null in null_directories(directory).values())]
+    rules = [Path(module.__file__ or "") for module in (tables_of_records, rules_of_verdicts, gaussianity)]
+    return hashlib.sha256("".join(sha256(path) for path in (*records, *rules) if path.is_file()).encode()).hexdigest()
 
 
 def read_ablation(directory: Path) -> dict | None:
@@ -99,23 +126,63 @@ def read_ablation(directory: Path) -> dict | None:
 
 def render(
     record: Record, path: str | Path, nulls: dict[str, Record] | None = None, ablation: dict | None = None
-) -> None:
-    """One self-contained HTML page of a record, beside the records of its nulls and what ablation.json holds.
+) -> Path:
+    """The page of any record, from `observe`, `attach` or `Record.load`, beside the records of its nulls.
 
-    >>> import torch
-    >>> from tempfile import TemporaryDirectory
+    path      a directory: the record, its nulls, the tables heads, layers and tokens.parquet and report.html, as
+              `cumulant observe --out` leaves them, for `cumulant report` and `cumulant compare`. Or a file that ends
+              in .html: the page alone, which needs nothing beside it
+    nulls     name, "random" or "shuffled" → the record of that null
+    ablation  what ablation.json holds
+
+    Returns the path of the page. A file of a directory that was not written by this library is not replaced.
+
+    >>> import tempfile, torch
     >>> from cumulant.nn import MultiheadAttention
     >>> from cumulant.observatory import attach
     >>> model, x = MultiheadAttention(8, 2, batch_first=True), torch.ones(1, 5, 8)
     >>> with attach(model) as recorder:
     ...     _ = model(x, x, x)
-    >>> with TemporaryDirectory() as directory:
-    ...     render(recorder.record(), path := Path(directory) / "report.html")
-    ...     path.read_text(encoding="utf-8")[:15]
-    '<!doctype html>'
+    >>> with tempfile.TemporaryDirectory() as directory:
+    ...     page = render(recorder.record(), directory)
+    ...     sorted(file.name for file in page.parent.glob("*.parquet"))
+    ['heads.parquet', 'layers.parquet', 'tokens.parquet']
     """
-    tables, null_tables = Tables.of(record), {name: Tables.of(null) for name, null in (nulls or {}).items()}
-    render_tables(tables, Path(path), null_tables, ablation)
+    path, nulls = Path(path), nulls or {}
+    require_null_names(nulls)
+    if path.suffix.lower() in PAGE_SUFFIXES and not path.is_dir():
+        render_tables(Tables.of(record), path, {name: Tables.of(null) for name, null in nulls.items()}, ablation)
+        return path
+    if path.exists() and not path.is_dir():
+        advice = "Give a directory, or a path that ends in .html."
+        raise ValueError(sentence("render.path", "a directory or a page", f"the file {path}", advice))
+    record.save(path)
+    for name, null in nulls.items():
+        null.save(null_directories(path)[name])
+    write_report(record, path, nulls, ablation)
+    return path / PAGE
+
+
+def require_null_names(nulls: dict[str, Record]) -> None:
+    """The nulls of a page are those that it has words for."""
+    unknown = [name for name in nulls if name not in NULLS]
+    if unknown:
+        raise ValueError(sentence("render.nulls", " or ".join(NULLS), repr(unknown[0]), "Name them so."))
+
+
+def write_report(
+    record: Record, directory: Path, nulls: dict[str, Record], ablation: dict | None = None
+) -> tuple[Tables, dict[str, Tables]]:
+    """Write the tables and the page of a record; returns its tables and those of its nulls.
+
+    ablation  what ablation.json holds; read from the directory if None
+    """
+    ablation = read_ablation(directory) if ablation is None else ablation
+    tables, null_tables = Tables.of(record), {name: Tables.of(null) for name, null in nulls.items()}
+    with writing(directory, *TABLES, PAGE):
+        write_tables(tables, directory, null_tables)
+        render_tables(tables, directory / PAGE, null_tables, ablation)
+    return tables, null_tables
 
 
 def render_tables(tables: Tables, path: Path, nulls: dict[str, Tables], ablation: dict | None = None) -> None:
@@ -140,7 +207,7 @@ def page_data(tables: Tables, nulls: dict[str, Tables], ablation: dict | None = 
         heads = [replace(row, numbers=row.numbers | loss) for row, loss in zip(heads, losses, strict=True)]
     tables = tables._replace(heads=heads)
     return {
-        "meta": record.meta.to_json() | {"sample_fraction": 1 / SAMPLE},
+        "meta": record.meta.to_json() | {"sample_fraction": 1 / SAMPLE, "notes": notes_of(record.meta)},
         "verdicts": [
             a._asdict() | {"numbers": [n._asdict() for n in a.numbers]} for a in answers(tables, nulls, ablation)
         ],
@@ -148,7 +215,7 @@ def page_data(tables: Tables, nulls: dict[str, Tables], ablation: dict | None = 
         "definitions": [_definition(q) for q in SHOWN_STATES if tables.layers],
         "layers": [
             {"index": i, "name": layer.name, "kind": layer.kind, "heads": layer.heads}
-            for i, layer in enumerate(record.layers)
+            for i, layer in enumerate(record.modules)
         ],
         **page_parts(tables, {name: null.heads for name, null in nulls.items()}),
     }
@@ -159,7 +226,7 @@ def page_parts(tables: Tables, nulls: dict[str, list[HeadRow]]) -> dict:
     record, heads, layers = tables
     spectra = layer_spectra(record.hidden, record.meta.stages)
     return {
-        "heads": [_head(record, row, others) for row, others in zip(heads, _beside(heads, nulls), strict=True)],
+        "heads": [_head(record, row, others) for row, others in zip(heads, counterparts(heads, nulls), strict=True)],
         "states": _states(layers),
         "spectra": [
             {"block": name.removesuffix("/out"), "eigenvalues": values}
@@ -225,7 +292,7 @@ def _texts(record: Record) -> list[dict]:
     for excerpt in record.excerpts:
         values: dict[str, dict[str, list[float]]] = {}
         for quantity, by_layer in excerpt.values.items():
-            for index, layer in enumerate(record.layers):
+            for index, layer in enumerate(record.modules):
                 table = by_layer.get(layer.name)
                 if table is not None:
                     for head in range(layer.heads):

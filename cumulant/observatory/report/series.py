@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from cumulant.observatory.record.record import Record
+from cumulant.observatory.record.rows import HeadRow, LayerRow, columns, known
+from cumulant.observatory.record.tables import Tables
 from cumulant.observatory.report.directory import NUMBERS, STATES, page_data, page_parts
 from cumulant.observatory.report.page import render_page
-from cumulant.observatory.report.rows import HeadRow, LayerRow, columns, known
-from cumulant.observatory.report.tables import Tables
 
 Steps = dict[int, Tables]  # in order
 

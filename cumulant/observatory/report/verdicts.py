@@ -9,7 +9,7 @@ from math import ceil, exp, isfinite, log, sqrt
 from statistics import NormalDist, median
 from typing import NamedTuple
 
-from cumulant.observatory.report.rows import HeadRow, LayerRow, NullComparison, known
+from cumulant.observatory.record.rows import HeadRow, LayerRow, NullComparison, known
 from cumulant.observatory.statistics.gaussianity import TAIL_SHARE, needed_freedom
 from cumulant.observatory.statistics.states import MAX_COVARIANCE_WIDTH
 

@@ -14,27 +14,25 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from cumulant.checks import sentence
 from cumulant.files import versions
 from cumulant.nn.calls import AttentionCall
-from cumulant.observatory.hooks.structure import block_of, unwrapped
-from cumulant.observatory.hooks.weights import HeadWeights, ascent_index, head_weights
+from cumulant.observatory.hooks.structure import unwrapped
 from cumulant.observatory.models.load import Loaded, require_text_model
+from cumulant.observatory.record.meta import few_tokens_notes
 from cumulant.observatory.record.record import EXCERPTS, Excerpt, Record
 from cumulant.observatory.record.recorder import NOT_RECORDED, Recorder, attach, covariance_share
-from cumulant.observatory.report.tables import read_covariance
+from cumulant.observatory.record.weights import with_weights
 from cumulant.observatory.runs.settings import ObservationSettings
 from cumulant.observatory.text.corpus import Corpus, Shard, Text, UnreadableDocument, hash_of, texts_of
 from cumulant.observatory.text.windows import Batch, NoTokens, batches, special_tokens, token_strings
-from cumulant.residual import gradientness
 
 if TYPE_CHECKING:
     from cumulant.observatory.runs.store import Store
 
 EXCERPT_TOKENS = 192  # of an excerpt
-MIN_TOKENS_FOR_VERDICT = 1000  # below this a record has a note
 Progress = Callable[[int], None]
 
 
@@ -49,6 +47,7 @@ def observe(
     batch_size: int = 16,
     seed: int = 0,
     hidden_states: bool = True,
+    weights: bool = True,
     alter: Callable[[AttentionCall], AttentionCall] | None = None,
     progress: Progress | None = None,
     unreadable: list[UnreadableDocument] | None = None,
@@ -61,6 +60,7 @@ def observe(
     quantities  names or groups; all if None
     max_tokens  where to stop; None reads everything
     max_length  tokens of a window; longer texts are cut
+    weights     also what follows from the weights: gradient-ness and ascent index of every head
     progress    called with the number of tokens of every batch that is done
     unreadable  takes the texts that the tokenizer cannot read, which are then left out; without it they are refused
 
@@ -110,7 +110,7 @@ def observe(
             complete = False
             if not recorder.parts:
                 raise
-        record = recorder.record()
+        record = recorder.record(weights=False)
     loaded = model if isinstance(model, Loaded) else None
     meta = replace(
         record.meta,
@@ -128,7 +128,8 @@ def observe(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         versions=versions("torch", "transformers", "tokenizers", "safetensors"),
     )
-    return replace(record, excerpts=tuple(excerpts[number] for number in sorted(excerpts)), meta=meta)
+    record = replace(record, excerpts=tuple(excerpts[number] for number in sorted(excerpts)), meta=meta)
+    return with_weights(record, network) if weights else record
 
 
 def bypass_notes(record: Record) -> list[str]:
@@ -139,13 +140,6 @@ def bypass_notes(record: Record) -> list[str]:
     first = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
     verb = "does" if len(names) == 1 else "do"
     return [f"{len(names)} attention modules {verb} not go through transformers' interface and are not here: {first}"]
-
-
-def few_tokens_notes(tokens: int) -> list[str]:
-    """A note on a record of few tokens."""
-    if tokens >= MIN_TOKENS_FOR_VERDICT:
-        return []
-    return [f"only {tokens} tokens were read: take no verdict from them, they need some thousands"]
 
 
 def _decoder(network: nn.Module, batch: Batch, device: torch.device) -> dict:
@@ -173,28 +167,6 @@ def _excerpts(recorder: Recorder, batch: Batch, tokenizer: Any) -> dict[int, Exc
         }
         out[int(batch.text_number[sequence])] = Excerpt(batch.names[sequence], tokens, cut)
     return out
-
-
-def with_weights(record: Record, model: nn.Module) -> Record:
-    """The record with gradient-ness and ascent index of every head whose weights are known."""
-    numbers: dict[str, Tensor] = {}
-    reasons: dict[str, str] = {}
-    for layer in record.layers:
-        weights = head_weights(model, layer.name)
-        if not isinstance(weights, HeadWeights):
-            reasons[layer.name] = weights.reason
-            continue
-        if weights.crossed:
-            continue  # queries and keys live in different streams: no gradient of one function of one state
-        cosine = gradientness(weights.query, weights.key, weights.value, weights.output)
-        numbers[f"{layer.name}/gradientness"] = cosine
-        block = block_of(model, layer.name)
-        covariance = None if block is None else read_covariance(record.hidden, record.meta.stages, block)
-        if covariance is not None and covariance.shape[0] == weights.query.shape[-1] and not weights.hidden:
-            if weights.passed is not None:  # covariances behind a norm are kept without its gain
-                covariance = weights.passed[:, None] * covariance * weights.passed
-            numbers[f"{layer.name}/ascent_index"] = ascent_index(weights, covariance, layer.scale)
-    return replace(record, weights=numbers, meta=replace(record.meta, unknown_weights=reasons))
 
 
 class ShardObservation(NamedTuple):
@@ -241,6 +213,7 @@ def observe_shard(
             batch_size=settings.batch_size,
             seed=settings.seed,
             hidden_states=not shuffles,
+            weights=False,
             alter=shuffled_keys(settings.seed + shard.ordinal) if shuffles else None,
             progress=progress,
             unreadable=unreadable,

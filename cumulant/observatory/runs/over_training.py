@@ -21,10 +21,10 @@ from typing import Any, NamedTuple
 
 from cumulant.checks import sentence
 from cumulant.files import write
-from cumulant.observatory.models.load import Loaded, fingerprint_of, load, read_tokenizer, stream_dimension
+from cumulant.observatory.models.load import Loaded, fingerprint_of, load, read_tokenizer
 from cumulant.observatory.record.manifest import MOMENTS, PAGE, RECORD, remove, require_ours, writing
 from cumulant.observatory.record.record import UNREADABLE, Record, claim_directory
-from cumulant.observatory.runs.observe import Progress, observe, with_weights
+from cumulant.observatory.runs.observe import Progress, observe
 from cumulant.observatory.runs.settings import DEFAULT_STEP_TOKENS
 from cumulant.observatory.text.corpus import Corpus, Text
 
@@ -260,8 +260,7 @@ def _observe_step(
         progress=progress,
         unreadable=[],
     )
-    record = with_weights(record, loaded.model)
-    own = {"step": step.number, "text_hash": read.hexdigest(), "dimension": stream_dimension(loaded.model)}
+    own = {"step": step.number, "text_hash": read.hexdigest()}
     return replace(record, meta=replace(record.meta, **own))
 
 
@@ -274,7 +273,7 @@ def _hashed(texts: Iterator[Text], into) -> Iterator[Text]:
 def require_alike(records: dict[int, Record], record: Record, step: CheckpointDirectory) -> None:
     """The same heads and the same text as at the first step."""
     first = next(iter(records.values()), record)
-    same = {"heads": [layer[:4] for layer in first.layers] == [layer[:4] for layer in record.layers]}
+    same = {"heads": [layer[:4] for layer in first.modules] == [layer[:4] for layer in record.modules]}
     same["text"] = first.meta.text_hash == record.meta.text_hash
     for what, holds in same.items():
         if not holds:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from cumulant.checks import sentence
+from cumulant.extras import missing_package
 from cumulant.observatory.models.load import Loaded
 from cumulant.observatory.record.record import Record
 from cumulant.observatory.runs.observe import Progress, ShardObservation, added_tokens, count_tokens, observe_shard
@@ -384,7 +385,7 @@ def _ray() -> Any:
         import ray
         import ray.data
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(f"{error.name} is not installed: install cumulant[ray]", name=error.name) from None
+        raise missing_package("--ray", error.name or "ray", "ray") from None
     return ray
 
 

@@ -17,26 +17,26 @@ from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainin
 from rich.progress import Progress as Bar
 
 from cumulant.files import write, write_parquet
-from cumulant.observatory.models.load import Loaded, load, stream_dimension
+from cumulant.observatory.models.load import Loaded, load
 from cumulant.observatory.record.manifest import (
     ABLATION,
     MOMENTS,
     PAGE,
     RECORD,
-    TABLES,
     WRITTEN,
     delete_shards,
     remove,
     writing,
 )
 from cumulant.observatory.record.record import UNREADABLE, Record, claim_directory, null_directories
-from cumulant.observatory.report.directory import read_ablation, render_tables, write_tables
-from cumulant.observatory.report.tables import Tables
+from cumulant.observatory.record.tables import Tables
+from cumulant.observatory.record.weights import with_weights
+from cumulant.observatory.report.directory import read_ablation, render_tables, write_report
 from cumulant.observatory.runs.ablate import Ablation, ablate
-from cumulant.observatory.runs.observe import Progress, observe, observe_corpus, with_weights
+from cumulant.observatory.runs.observe import Progress, observe, observe_corpus
 from cumulant.observatory.runs.settings import ObservationSettings, Settings, null_names
 from cumulant.observatory.runs.store import Store
-from cumulant.observatory.text.corpus import Corpus, plan, read_texts
+from cumulant.observatory.text.corpus import Corpus, read_texts
 
 NULL_SHARE = 4  # nulls read a quarter of the tokens
 MIN_NULL_TOKENS = 5120  # a link fit of heads of width 64 needs more than 128 queries of one in 32
@@ -67,13 +67,13 @@ def run(settings: Settings, errors: Console) -> Observation:
     """
     corpus = None
     if not settings.reads_stdin:
-        corpus = plan(settings.sources, column=settings.column, shard_bytes=settings.shard_bytes)
+        corpus = settings.corpus()
     if not settings.resume:
         claim_directory(settings.directory, settings.force)
     model = settings.observation.model
     with errors.status(f"loading {escape(model)}"):
         loaded = load(model, **settings.observation.load_options())
-    meta = {"text": settings.text_name, "command": command_line(), "dimension": stream_dimension(loaded.model)}
+    meta = {"text": settings.text_name, "command": command_line()}
     with ExitStack() as stack:
         if corpus is None:
             corpus_run, nulls = None, {}
@@ -116,16 +116,6 @@ def run_ablation(settings: Settings, observed: Observation, errors: Console) -> 
     return ablation
 
 
-def write_report(record: Record, directory: Path, nulls: dict[str, Record]) -> tuple[Tables, dict[str, Tables]]:
-    """Write the tables and the page of a record; returns its tables and those of its nulls."""
-    ablation = read_ablation(directory)
-    tables, null_tables = Tables.of(record), {name: Tables.of(null) for name, null in nulls.items()}
-    with writing(directory, *TABLES, PAGE):
-        write_tables(tables, directory, null_tables)
-        render_tables(tables, directory / PAGE, null_tables, ablation)
-    return tables, null_tables
-
-
 def command_line() -> str:
     """The command as it was typed."""
     return shlex.join(["cumulant", *sys.argv[1:]])
@@ -151,7 +141,6 @@ def _observe_stream(settings: Settings, errors: Console, loaded: Loaded, meta: d
             seed=observation.seed,
             progress=progress,
         )
-    record = with_weights(record, loaded.model)
     record = replace(record, meta=replace(record.meta, text_hash=texts.sha256, **meta))
     _delete_report(settings.directory, None)
     record.save(settings.directory)

@@ -13,13 +13,10 @@ from cumulant.checks import sentence
 from cumulant.files import versions
 from cumulant.observatory.models.load import Loaded, load, random_twin
 from cumulant.observatory.record.record import NULLS
+from cumulant.observatory.runs.defaults import DEFAULT_MAX_TOKENS, DEFAULT_MODEL, DEFAULT_STEP_TOKENS, DEFAULT_TEXT
 from cumulant.observatory.statistics.heads import select_quantities
-from cumulant.observatory.text.corpus import Corpus
+from cumulant.observatory.text.corpus import Corpus, plan
 
-DEFAULT_MODEL = "minilm"
-DEFAULT_TEXT = "pydoc_data.topics, Python's own help"
-DEFAULT_MAX_TOKENS = 20_000
-DEFAULT_STEP_TOKENS = 4000  # at every checkpoint
 MIN_TOKENS = 16
 FORMAT = "cumulant shards 3"
 
@@ -64,6 +61,7 @@ class Settings:
 
     observation    model, quantities, windows, seed
     sources        files, directories, URIs, or "-"; Python's own help if none
+    prompts        passages to read in the place of sources
     column         of JSONL and Parquet that holds the text; found if None
     out            directory of tables and page; `directory` if None
     checkpoints    directory of checkpoints: observe a model over its training
@@ -77,6 +75,7 @@ class Settings:
 
     observation: ObservationSettings
     sources: tuple[str, ...] = ()
+    prompts: tuple[str, ...] = ()
     column: str | None = None
     out: Path | None = None
     checkpoints: Path | None = None
@@ -105,13 +104,17 @@ class Settings:
 
     @property
     def text_name(self) -> str:
-        return ", ".join(self.sources) or DEFAULT_TEXT
+        return ", ".join(self.sources or map(quoted, self.prompts)) or DEFAULT_TEXT
 
     @property
     def token_limit(self) -> int | None:
         """Tokens to read, of one checkpoint if there are several; None: all."""
         default = DEFAULT_MAX_TOKENS if self.checkpoints is None else DEFAULT_STEP_TOKENS
         return (default if self.max_tokens is None else self.max_tokens) or None
+
+    def corpus(self) -> Corpus:
+        """The texts in shards; not of standard input, which is read once."""
+        return plan(self.sources, prompts=self.prompts, column=self.column, shard_bytes=self.shard_bytes)
 
     @property
     def reads_stdin(self) -> bool:
@@ -123,6 +126,8 @@ class Settings:
         if self.max_tokens is not None and 0 < self.max_tokens < MIN_TOKENS:
             expected = f"0 for everything, or at least {MIN_TOKENS}"
             yield sentence("--max-tokens", expected, self.max_tokens, "Raise it.")
+        if self.prompts and self.sources:
+            yield sentence("--prompt", "no --text beside it", "both", "Leave one of them out.")
         if self.resume and self.force:
             advice = "The one goes on with a run, the other starts anew."
             yield sentence("--resume", "no --force beside it", "both", advice)
@@ -171,6 +176,16 @@ def null_names(names: tuple[str, ...]) -> tuple[str, ...]:
         got = f"{', '.join(others)} beside it"
         raise ValueError(sentence("--null", "none alone", got, "Leave one of them out."))
     return others if names else NULLS
+
+
+def quoted(passage: str) -> str:
+    """The beginning of a passage, as the name of what was read.
+
+    >>> quoted("to be or not to be"), quoted("word " * 20)
+    ('“to be or not to be”', '“word word word word word word word word…”')
+    """
+    words = " ".join(passage.split())
+    return f"“{words}”" if len(words) <= 40 else f"“{words[:40].rstrip()}…”"
 
 
 def training_name(checkpoints: Path) -> str:

@@ -29,8 +29,9 @@ from cumulant.observatory.record.manifest import (
     own_shards,
     sweep_shards,
 )
+from cumulant.observatory.record.meta import few_tokens_notes
 from cumulant.observatory.record.record import UNREADABLE, Record, claim_directory, require_replaceable
-from cumulant.observatory.runs.observe import ShardObservation, few_tokens_notes, shard_key
+from cumulant.observatory.runs.observe import ShardObservation, shard_key
 from cumulant.observatory.runs.settings import (
     FORMAT,
     ObservationSettings,

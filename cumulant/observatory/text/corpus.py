@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, final
 
@@ -70,10 +70,10 @@ class FileRange(NamedTuple):
     """Part of a file.
 
     number       of the file in the order of the corpus
-    path         or URI
-    kind         "text", "jsonl", "parquet", or "topic" for a page of Python's own help
+    path         or URI; of a prompt the passage itself
+    kind         "text", "jsonl", "parquet", "topic" for a page of Python's own help, or "prompt"
     start, stop  bytes of a plain text (multiples of `PART_BYTES`, or its size), bytes of JSONL (the lines that begin
-                 there), row groups of Parquet; 0 and 1 for a topic
+                 there), row groups of Parquet; 0 and 1 for a topic or a prompt
     """
 
     number: int
@@ -123,9 +123,16 @@ class Corpus(NamedTuple):
             yield from texts_of(shard, self.column, unreadable)
 
 
-def plan(sources: Sources = (), *, column: str | None = None, shard_bytes: int | None = None) -> Corpus:
+def plan(
+    sources: Sources = (),
+    *,
+    prompts: Sequence[str] = (),
+    column: str | None = None,
+    shard_bytes: int | None = None,
+) -> Corpus:
     """Cut files, directories and URIs into shards; from nothing, the topics of Python's own help.
 
+    prompts      passages, each a text, in the place of files
     column       where JSONL and Parquet have their text; None: their only column of strings, else the first of "text",
                  "content", "body", "document" that holds strings
     shard_bytes  how large shards should be; None: a 256th of all, but at least 32 KiB. Plain text is cut only at
@@ -146,6 +153,8 @@ def plan(sources: Sources = (), *, column: str | None = None, shard_bytes: int |
         require_integer("plan.shard_bytes", shard_bytes, 1)
     if not isinstance(column, str | None):
         raise TypeError(sentence("plan.column", "the name of a column", repr(column), "Give a string."))
+    if prompts:
+        return _passages(names, prompts)
     files = [file for source in names for file in find_files("plan.sources", source, _in_corpus)]
     files = files if names else [FileLocation(name, len(body.encode()), False) for name, body in _topics()]
     _require_indices(files)
@@ -158,6 +167,17 @@ def plan(sources: Sources = (), *, column: str | None = None, shard_bytes: int |
     if not shards:
         raise ValueError(sentence("plan.sources", "text", f"nothing in {len(files)} files", "Give other files."))
     return Corpus(shards, tuple((file.path, file.size) for file in files), column)
+
+
+def _passages(sources: list[str | Path], prompts: Sequence[str]) -> Corpus:
+    """Passages that were typed, in one shard."""
+    if sources:
+        raise ValueError(sentence("plan.prompts", "no sources beside them", "both", "Leave one of them out."))
+    if any(not passage.strip() for passage in prompts):
+        raise ValueError(sentence("plan.prompts", "text", "an empty passage", "Give some words."))
+    sizes = [len(passage.encode("utf-8", "replace")) for passage in prompts]
+    ranges = tuple(FileRange(number, passage, "prompt", 0, 1) for number, passage in enumerate(prompts))
+    return Corpus((Shard(0, ranges, sum(sizes)),), tuple(zip(prompts, sizes, strict=True)), None)
 
 
 def texts_of(shard: Shard, column: str | None = None, unreadable: list[UnreadableDocument] | None = None) -> ShardTexts:
@@ -295,6 +315,8 @@ def _read(part: FileRange, column: str | None) -> Iterator[Document]:
         return json_lines(part.path, part.start, part.stop, column)
     if part.kind == "parquet":
         return parquet_rows(part.path, part.start, part.stop, column)
+    if part.kind == "prompt":
+        return iter([Document(0, "prompt" if not part.number else f"prompt {part.number + 1}", part.path)])
     return iter([Document(0, part.path, dict(_topics())[part.path])])
 
 

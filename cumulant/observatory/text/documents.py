@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from cumulant.checks import sentence
+from cumulant.extras import install
 from cumulant.observatory.text.files import compressed, open_file
 
 if TYPE_CHECKING:
@@ -283,7 +284,7 @@ def _parquet(guarded: _GuardedStream) -> ParquetFile | None:
         import pyarrow
         from pyarrow.parquet import ParquetFile
     except ModuleNotFoundError as missing:
-        got, advice = f"no {missing.name}", "Install cumulant[ray]."
+        got, advice = f"no {missing.name}", f"Run {install('ray')}."
         raise ModuleNotFoundError(sentence("plan.sources", "pyarrow, which reads Parquet", got, advice)) from missing
     try:
         return ParquetFile(guarded)

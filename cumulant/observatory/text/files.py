@@ -14,6 +14,7 @@ from urllib.parse import quote, urlsplit
 from urllib.request import url2pathname
 
 from cumulant.checks import sentence
+from cumulant.extras import install
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
@@ -48,7 +49,7 @@ def find_files(where: str, source: str | Path, wanted: Callable[[str], bool]) ->
     local = local_path(str(source))
     if local is None:
         files = _remote_files(where, str(source), wanted)
-    elif source == "" or not local.exists():
+    elif source == "" or not _is_there(local):
         raise FileNotFoundError(_missing(where, str(source)))
     else:
         files = _local_files(local, wanted)
@@ -56,6 +57,13 @@ def find_files(where: str, source: str | Path, wanted: Callable[[str], bool]) ->
         advice = "Name files to read them whatever their suffix."
         raise ValueError(sentence(where, "a directory with text files", f"{source} with none", advice))
     return files
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # a passage in the place of a path is longer than a name may be
+        return False
 
 
 def kind_of(path: str) -> str:
@@ -141,8 +149,10 @@ def _hidden(names: Iterable[str]) -> bool:
 
 
 def _missing(where: str, source: str) -> str:
-    advice = "Give the path of a file or directory."
-    return sentence(where, "a file or directory", f"no such path {source!r}", advice)
+    passage = ", or a passage itself as prompts=['…']" if where == "plan.sources" else ""
+    shown = source if len(source) <= 80 else f"{source[:80]}…"
+    advice = f"Give the path of a file or directory{passage}."
+    return sentence(where, "a file or directory", f"no such path {shown!r}", advice)
 
 
 def _size(where: str, path: str, size: int | None) -> int:
@@ -178,4 +188,4 @@ def _file_system(where: str, uri: str) -> tuple[FileSystem, str, bool]:
 
 
 def _install(where: str, uri: str, got: str) -> str:
-    return sentence(where, f"what reads {uri}", got, "Install cumulant[ray].")
+    return sentence(where, f"what reads {uri}", got, f"Run {install('ray')}.")

@@ -44,7 +44,7 @@ def _observed() -> dict[str, Any]:
 
 @check("M1", "the law of hidden states over the layers of a trained model")
 def hidden_states(inputs: RandomInputs) -> Iterator[Evidence]:
-    from cumulant.observatory.report.tables import layer_spectra, layer_table
+    from cumulant.observatory.record.tables import layer_spectra, layer_table
     from cumulant.special import effective_rank
 
     found = _observed()
@@ -110,7 +110,7 @@ def linear_link(inputs: RandomInputs) -> Iterator[Evidence]:
 
 
 def _fits(record: Any, name: str) -> np.ndarray:
-    from cumulant.observatory.report.tables import head_rows
+    from cumulant.observatory.record.tables import head_rows
 
     values = [row.value(name) for row in head_rows(record)]
     return np.array([v for v in values if v is not None])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -22,23 +21,10 @@ BEGUN = "begun.json"  # written by a run that has not finished: it can be resume
 CACHE = "cache"
 
 
-def experiment_command(
-    name: Annotated[str | None, typer.Argument(help="A name of --list.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Where to put tables and figures; experiments/NAME if none.")] = None,
-    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of every random number.")] = 0,
-    full: Annotated[
-        bool, typer.Option("--full", help="The long version, where there is one; it can be resumed.")
-    ] = False,
-    show: Annotated[bool, typer.Option("--list", help="Name the experiments and what they ask, and stop.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace a run that is already in --out.")] = False,
-) -> None:
-    """Run an experiment on the dynamics of attention: tables in Parquet, figures, and a verdict in one paragraph.
-
-    Exits with 1 if a prediction of the theory does not hold. An interrupted run goes on where it stopped when it
-    is started again with the same settings.
-    """
+def experiment_command(name: str | None, *, out: Path | None, seed: int, full: bool, force: bool) -> None:
+    """Run an experiment, write and print what was found; without a name, list them."""
     screen, errors = Console(), Console(stderr=True)
-    if show or name is None:
+    if name is None:
         screen.print(_listing())
         return
     with sentences(errors, "the same command goes on from here"):

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from cumulant.checks import sentence
+from cumulant.extras import missing_package
 from cumulant.files import new_directory, replacing
 from cumulant.nn.block_types import FORMAT
 from cumulant.nn.stack import StackConfig
@@ -181,5 +182,4 @@ def _safetensors() -> None:
     try:
         import safetensors  # noqa: F401
     except ModuleNotFoundError:
-        advice = "install cumulant[train]"
-        raise ModuleNotFoundError(sentence("train", "safetensors", "no such package", advice)) from None
+        raise missing_package("A checkpoint", "safetensors", "train") from None

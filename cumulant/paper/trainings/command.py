@@ -5,14 +5,13 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
 
-import typer
 from rich.console import Console
 from rich.progress import Progress, TextColumn
 from rich.table import Table
 
 from cumulant.checks import sentence
+from cumulant.extras import missing_package
 from cumulant.nn.block_types import BLOCK_TYPES, find_block_type, make_block
 from cumulant.paper.output import progress_bar, write_record, write_results
 from cumulant.paper.trainings.figures import draw_curves
@@ -21,31 +20,23 @@ from cumulant.paper.trainings.search import search as search_rates
 from cumulant.paper.trainings.study import RESULTS, Study, collect_warnings, prepare_directory, study
 from cumulant.paper.trainings.tables import cells, curve_rows, headings, remarks, run_rows, summarise
 from cumulant.paper.trainings.task import Metric, Task
-from cumulant.paper.trainings.tasks import TASKS, find_task
+from cumulant.paper.trainings.tasks import find_task
 from cumulant.paper.trainings.train import TrainingRun, TrainingStep
 from cumulant.terminal import sentences
 
 
 def train_command(
-    name: Annotated[str, typer.Argument(help=", ".join(TASKS) + ".")],
-    out: Annotated[Path | None, typer.Option(help="Where checkpoints and tables go; trained/NAME if none.")] = None,
-    block: Annotated[list[str] | None, typer.Option(help=f"{', '.join(BLOCK_TYPES)}; all of them if none.")] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Train with seeds 0 … N − 1; several show the spread.")] = 1,
-    steps: Annotated[int | None, typer.Option(min=1, help="Updates of each training; the task's own if none.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the trainings in --out.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace the trainings in --out.")] = False,
-    search: Annotated[
-        bool, typer.Option("--search", help="Try learning rates on the validation part instead.")
-    ] = False,
+    name: str,
+    out: Path | None,
+    block: list[str] | None,
+    *,
+    seeds: int,
+    steps: int | None,
+    resume: bool,
+    force: bool,
+    search: bool,
 ) -> None:
-    """Train small models that differ in their blocks alone, at equal parameter count, and compare them.
-
-    Writes checkpoints in safetensors, results.json, results.parquet, curves.parquet and a figure. An interrupted run
-    goes on with --resume exactly as if it had not been interrupted.
-
-    Each block has the learning rate that was best on a validation part; the table is of the test part.
-    --search tries the rates again and writes nothing.
-    """
+    """Train and compare, or search for learning rates; write and print the results."""
     screen, errors = Console(), Console(stderr=True)
     with sentences(errors, "the same command with --resume goes on from here"):
         if resume and force:
@@ -70,7 +61,7 @@ def _require(*packages: str) -> None:
     """Fail at the start if a package that writes the results is missing."""
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     if missing:
-        raise ModuleNotFoundError(sentence("train", ", ".join(missing), "no such package", "install cumulant[train]"))
+        raise missing_package("cumulant train", ", ".join(missing), "train")
 
 
 def _progress(errors: Console) -> Progress:

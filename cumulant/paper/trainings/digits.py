@@ -10,8 +10,8 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from cumulant.checks import sentence
 from cumulant.contrastive import info_nce
+from cumulant.extras import missing_package
 from cumulant.nn.stack import BlockStack, StackConfig
 from cumulant.paper.trainings.task import EVALUATION_SEEDS, PARTS, Metric, Recipe, Task
 
@@ -44,8 +44,7 @@ def load_digits(part: str) -> Digits:
     try:
         from sklearn.datasets import load_digits as load
     except ModuleNotFoundError:
-        advice = "install cumulant[train]"
-        raise ModuleNotFoundError(sentence("load_digits", "scikit-learn", "no such package", advice)) from None
+        raise missing_package("load_digits", "scikit-learn", "train") from None
     data: Any = load()
     fold = torch.arange(len(data.target)) % FOLDS
     selected = (fold == HELD_OUT[part]) if part in HELD_OUT else (fold >= len(HELD_OUT))

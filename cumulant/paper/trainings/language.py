@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from cumulant.checks import sentence
+from cumulant.extras import missing_package
 from cumulant.nn.language_model import IGNORED, LanguageConfig, LanguageModel
 from cumulant.paper.trainings.task import PARTS, Metric, Recipe, Task
 
@@ -58,8 +58,7 @@ def train_tokenizer(texts: list[str], vocabulary: int):
     try:
         from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     except ModuleNotFoundError:
-        advice = "install cumulant[train]"
-        raise ModuleNotFoundError(sentence("train_tokenizer", "tokenizers", "no such package", advice)) from None
+        raise missing_package("train_tokenizer", "tokenizers", "train") from None
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # pyright: ignore[reportAttributeAccessIssue]
     tokenizer.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]

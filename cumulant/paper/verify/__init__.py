@@ -4,10 +4,12 @@
 NumPy and SciPy that shares no code with it on the other.
 """
 
+from cumulant.extras import missing_package
+
 try:
     import scipy  # noqa: F401
 except ModuleNotFoundError:
-    raise ModuleNotFoundError("The oracles of cumulant.paper.verify need SciPy: install cumulant[cli].") from None
+    raise missing_package("cumulant.paper.verify", "scipy", "cli") from None
 
 from cumulant.paper import checks
 from cumulant.paper.checks.evidence import Evidence

@@ -6,7 +6,6 @@ import difflib
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
 
 import typer
 from rich.console import Console, Group
@@ -25,25 +24,10 @@ EXCERPT = ("S0-E7", "S1-T1", "S1-P2", "S1-E4", "S1-I1", "S2-E12", "X-1", "X-11",
 
 
 def verify_command(
-    ids: Annotated[
-        list[str] | None, typer.Argument(help="Statements (S0-E7, X-11) or checks (A4) to run; all if none is named.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print all results as JSON.")] = False,
-    seed: Annotated[
-        int, typer.Option(min=0, max=2**63 - 1, help="Another seed draws other inputs; every seed must pass.")
-    ] = 0,
-    section: Annotated[
-        list[str] | None, typer.Option(help="A document (S0 … S4, X) or a section of the theory (1 … 12).")
-    ] = None,
-    detail: Annotated[bool, typer.Option("--detail", help="Show every comparison of every statement.")] = False,
-    update: Annotated[list[Path] | None, typer.Option(hidden=True)] = None,
+    ids: Sequence[str], *, as_json: bool, seed: int, sections: Sequence[str], detail: bool, update: Sequence[Path]
 ) -> None:
-    """Run the paper: every statement, whether it holds, and the numbers behind it.
-
-    Each check has the library on one side and an oracle in NumPy and SciPy on the other. A statement that is false as
-    written is evaluated as written too, and its discrepancy shown. Exit code 1 if a number disagrees with a verdict.
-    """
-    statements = _select(ids or [], section or [])
+    """Run the checks of statements, print what they found, and exit 1 if a number disagrees with a verdict."""
+    statements = _select(ids, sections)
     outcomes = _run(statements, seed)
     screen = Console()
     if as_json:
@@ -56,7 +40,7 @@ def verify_command(
         screen.print(_table(outcomes, screen.width))
         screen.print(report.summary(outcomes), highlight=False)
         screen.print("One statement in full, with the location of its code: cumulant verify S0-E7", style="dim")
-    for path in update or []:
+    for path in update:
         _update_page(path, outcomes)
     if any(o.status == "disagrees" for o in outcomes):
         raise typer.Exit(1)

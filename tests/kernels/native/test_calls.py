@@ -40,6 +40,7 @@ def problem() -> Problem:
 # ---------------------------------------------------------------------- derivatives and transforms
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("q", [2, 5])
 @pytest.mark.parametrize(
     "support", ["causal", *(pytest.param(s, marks=pytest.mark.long) for s in ("plain", "window", "pairs", "sink"))]

@@ -17,6 +17,7 @@ from functools import cache
 from pathlib import Path
 
 from cumulant.checks import sentence
+from cumulant.extras import missing_package
 from cumulant.files import write
 
 HERE = Path(__file__).parent
@@ -149,9 +150,8 @@ def _check(data: object) -> None:
 def _environment():
     try:
         import jinja2  # noqa: F401
-    except ImportError as missing:
-        advice = "Run: pip install cumulant[report]"
-        raise ImportError(sentence("render_page", "the package jinja2", "none installed", advice)) from missing
+    except ImportError as error:
+        raise missing_package("A page", "jinja2", "report") from error
     return _compiled()
 
 

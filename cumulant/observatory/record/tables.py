@@ -12,7 +12,7 @@ from torch import Tensor
 from cumulant.hopfield import CLASSES, head_class
 from cumulant.observatory.hooks.hidden_states import StageKey
 from cumulant.observatory.record.record import AttentionLayer, Record
-from cumulant.observatory.report.rows import HeadRow, LayerRow, NullComparison, TokenStatistics, finite
+from cumulant.observatory.record.rows import Cell, HeadRow, LayerRow, NullComparison, TokenStatistics, finite
 from cumulant.observatory.statistics.gaussianity import (
     Comparison,
     ShapeStatistics,
@@ -31,6 +31,10 @@ LINK_SUMS = (
 )
 STATES = {"size": "rms", "cosine": "cosine_to_mean", "pairwise": "pairwise_cosine"}  # under the cell of a stage
 PERTURBATIONS = ("growth", "step", "inverse", "contraction")  # under the block and stage themselves
+TOKEN_COLUMNS = {  # of tokens.parquet
+    **{"excerpt": int, "text": str, "position": int, "token": str, "layer": int, "head": int},
+    **{"entropy": float, "log_normalizer": float},
+}
 DISTANCES = ShapeStatistics._fields
 
 
@@ -50,7 +54,7 @@ def head_rows(record: Record) -> list[HeadRow]:
     """One row a head, layer by layer."""
     blocks = [stage.block for stage in record.meta.stages]
     rows = []
-    for index, layer in enumerate(record.layers):
+    for index, layer in enumerate(record.modules):
         tallies = {quantity: record.tallies.get(f"{layer.name}/{quantity}") for quantity in record.quantities}
         statistics = {name: TokenStatistics.of(tally) for name, tally in tallies.items() if tally is not None}
         numbers = {name: values.tolist() for name, values in layer_fits(record, layer).items()}
@@ -71,6 +75,33 @@ def head_rows(record: Record) -> list[HeadRow]:
                     link_needed=None if queries is None else needed_queries(layer.dim),
                 )
             )
+    return rows
+
+
+def head_columns(heads: list[HeadRow], nulls: dict[str, list[HeadRow]]) -> list[dict[str, Cell]]:
+    """The rows of heads.parquet: every head with the means of the same head in the nulls."""
+    return [row.columns(others) for row, others in zip(heads, counterparts(heads, nulls), strict=True)]
+
+
+def counterparts(heads: list[HeadRow], nulls: dict[str, list[HeadRow]]) -> list[dict[str, HeadRow]]:
+    """Of every head, the same head in the nulls that have it."""
+    by_head = {name: {(row.layer, row.head): row for row in rows} for name, rows in nulls.items()}
+    keys = [(row.layer, row.head) for row in heads]
+    return [{name: rows[key] for name, rows in by_head.items() if key in rows} for key in keys]
+
+
+def token_rows(record: Record) -> list[dict]:
+    """One row for every token of the excerpts, layer and head."""
+    rows = []
+    for number, excerpt in enumerate(record.excerpts):
+        for index, layer in enumerate(record.modules):
+            names = ("entropy", "log_normalizer")
+            values = {n: excerpt.values[n][layer.name] for n in names if layer.name in excerpt.values.get(n, {})}
+            for head in range(layer.heads if len(values) == len(names) else 0):
+                for position, token in enumerate(excerpt.tokens):
+                    row = {"excerpt": number, "text": excerpt.name, "position": position, "token": token}
+                    row |= {"layer": index, "head": head}
+                    rows.append(row | {name: float(table[head, position]) for name, table in values.items()})
     return rows
 
 
@@ -147,7 +178,7 @@ def link_from_sums(
 
 def layer_table(record: Record) -> list[LayerRow]:
     """The rows of a record."""
-    return layer_rows(record.hidden, record.meta.stages, [layer.name for layer in record.layers])
+    return layer_rows(record.hidden, record.meta.stages, [layer.name for layer in record.modules])
 
 
 def layer_rows(
