@@ -104,8 +104,9 @@ def pages() -> dict[str, str]:
                 continue
             heading = f"## cumulant.{module}\n\n" if len(page.modules) > 1 else ""
             blocks = "\n".join(_directive(item) for item in names[module])
-            about = f".. automodule:: cumulant.{module}\n   :no-index:\n"
-            parts.append(f"{heading}```{{eval-rst}}\n{about}\n{blocks}```\n")
+            words = importlib.import_module(f"cumulant.{module}").__doc__ or ""
+            about = f".. automodule:: cumulant.{module}\n   :no-index:\n\n" if heading or "\n" in words else ""
+            parts.append(f"{heading}```{{eval-rst}}\n{about}{blocks}```\n")
         out[f"api/{stem}.md"] = "\n".join(parts)
     rows = [f"- [{page.title}]({stem}.md): {page.words}" for stem, page in PAGES.items()]
     count = sum(map(len, names.values()))

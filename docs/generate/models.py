@@ -22,15 +22,17 @@ ABOUT = """<!-- written by `python -m docs.generate.models` -->
 
 # Which models can be observed
 
-**{works} of {total} model types of transformers {version} work with `attach` and `cumulant observe`, {partly} partly,
-{refused} are refused with a sentence, and {untried} were not tried.** Of those that ran, {share:.0%} work.
+**{works} of {total} model types of transformers {version} can be observed with `attach`, {partly} more in part;
+{refused} are refused with a sentence, and {untried} were not tried.** Of those that ran, {share:.0%} can be observed as
+a whole.
 
 Every type that `AutoModel` knows is built with random weights from its default configuration, whose sizes a table of
-rules reduces (width 32, 4 heads, 2 layers); what is then below {megabytes} MB reads {tokens} tokens, an image or half a
-second of sound while `attach` records. A type is *not tried* where it cannot be made that small, is not built by these
-rules within {seconds} s, needs a package that was not installed, or asks for inputs that the script does not make: this
-says nothing about the real model. What `attach` needs is that attention goes through transformers' AttentionInterface;
-what does not is refused, or, where only some layers do not, named in `record.meta.layer_notes`.
+rules reduces (width 32, 4 heads, 2 layers, or one layer of each kind). What is then below {megabytes} MB reads {tokens}
+tokens, an image or half a second of sound while `attach` records. Models of images and text read text alone where they
+can, so that only the part which ran is in the counts. A type is *not tried* where it cannot be made that small, is not
+built by these rules within {seconds} s, needs a package that was not installed, or asks for inputs that the script does
+not make: this says nothing about the real model. What `attach` needs is that attention goes through transformers'
+AttentionInterface; what does not is refused, or, where only some layers do not, named in `record.meta.layer_notes`.
 
 A model of your own is tried in three lines:
 

@@ -58,16 +58,21 @@ OVERRIDES |= {
     "esm": {"vocab_size": VOCABULARY, "mask_token_id": 1, "pad_token_id": 0, "position_embedding_type": "absolute"},
     "gpt_neo": {"window_size": 4, "num_layers": LAYERS, "attention_types": [[["local"], LAYERS]]},
     "opt": {"word_embed_proj_dim": WIDTH, "ffn_dim": WIDTH},
-    **{kind: {"mamba_n_heads": 8, "mamba_d_head": 8} for kind in ("bamba", "granitemoehybrid")},
+    "bamba": {"mamba_n_heads": 8, "mamba_d_head": 8, "attn_layer_indices": [1]},
+    "granitemoehybrid": {"mamba_n_heads": 8, "mamba_d_head": 8, "layer_types": ["mamba", "attention"]},
+    "recurrent_gemma": {"num_hidden_layers": 3},
+    "qwen2_5_vl_vision": {"window_size": 32},
+    "exaone4_5_vision": {"window_size": 32},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "falcon_h1": {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_ssm": 64},
     "mamba2": {"num_heads": 8, "head_dim": 8},
     "deepseek_v2": {"num_experts_per_tok": 1, "n_routed_experts": 2},
     "llama4_text": {"attention_chunk_size": 4, "num_local_experts": 2, "use_qk_norm": False},
     "xlnet": {"d_head": HEAD_DIM},
 }
-DERIVED = ("layer_types", "mlp_layer_types", "layers_block_type", "per_layer_config")  # one entry a layer, from others
+KINDS_OF_LAYERS = ("layer_types", "layers_block_type")  # lists of one entry a layer
 NOT_PASSED = ("rope_parameters", "rope_scaling", "torch_dtype", "dtype", "architectures", "transformers_version")
-NOT_PASSED += ("ignore_keys_at_rope_validation",)
+NOT_PASSED += ("ignore_keys_at_rope_validation", "per_layer_config")
 
 
 SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}  # if out of range
@@ -218,19 +223,32 @@ def shrunk(config: Any) -> dict[str, Any]:
     parts = getattr(type(config), "sub_configs", {})
     out: dict[str, Any] = {}
     depth = getattr(config, "num_hidden_layers", None) or 0
+    chosen = _layers(config, depth)
     ungrouped = getattr(config, "num_key_value_heads", None) == getattr(config, "num_attention_heads", None)
     for name, value in vars(config).items():
         if name in parts or hasattr(value, "to_dict"):
             if value is not None:
                 part = value if hasattr(value, "to_dict") else None
                 out[name] = {"model_type": part.model_type, **shrunk(part)} if part is not None else value
-        elif not name.startswith("_") and name not in (*NOT_PASSED, *DERIVED):
-            whole = isinstance(value, list) and len(value) == depth and depth > LAYERS
-            out |= _small(name, value[:LAYERS] if whole else value)
+        elif not name.startswith("_") and name not in NOT_PASSED:
+            by_layer = isinstance(value, list) and len(value) == depth and depth > len(chosen)
+            out |= {name: [value[i] for i in chosen]} if by_layer and value else _small(name, value)
+    if "head_dim" in out and out["head_dim"] is None:
+        out["head_dim"] = HEAD_DIM
+    if "num_hidden_layers" in out:
+        out["num_hidden_layers"] = len(chosen)
     out |= _rotation(config)
     if ungrouped and "num_key_value_heads" in out:
         out["num_key_value_heads"] = out["num_attention_heads"]
     return out
+
+
+def _layers(config: Any, depth: int) -> list[int]:
+    """Layers to keep: the first of each kind, where a model has several kinds, else the first two."""
+    kinds = next((k for name in KINDS_OF_LAYERS if len(k := getattr(config, name, None) or ()) == depth > 0), None)
+    first = [] if kinds is None else sorted({kind: i for i, kind in reversed([*enumerate(kinds)])}.values())
+    rest = [i for i in range(LAYERS) if i not in first]
+    return sorted(first + rest[: max(0, LAYERS - len(first))]) if first else [*range(LAYERS)]
 
 
 def _rotation(config: Any) -> dict[str, Any]:
@@ -238,7 +256,7 @@ def _rotation(config: Any) -> dict[str, Any]:
     rotation = getattr(config, "rope_parameters", None)
     if rotation is None and "rope_parameters" in vars(config):
         rotation = {"rope_type": "default"}
-    if not isinstance(rotation, dict) or any(isinstance(value, dict) for value in rotation.values()):
+    if not isinstance(rotation, dict) or not rotation or any(isinstance(value, dict) for value in rotation.values()):
         return {}
     code = inspect.getmodule(type(config)).__name__.replace(".configuration_", ".modeling_")
     out = {name: value for name, value in rotation.items() if not isinstance(value, list)}
@@ -287,6 +305,8 @@ def _inputs(model: Any) -> dict[str, Any]:
     main = "input_ids" if "input_ids" in parameters else model.main_input_name
     ids = torch.randint(3, VOCABULARY - 4, (1, TOKENS), generator=generator)
     out: dict[str, Any] = {}
+    if "grid_thw" in parameters and _needed(parameters["grid_thw"]):
+        return _patches(model.config, next(iter(parameters)), generator)
     if main == "input_ids":
         out["input_ids"] = ids
     if main == "pixel_values" or ("pixel_values" in parameters and _needed(parameters["pixel_values"])) or _clip(model):
@@ -306,6 +326,13 @@ def _inputs(model: Any) -> dict[str, Any]:
     if not out:
         raise NotTried(f"it reads {main}, for which no inputs are made")
     return out
+
+
+def _patches(config: Any, name: str, generator: torch.Generator) -> dict[str, Any]:
+    """An image of 4 × 4 patches, each a row, as the vision part of a model of images and text reads it."""
+    channels = next((n for key in ("in_channels", "in_chans", "num_channels") if (n := _find(config, key))), 3)
+    width = channels * (_find(config, "temporal_patch_size") or 1) * config.patch_size**2
+    return {name: torch.randn(16, width, generator=generator), "grid_thw": torch.tensor([[1, 4, 4]])}
 
 
 def _needed(parameter: inspect.Parameter) -> bool:
