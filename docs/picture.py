@@ -23,7 +23,9 @@ def picture(page: Path, to: Path) -> None:
         tab = browser.new_page(viewport=SIZE)
         tab.goto(page.resolve().as_uri())
         tab.wait_for_load_state("networkidle")
-        tab.evaluate("document.getElementById('heads').scrollIntoView(); window.scrollBy(0, 60)")
+        tab.evaluate(  # at once: the page scrolls smoothly where it is not told otherwise
+            "scrollTo({top: document.getElementById('heads').getBoundingClientRect().top + 10, behavior: 'instant'})"
+        )
         tab.wait_for_timeout(500)
         tab.screenshot(path=to)
         browser.close()
