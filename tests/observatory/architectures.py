@@ -137,7 +137,7 @@ def _observe(kind: str, name: str) -> ArchitectureOutcome:
         except ValueError as error:
             return ArchitectureOutcome(kind, name, "refused", reason=_refusal(str(error)))
     missing = [layer for layer, note in record.meta.layer_notes.items() if note == NOT_RECORDED]
-    counts = (len(record.layers), sum(layer.heads for layer in record.layers), bool(record.hidden))
+    counts = (len(record.modules), sum(layer.heads for layer in record.modules), bool(record.hidden))
     if missing:
         reason = f"{len(missing)} attention modules do not go through the interface, such as {missing[0]}"
         return ArchitectureOutcome(kind, name, "partly", *counts, reason=reason)
