@@ -155,7 +155,8 @@ def test_the_command_prints_what_matches():
 
 def test_looking_up_a_column_imports_no_torch():
     code = "import sys; from cumulant.observatory.columns_command import select_columns; select_columns('entropy')"
-    run = subprocess.run([sys.executable, "-c", f"{code}; print('torch' in sys.modules)"], capture_output=True, text=True)
+    command = [sys.executable, "-c", f"{code}; print('torch' in sys.modules)"]
+    run = subprocess.run(command, capture_output=True, text=True)
     assert run.stdout.strip() == "False", run.stderr
 
 
