@@ -7,6 +7,7 @@ Names are imported when they are first used, so that `cumulant --help` and shell
 
 import importlib
 import sys
+from importlib.util import find_spec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -104,7 +105,8 @@ _SOURCE = {name: module for module, names in _SOURCES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
+    """A public name, or a module of this package."""
+    if name.startswith("_") or (name not in __all__ and find_spec(f"{__name__}.{name}") is None):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = importlib.import_module(f"{__name__}.{_SOURCE.get(name, name)}")
     value = getattr(module, name) if name in _SOURCE else module

@@ -148,6 +148,7 @@ def attend(
     backend          as in `moments`
     others           nothing: arguments that only scaled_dot_product_attention has are refused with ours in their place
 
+    NumPy arrays are taken as tensors over the same memory, and results are tensors.
     A key that is not visible to a query has no influence on it, whatever it holds. Half precision is accumulated and
     returned in float32; under torch.autocast query, key and value are rounded as for a matrix product.
 

@@ -56,10 +56,10 @@ def html_table(title: str, rows: Mapping[str, object]) -> str:
     """A table of two or three columns for notebooks: name, value, and of tensors the range of their numbers.
 
     >>> import torch
-    >>> html_table("<b>", {"mean": torch.ones(2)})[:62]
-    '<table><caption style="text-align:left">&lt;b&gt;</caption><tr'
+    >>> html_table("<b>", {"mean": torch.ones(2)})[:81]
+    '<table><caption style="text-align:left;white-space:nowrap">&lt;b&gt;</caption><tr'
     """
-    lines = [f'<table><caption style="text-align:left">{escape(title)}</caption>']
+    lines = [f'<table><caption style="text-align:left;white-space:nowrap">{escape(title)}</caption>']
     for name, value in rows.items():
         shown = [name, value if isinstance(value, str) else brief(value)]
         shown += [span(value)] if isinstance(value, Tensor) else [""]

@@ -1,6 +1,7 @@
 """The command line: help without torch, defaults, completion, exit codes, and extras that are missing."""
 
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -54,10 +55,10 @@ import cumulant.nn                                    # which imports the file a
 from cumulant import *
 import cumulant as c
 print(before, "torch" in sys.modules, callable(c.attention), attention is c.attention, c.solve.__name__)
-print(sorted(set(c.__all__) - set(dir(c))), hasattr(c, "nothing"))
+print(sorted(set(c.__all__) - set(dir(c))), hasattr(c, "nothing"), hasattr(c, "_private"), c.testing.__name__)
 """
     run = python(code)
-    assert run.stdout == "False True True True cumulant.solve\n[] False\n", run.stderr
+    assert run.stdout == "False True True True cumulant.solve\n[] False False cumulant.testing\n", run.stderr
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -137,3 +138,30 @@ def test_the_page_of_the_command_line_has_every_option():
     page = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
     assert commands.pages() == {"cli.md": page}, "run python -m docs.generate"
     assert all(f"| `cumulant {name}` |" in page for name in COMMANDS)
+
+
+@pytest.mark.long  # seven processes that import transformers
+def test_observing_a_passage_takes_at_most_twice_the_import_of_its_model(tmp_path):
+    """Of processor time, the best of three."""
+    pytest.importorskip("transformers", reason="install cumulant[hf]")
+    import torch
+
+    from tests.generated.observed import save_model
+
+    torch.manual_seed(0)
+    (tmp_path / "tiny").mkdir()
+    save_model(tmp_path / "tiny")
+    imported = "import torch; from transformers import AutoTokenizer, GPT2LMHeadModel"
+    words = ["cumulant", "observe", str(tmp_path / "tiny"), "--prompt", "to be or not", "--max-length", "32", "--force"]
+    words += ["--out", str(tmp_path / "out")]
+    observed = f"import sys; sys.argv = {words!r}; from cumulant.cli import main; main()"
+
+    def seconds(code: str) -> float:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        run = python(code, OMP_NUM_THREADS="1")
+        assert run.returncode == 0, run.stderr
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+    seconds(imported)  # from here on files are in memory
+    assert min(seconds(observed) for _ in range(3)) <= 2 * min(seconds(imported) for _ in range(3))

@@ -56,7 +56,7 @@ def test_its_options_exist(command: str):
         assert any(name in parameter.opts for parameter in [*group.params, group.get_help_option(typer.Context(group))])
         return
     with group.make_context("cumulant", [name]) as above:
-        chosen = group.get_command(above, name)
+        chosen = group.get_command(above, name)  # pyright: ignore[reportAttributeAccessIssue]
         assert chosen is not None, name
         words = ["--ray=local" if word == "--ray" else word for word in words]
         context = chosen.make_context(name, words, parent=above, resilient_parsing=True)

@@ -6,7 +6,7 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
-from cumulant.display import html_table, one_line, span
+from cumulant.display import brief, html_table, span
 from cumulant.typing import Codes, Flags, PerQuery
 
 
@@ -67,7 +67,12 @@ class Solution:
     trace: Tensor
 
     def __repr__(self) -> str:
-        return one_line("Solution", {"value": self.value, "steps": span(self.steps), "residual": span(self.residual)})
+        value, steps, residual = brief(self.value), span(self.steps), span(self.residual)
+        return f"Solution(value={value}, converged={self._count_converged()}, steps={steps}, residual={residual})"
+
+    def _count_converged(self) -> str:
+        codes = span(self.converged.sum())  # empty where values cannot be read
+        return f"{codes or '?'} of {self.status.numel()}"
 
     def _repr_html_(self) -> str:
         parts = {name: getattr(self, name) for name in ("value", "steps", "residual", "trace")}

@@ -5,6 +5,7 @@ import gc
 import json
 import math
 import pickle
+import subprocess
 import sys
 import warnings
 from itertools import pairwise
@@ -681,11 +682,11 @@ def test_missing_extras_are_named(tmp_path, monkeypatch):
     from cumulant.observatory.monitor.tensorboard import TensorBoard
 
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(ModuleNotFoundError, match=r"install cumulant\[monitor\]"):
+    with pytest.raises(ModuleNotFoundError, match=r"pip install .*\[monitor\]"):
         TensorBoard(tmp_path)
     monkeypatch.setitem(sys.modules, "transformers", None)
     monkeypatch.delitem(sys.modules, "cumulant.observatory.monitor.trainer", raising=False)
-    with pytest.raises(ModuleNotFoundError, match=r"install cumulant\[hf\]"):
+    with pytest.raises(ModuleNotFoundError, match=r"pip install .*\[hf\]"):
         import cumulant.observatory.monitor.trainer  # noqa: F401
     model, x = model_and_input()  # which needs neither
     monitor = Monitor(model, every=1)
@@ -809,3 +810,18 @@ def test_the_reference_training_itself_gives_no_alarm():
     alarms, diverged = train_language_model(10, 1.0, 130, stop_at_alarm=False)
     assert not diverged
     assert [a.words for a in alarms] == []
+
+
+@pytest.mark.long  # a process that imports transformers
+def test_what_serves_a_monitor_is_imported_beside_it():
+    code = """
+import sys
+from cumulant.observatory.monitor import Monitor, TensorBoard
+from cumulant.training import TensorBoard as same
+print(same is TensorBoard, "transformers" in sys.modules, "tensorboard" in sys.modules)
+from cumulant.observatory.monitor import MonitorCallback
+print(MonitorCallback.__name__, "transformers" in sys.modules)
+"""
+    pytest.importorskip("transformers", reason="install cumulant[hf]")
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert run.stdout == "True False False\nMonitorCallback True\n", run.stderr

@@ -137,7 +137,7 @@ def test_a_record_comes_back_from_bytes_as_it_was(whole):
 
 def test_missing_ray_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ModuleNotFoundError, match=r"^ray is not installed: install cumulant\[ray\]$"):
+    with pytest.raises(ModuleNotFoundError, match=r"^--ray needs ray: run pip install .*\[ray\]'\.$"):
         on_ray._ray()  # pyright: ignore[reportPrivateUsage]
 
 

@@ -25,7 +25,7 @@ from tokenizers.models import BPE  # noqa: E402
 from cumulant import cli  # noqa: E402
 from cumulant.observatory import Record, observe  # noqa: E402
 from cumulant.observatory.record.meta import Meta  # noqa: E402
-from cumulant.observatory.runs import run as run_module  # noqa: E402
+from cumulant.observatory.report import directory as report_directory  # noqa: E402
 from cumulant.observatory.runs import store  # noqa: E402
 from cumulant.observatory.runs.observe import (  # noqa: E402
     added_tokens,
@@ -518,8 +518,8 @@ def told_to(asked, out, *more) -> list[str]:
 
 
 def test_the_command_goes_on_and_ends_alike(tmp_path, asked, monkeypatch):
-    monkeypatch.setattr(run_module, "write_tables", lambda *_: None)
-    monkeypatch.setattr(run_module, "render_tables", lambda *_: None)
+    monkeypatch.setattr(report_directory, "write_tables", lambda *_: None)
+    monkeypatch.setattr(report_directory, "render_tables", lambda *_: None)
     SOURCE.write_text("no json\n" + SOURCE.read_text())
     found, words = invoke(*told_to(asked, tmp_path / "whole"))
     assert found.exit_code == 0, found.output
@@ -653,8 +653,8 @@ while True:
 @pytest.mark.long
 def test_a_run_that_is_killed_between_two_operations_on_files_ends_alike(tmp_path, asked, monkeypatch):
     """One process that forks, so that only it has to import; at moments of the clock and with a real model below."""
-    monkeypatch.setattr(run_module, "write_tables", lambda *_: None)
-    monkeypatch.setattr(run_module, "render_tables", lambda *_: None)
+    monkeypatch.setattr(report_directory, "write_tables", lambda *_: None)
+    monkeypatch.setattr(report_directory, "render_tables", lambda *_: None)
     assert invoke(*told_to(asked, tmp_path / "whole", "--null", "shuffled"))[0].exit_code == 0
     arguments = told_to(asked, tmp_path / "parts", "--null", "shuffled", "--resume")
     found = subprocess.run(

@@ -474,7 +474,7 @@ def test_a_figure_is_replaced_in_one_step(tmp_path, monkeypatch):
 
 def test_without_matplotlib_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ModuleNotFoundError, match=r"figure: expected matplotlib, .*install cumulant\[lab\]"):
+    with pytest.raises(ModuleNotFoundError, match=r"A figure needs matplotlib: run pip install .*\[lab\]"):
         figures.figure()
 
 

@@ -30,7 +30,7 @@ from cumulant.observatory.record.manifest import (
     sha256,
     writing,
 )
-from cumulant.observatory.record.meta import Meta
+from cumulant.observatory.record.meta import Meta, notes_of
 from cumulant.observatory.statistics.tally import Tally
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class Record:
 
     def _repr_html_(self) -> str:
         tables = ".heads(), .layers() and .tokens() are tables, render(record, directory) is a page"
-        notes = {"note": "; ".join(self.meta.notes)} if self.meta.notes else {}
+        notes = {"note": "; ".join(notes_of(self.meta))} if notes_of(self.meta) else {}
         return html_table("Record of an observation", {**self._facts(), **notes, "next": tables})
 
     def _facts(self) -> dict[str, str]:
@@ -129,7 +129,8 @@ class Record:
         meta, heads = self.meta, sum(module.heads for module in self.modules)
         own = {} if meta.model == meta.model_class else {"class": meta.model_class}
         facts = {"model": meta.model, **own, "text": meta.text, "tokens": f"{meta.tokens:,}"}
-        facts |= {"heads": f"{heads} in {len(self.modules)} modules", "quantities": str(len(self.quantities))}
+        modules = f"{len(self.modules)} module{'' if len(self.modules) == 1 else 's'}"
+        facts |= {"heads": f"{heads} in {modules}", "quantities": str(len(self.quantities))}
         return {name: value for name, value in facts.items() if value}
 
     # ------------------------------------------------------------------ tables

@@ -91,7 +91,7 @@ def _stored_answers(directory: Path) -> list[Answer] | None:
 
         source, found = json.loads(polars.read_parquet_metadata(directory / "heads.parquet")[VERDICTS])
         if source == source_of_verdicts(directory):
-            return [Answer(*answer[:3], tuple(Number(*number) for number in answer[3])) for answer in found]
+            return [Answer(q, a, words, tuple(Number(*n) for n in numbers)) for q, a, words, numbers in found]
     except Exception:  # no table, one without verdicts, or one that somebody else wrote
         pass
     return None
