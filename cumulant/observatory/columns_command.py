@@ -9,7 +9,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from cumulant.checks import sentence
 from cumulant.observatory.statistics.quantities import ENDINGS, SECTIONS, TABLES, ColumnGroup, Quantity
 from cumulant.terminal import sentences
 
@@ -35,6 +34,8 @@ def select_columns(pattern: str | None = None, table: str | None = None) -> list
     [('heads', ['gradientness'])]
     """
     if table is not None and table not in TABLES:
+        from cumulant.checks import sentence  # imports torch, which nothing else here needs
+
         raise ValueError(sentence("--table", f"one of {', '.join(TABLES)}", repr(table), "Copy one exactly."))
     found = []
     for group in SECTIONS:
@@ -42,6 +43,8 @@ def select_columns(pattern: str | None = None, table: str | None = None) -> list
             columns = tuple(column for column in group.columns if _matching(column, group, pattern))
             found += [group._replace(columns=columns)] if columns else []
     if not found:
+        from cumulant.checks import sentence
+
         got = f"{pattern!r}, which is in none of them"
         raise ValueError(sentence("PATTERN", "a part of a column's name", got, "Leave it out to see all columns."))
     return found

@@ -1,6 +1,8 @@
 """The one list of columns: what runs write is in it, what is in it is written, and everybody uses its words."""
 
 import re
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -149,6 +151,13 @@ def test_the_command_prints_what_matches():
     assert "tokens.parquet" not in heads
     assert "Mardia" in invoke("columns", "kurt*_low")
     assert [group.table for group in select_columns("entropy_p95")] == ["heads"]
+
+
+def test_looking_up_a_column_imports_no_torch():
+    code = "import sys; from cumulant.observatory.columns_command import select_columns; select_columns('entropy')"
+    command = [sys.executable, "-c", f"{code}; print('torch' in sys.modules)"]
+    run = subprocess.run(command, capture_output=True, text=True)
+    assert run.stdout.strip() == "False", run.stderr
 
 
 @pytest.mark.parametrize(
