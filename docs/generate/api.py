@@ -9,6 +9,8 @@ import inspect
 from types import ModuleType
 from typing import NamedTuple
 
+from docs.generate.write import markdown_table
+
 
 class ApiPage(NamedTuple):
     """One page: its title, what it is about, and the modules whose names it has."""
@@ -56,6 +58,13 @@ class PublicName(NamedTuple):
 
     path: str
     value: object
+
+    @property
+    def summary(self) -> str:
+        """The first line of the docstring, for those who read the page without the site; of constants, their type."""
+        documented = inspect.isclass(self.value) or inspect.isroutine(self.value)
+        lines = (inspect.getdoc(self.value) or "").splitlines() if documented else []
+        return lines[0] if lines else f"a constant: {type(self.value).__name__}"
 
     @property
     def directive(self) -> str:
@@ -106,12 +115,15 @@ def pages() -> dict[str, str]:
             blocks = "\n".join(_directive(item) for item in names[module])
             words = importlib.import_module(f"cumulant.{module}").__doc__ or ""
             about = f".. automodule:: cumulant.{module}\n   :no-index:\n\n" if heading or "\n" in words else ""
-            parts.append(f"{heading}```{{eval-rst}}\n{about}{blocks}```\n")
+            rows = [[f"`{item.path.removeprefix('cumulant.')}`", item.summary] for item in names[module]]
+            overview = markdown_table(["name", "what it is"], rows)
+            parts.append(f"{heading}{overview}\n\n```{{eval-rst}}\n{about}{blocks}```\n")
         out[f"api/{stem}.md"] = "\n".join(parts)
     rows = [f"- [{page.title}]({stem}.md): {page.words}" for stem, page in PAGES.items()]
     count = sum(map(len, names.values()))
     text = "<!-- written by `python -m docs.generate` -->\n\n# Reference\n\n"
     text += f"All {count} public names: what each computes, the shapes of its arguments, examples that the tests run.\n"
+    text += "The site that `make docs` builds shows the docstrings below these lists; `help(name)` does so in Python.\n"
     contents = "\n".join(PAGES)
     out["api/index.md"] = f"{text}\n" + "\n".join(rows) + f"\n\n```{{toctree}}\n:hidden:\n\n{contents}\n```\n"
     return out
