@@ -1,5 +1,5 @@
 # make observe   look into a real model (MODEL=minilm or smollm2, or a path) and write a page to look at
-# make test      everything a change must pass: set-up, lint, types, tests (about 6 minutes on two cores)
+# make test      everything a change must pass: set-up, lint, types, tests (about ten minutes on two cores)
 # make test-all  the same and the long tests
 # make fuzz      new cases for every generated test until MINUTES (30) are up; failing ones are written down as tests
 # make docs      the pages and the executed gallery, into docs/_build
