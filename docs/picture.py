@@ -23,7 +23,7 @@ def picture(page: Path, to: Path) -> None:
         tab = browser.new_page(viewport=SIZE)
         tab.goto(page.resolve().as_uri())
         tab.wait_for_load_state("networkidle")
-        tab.evaluate(  # at once: the page scrolls smoothly where it is not told otherwise
+        tab.evaluate(  # at once: the default of the page is to scroll smoothly
             "scrollTo({top: document.getElementById('heads').getBoundingClientRect().top + 10, behavior: 'instant'})"
         )
         tab.wait_for_timeout(500)

@@ -1,4 +1,4 @@
-"""Three people in their first five minutes, with what the README and the pages tell them to type and nothing else."""
+"""Three people in their first five minutes, with what the README and the pages give them to type and nothing else."""
 
 from __future__ import annotations
 

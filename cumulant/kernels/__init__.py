@@ -12,7 +12,7 @@ and one of four backends. "native" is C++ on the CPU (docs/kernels.md explains i
 they lie, before anything is flattened:
 
     native/direct.py     one look-up by shapes and strides, one call; its gradients
-    native/geometry.py   batch axes and strides of tensors as the C++ is told; heads that share keys
+    native/geometry.py   batch axes and strides of tensors as the C++ takes them; heads that share keys
     native/arguments.py  the arguments of a call (arguments.h, field by field); call.py: its entry points
     native/flat.py       the same kernel on flattened inputs, for all else that it serves
     native/library.py    finds, checks and loads the library for this processor, or says why there is none
