@@ -1,6 +1,6 @@
 # make observe   look into a real model (MODEL=minilm or smollm2, or a path) and write a page to look at
 # make test      everything a change must pass: set-up, lint, types, tests (about ten minutes on two cores)
-# make test-all  the same and the long tests
+# make test-all  the same under coverage with a floor, and the long tests
 # make fuzz      new cases for every generated test until MINUTES (30) are up; failing ones are written down as tests
 # make docs      the pages and the executed gallery, into docs/_build
 # make sanitize  the native kernel without Python, under the sanitizers of the compiler (part of test-all)
@@ -44,8 +44,10 @@ types: $(READY)
 suite: $(READY)
 	$(BIN)/pytest -q -n $(JOBS) --dist loadgroup -m "not long"
 
+## the short tests under coverage, whose floor is in pyproject.toml, then the long ones without it: many of them take times
 suite-all: $(READY)
-	$(BIN)/pytest -q -n $(JOBS) --dist loadgroup
+	$(BIN)/pytest -q -n $(JOBS) --dist loadgroup -m "not long" --cov --cov-report=term
+	$(BIN)/pytest -q -n $(JOBS) --dist loadgroup -m long
 
 ## the type checker has one thread and runs beside the tests
 test: lint
