@@ -80,8 +80,8 @@ def attention(
         options = {"attn_mask": attn_mask, "dropout_p": dropout_p, "is_causal": is_causal, "scale": scale}
         return scaled_dot_product_attention(query, key, value, **options, enable_gqa=enable_gqa)
     mask, bias = _mask_or_bias(attn_mask, query, key)
-    settings = MomentsSettings(frozenset({"mean"}), _scale(query, scale), is_causal, None, 0)
-    _require_one_dtype(query, key, value)
+    settings = MomentsSettings(frozenset({"mean"}), _scale("attention", query, scale), is_causal, None, 0, "attention")
+    _require_one_dtype("attention", query, key, value)
     mean = scaled_moments(Arguments(query, key, value, bias, mask, None), None, settings, "auto").mean
     return mean.to(query.dtype)
 
@@ -168,10 +168,10 @@ def attend(
     value, log_weights = autocast(value, log_weights)
     if log_weights is not None:
         require_alike("attend.log_weights", require_float("attend.log_weights", log_weights), "query", query)
-    factor = _scale(query, scale)
-    _require_one_dtype(query, key, value)
+    factor = _scale("attend", query, scale)
+    _require_one_dtype("attend", query, key, value)
     statistics = OWN_VALUES if value is not None else KEYS_AS_VALUES
-    settings = MomentsSettings(statistics, factor, bool(causal), window, offset)
+    settings = MomentsSettings(statistics, factor, bool(causal), window, offset, "attend")
     x = Arguments(query, key, value, log_weights, mask, None)
     m = scaled_moments(x, sink, settings, backend)
     g = m.log_normalizer
@@ -283,23 +283,23 @@ def _received(x: Arguments, scale: float, g: Tensor, weights: bool | Tensor, set
     return (g_of_keys if per_key is None else g_of_keys + per_key).exp().flip(-1)
 
 
-def _scale(query: Tensor, scale: float | None) -> float:
+def _scale(caller: str, query: Tensor, scale: float | None) -> float:
     """The factor in η = scale · q, 1/√d by default (S1-E1)."""
-    require_float("attention.query", query)
+    require_float(f"{caller}.query", query)
     if query.ndim == 0:
-        raise ValueError(sentence("attention.query", "shape (*batch, q, d) or (d,)", shape(query), "Add the axes."))
+        raise ValueError(sentence(f"{caller}.query", "shape (*batch, q, d) or (d,)", shape(query), "Add the axes."))
     if scale is None:
         return max(1, query.shape[-1]) ** -0.5
     if isinstance(scale, bool) or not isinstance(scale, int | float) or not isfinite(scale):
         advice = "For one scale per head multiply the queries before the call."
-        raise ValueError(sentence("attention.scale", "a finite number or None", scale, advice))
+        raise ValueError(sentence(f"{caller}.scale", "a finite number or None", scale, advice))
     return float(scale)
 
 
-def _require_one_dtype(query: Tensor, key: Tensor, value: Tensor | None) -> None:
+def _require_one_dtype(caller: str, query: Tensor, key: Tensor, value: Tensor | None) -> None:
     for name, tensor in (("key", key), ("value", value)):
         if tensor is not None:
-            require_alike(f"attention.{name}", require_float(f"attention.{name}", tensor), "query", query)
+            require_alike(f"{caller}.{name}", require_float(f"{caller}.{name}", tensor), "query", query)
 
 
 def _mask_or_bias(attn_mask: Tensor | None, query: Tensor, key: Tensor) -> tuple[Tensor | None, Tensor | None]:

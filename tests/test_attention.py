@@ -1,6 +1,7 @@
 """`attention` beside torch's own function, and `attend` against sums over a weight matrix."""
 
 import math
+import re
 
 import pytest
 import torch
@@ -322,13 +323,31 @@ BAD = [
     (lambda q, k: attend(q, k, scale=torch.ones(2)), ValueError, "per head multiply"),
     (lambda q, k: attend(q, k, sink=float("nan")), ValueError, r"below \+inf"),
     (lambda q, k: attention(q, k, k, dropout_p=2.0), ValueError, "probability"),
+    (
+        lambda q, k: attend(q, k[:, :1]),
+        ValueError,
+        r"attend.key: expected shape .* d=2\) as query \(3, 2\), got \(3, 1\)",
+    ),
+    (
+        lambda q, k: attend(q, k, k[:2]),
+        ValueError,
+        r"attend.value: expected shape .*n=3, e\), got \(2, 2\). One .* key",
+    ),
+    (lambda q, k: attention(q, k[:, :1], k), ValueError, r"attention.key: expected"),
+    (lambda q, k: attend(q, k, log_weights=q), ValueError, r"attend.log_weights: .* One for each row of key"),
+    (lambda q, k: attend(q, k, log_weights=q[:, 0].log() * torch.inf), ValueError, "attend.log_weights"),
+    (lambda q, k: attend(q.expand(3, 3, 2), k.expand(2, 3, 2)), ValueError, "attend.key: .* divides query's 3"),
+    (lambda q, k: attend(q, k, window=0), ValueError, "attend.window"),
+    (lambda q, k: attend(q, k.float()), TypeError, "attend.key"),
 ]
 
 
 @pytest.mark.parametrize(("call", "error", "match"), BAD)
 def test_bad_input_gets_a_sentence(call, error, match):
-    with pytest.raises(error, match=match):
+    with pytest.raises(error, match=match) as refused:
         call(normal(3, 2), normal(3, 2, seed=1))
+    words = re.findall(r"[a-z]+", str(refused.value))
+    assert not {"moments", "eta", "atoms"} & {*words}, "words of the kernel, not of the function called"
 
 
 @pytest.mark.parametrize(

@@ -94,9 +94,10 @@ def moments(
 def scaled_moments(x: Arguments, sink: float | Tensor | None, settings: MomentsSettings, backend: str) -> Moments:
     """`moments` at scale · eta, without a tensor for it where the native kernel serves."""
     if sink is not None:
-        x = x._replace(sink=_sink(x.eta, sink))
+        x = x._replace(sink=_sink(x.eta, sink, settings.caller))
     if x.log_weights is not None:
-        require_log_weights("moments.log_weights", require_float("moments.log_weights", x.log_weights))
+        where = f"{settings.caller}.log_weights"
+        require_log_weights(where, require_float(where, x.log_weights))
     if backend in ("auto", "native") and not recorded() and entries() is not None:
         fields = serve(x, settings, _shapes, _flat)
         if fields is not None:
@@ -121,34 +122,36 @@ def _nonempty(x: Arguments, settings: MomentsSettings) -> bool:
     return (not settings.causal or first >= 0) and (settings.window is None or 0 <= first <= keys - queries)
 
 
-def _sink(eta: Tensor, sink: float | Tensor) -> Tensor:
+def _sink(eta: Tensor, sink: float | Tensor, caller: str = "moments") -> Tensor:
     """The log weight of the sink in the precision that sums are formed in."""
     dtype = torch.float32 if eta.dtype in (torch.float16, torch.bfloat16) else eta.dtype
     s = torch.as_tensor(sink, dtype=dtype, device=eta.device)
     if not holds(s < torch.inf):  # also false for NaN
         advice = "It is the logarithm of a finite mass; -inf is no sink."
-        raise ValueError(sentence("moments.sink", "values below +inf", "NaN or +inf", advice))
+        raise ValueError(sentence(f"{caller}.sink", "values below +inf", "NaN or +inf", advice))
     return s
 
 
 def _request(x: Arguments, settings: MomentsSettings) -> Request:
-    _, _, causal, window, offset = settings
-    return Request(x.eta, x.atoms, x.values, x.log_weights, x.mask, causal, window, offset)
+    _, _, *support, caller = settings
+    return Request(x.eta, x.atoms, x.values, x.log_weights, x.mask, *support, caller)
 
 
 def _shapes(x: Arguments, settings: MomentsSettings) -> Shapes:
     """Check the arguments; what `serve` must know of them."""
     request = _request(x, settings)
     if x.sink is not None:
-        _require_sink(x.sink, request.lead)
+        _require_sink(x.sink, request.lead, settings.caller)
     band = request.band
     return Shapes(tuple(request.lead), request.ratio, request.per_pair, band.window, band.offset)
 
 
-def _require_sink(sink: Tensor, lead: torch.Size) -> None:
-    if sink.ndim and broadcast("moments.sink", sink.shape, lead) != lead:
+def _require_sink(sink: Tensor, lead: torch.Size, caller: str = "moments") -> None:
+    if sink.ndim and broadcast(f"{caller}.sink", sink.shape, lead) != lead:
         expected = f"a number or one per batch entry {tuple(lead)}"
-        raise ValueError(sentence("moments.sink", expected, shape(sink), "Heads are a batch axis: one sink per head."))
+        raise ValueError(
+            sentence(f"{caller}.sink", expected, shape(sink), "Heads are a batch axis: one sink per head.")
+        )
 
 
 def as_record(x: Arguments, fields: dict[str, Tensor], nonempty: bool) -> Moments:

@@ -11,13 +11,16 @@ from cumulant.kernels.inputs import Inputs
 from cumulant.kernels.support import Band
 
 FAR = 1 << 61  # positions beyond which no key is, and sums of two of them still integers of 64 bits
+ATTENTION = {"eta": "query", "atoms": "key", "values": "value"}
+NAMES = {"moments": {}, "attend": ATTENTION, "attention": ATTENTION}  # of our arguments in the messages of a function
 
 
 class Request:
     """The arguments of `moments`, checked, and the way between their shapes and the kernels' (g, q, ·)."""
 
-    def __init__(self, eta, atoms, values, log_weights, mask, causal, window, offset):
-        self.eta, self.atoms = require_float("moments.eta", eta), require_float("moments.atoms", atoms)
+    def __init__(self, eta, atoms, values, log_weights, mask, causal, window, offset, caller="moments"):
+        self.caller = caller
+        self.eta, self.atoms = require_float(self._at("eta"), eta), require_float(self._at("atoms"), atoms)
         self.values, self.log_weights, self.mask = values, log_weights, mask
         if isinstance(log_weights, Tensor) and log_weights.ndim == 1 < atoms.ndim - 1:  # one weight per atom for all
             self.log_weights = log_weights.reshape((1,) * (atoms.ndim - 2) + log_weights.shape)
@@ -31,44 +34,53 @@ class Request:
 
     # ------------------------------------------------------------------ checks
 
+    def _at(self, argument: str) -> str:
+        """Where a message says it happened."""
+        return f"{self.caller}.{self._name(argument)}"
+
+    def _name(self, argument: str) -> str:
+        return NAMES[self.caller].get(argument, argument)
+
     def _check(self) -> None:
         eta, atoms, d = self.eta, self.atoms, self.eta.shape[-1]
+        query, key = self._name("eta"), self._name("atoms")
         if atoms.ndim < 2 or atoms.shape[-1] != d:
-            expected = f"shape (*batch, n, d={d}) as eta {shape(eta)}"
-            raise ValueError(sentence("moments.atoms", expected, shape(atoms), "Check the last axis."))
-        require_alike("moments.atoms", atoms, "eta", eta)
+            expected = f"shape (*batch, n, d={d}) as {query} {shape(eta)}"
+            raise ValueError(sentence(self._at("atoms"), expected, shape(atoms), "Check the last axis."))
+        require_alike(self._at("atoms"), atoms, query, eta)
         n = atoms.shape[-2]
         if self.values is not None:
-            v = require_float("moments.values", self.values)
-            require_alike("moments.values", v, "atoms", atoms)
+            v = require_float(self._at("values"), self.values)
+            require_alike(self._at("values"), v, key, atoms)
             if v.ndim < 2 or v.shape[-2] != n:
                 expected = f"shape (*batch, n={n}, e)"
-                raise ValueError(sentence("moments.values", expected, shape(v), "One value per atom."))
+                raise ValueError(sentence(self._at("values"), expected, shape(v), f"One for each row of {key}."))
         if self.log_weights is not None:
-            w = require_float("moments.log_weights", self.log_weights)
-            require_alike("moments.log_weights", w, "atoms", atoms)
+            w = require_float(self._at("log_weights"), self.log_weights)
+            require_alike(self._at("log_weights"), w, key, atoms)
             if w.ndim not in (atoms.ndim - 1, atoms.ndim, eta.ndim) or w.shape[-1] != n:
                 expected = f"(*batch, n={n}) or (*batch, q={eta.shape[-2]}, n={n})"
-                raise ValueError(sentence("moments.log_weights", expected, shape(w), "Match atoms or pairs."))
-            require_log_weights("moments.log_weights", w)
+                advice = f"One for each row of {key}, or one for each pair."
+                raise ValueError(sentence(self._at("log_weights"), expected, shape(w), advice))
+            require_log_weights(self._at("log_weights"), w)
         if self.mask is not None:
             m = self.mask
             if not isinstance(m, Tensor) or m.dtype != torch.bool:
                 got = m.dtype if isinstance(m, Tensor) else type(m).__name__
                 advice = "Pass True where a query may attend; additive biases go into log_weights."
-                raise TypeError(sentence("moments.mask", "a Boolean tensor", got, advice))
+                raise TypeError(sentence(self._at("mask"), "a Boolean tensor", got, advice))
             if m.ndim < 1 or m.shape[-1] not in (1, n) or (m.ndim > 1 and m.shape[-2] not in (1, eta.shape[-2])):
                 expected = f"broadcastable to (*batch, q={eta.shape[-2]}, n={n})"
-                raise ValueError(sentence("moments.mask", expected, shape(m), "Match the last two axes."))
+                raise ValueError(sentence(self._at("mask"), expected, shape(m), "Match the last two axes."))
 
     def _band(self, causal: bool, window: int | None, offset: int | None) -> Band:
         q, n = self.eta.shape[-2], self.atoms.shape[-2]
         if (causal or window is not None) and offset is None and q != n:
             advice = "Pass offset=0 for the first token, or the number of cached keys (n - q for a full cache)."
             expected = f"the key index of the first query (q={q}, n={n})"
-            raise ValueError(sentence("moments.offset", expected, None, advice))
+            raise ValueError(sentence(self._at("offset"), expected, None, advice))
         if window is not None and window < 1:
-            raise ValueError(sentence("moments.window", "a positive number of keys", window, "1 is the key itself."))
+            raise ValueError(sentence(self._at("window"), "a positive number of keys", window, "1 is the key itself."))
         window = None if window is None else min(window, FAR)
         return Band(bool(causal), window, max(-FAR, min(offset or 0, FAR)), max(1, q))
 
@@ -79,8 +91,9 @@ class Request:
         query_heads, key_heads = self.eta.shape[-3], self.atoms.shape[-3]
         grouped = key_heads > 1 and query_heads != key_heads and query_heads > 1
         if grouped and query_heads % key_heads:
-            expected, advice = f"a number of heads that divides eta's {query_heads}", "Give every group one key head."
-            raise ValueError(sentence("moments.atoms", expected, key_heads, advice))
+            advice = "Give every group one key head."
+            expected = f"a number of heads that divides {self._name('eta')}'s {query_heads}"
+            raise ValueError(sentence(self._at("atoms"), expected, key_heads, advice))
         return query_heads // key_heads if grouped else 1
 
     def _lead(self) -> torch.Size:
@@ -93,7 +106,7 @@ class Request:
             shapes.append(w.shape[:-2] if self.per_pair else self._wide(w.shape[:-1]))
         if self.mask is not None:
             shapes.append(self.mask.shape[:-2])
-        return broadcast("moments", *shapes)
+        return broadcast(self.caller, *shapes)
 
     def _wide(self, lead: torch.Size) -> torch.Size:
         """Batch axes of the key side in terms of query heads."""

@@ -40,13 +40,15 @@ class Arguments(NamedTuple):
 
 
 class MomentsSettings(NamedTuple):
-    """What to compute: names of statistics, factor of eta, causal order, window and offset as in `moments`."""
+    """What to compute: names of statistics, factor of eta, causal order, window and offset as in `moments`; and who
+    asked, for messages."""
 
     wanted: frozenset[str]
     scale: float
     causal: bool
     window: int | None
     offset: int | None
+    caller: str = "moments"
 
 
 class Shapes(NamedTuple):
