@@ -4,7 +4,7 @@
 # make fuzz      new cases for every generated test until MINUTES (30) are up; failing ones are written down as tests
 # make docs      the pages and the executed gallery, into docs/_build
 # make sanitize  the native kernel without Python, under the sanitizers of the compiler (part of test-all)
-# make bench     measure the kernels beside their peers and renew docs/benchmarks.md (about half an hour)
+# make bench     measure the kernels beside their peers and renew docs/benchmarks.md (about an hour; ARGS=--resume goes on)
 # Needs Python ≥ 3.11 with venv and pip; with g++ or clang++ the native kernel is compiled too.
 
 PYTHON ?= python3
@@ -78,7 +78,7 @@ docs: $(READY)
 
 bench: $(READY)
 	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable '.[cli,bench]'
-	$(BIN)/cumulant bench --json docs/bench.json --update docs/benchmarks.md --update README.md
+	$(BIN)/cumulant bench --json docs/bench.json --update docs/benchmarks.md --update README.md $(ARGS)
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build dist docs/_build docs/gallery *.egg-info

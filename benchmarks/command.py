@@ -5,9 +5,10 @@ from __future__ import annotations
 import difflib
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from time import perf_counter
 
 import typer
 from rich.console import Console
@@ -35,6 +36,7 @@ def bench_command(
     show: bool,
     repeats: int | None,
     saved: Path | None,
+    resume: bool,
     pages: list[Path],
 ) -> None:
     """Measure, or read what was measured; print the tables and write the files that were asked for."""
@@ -43,29 +45,58 @@ def bench_command(
         screen.print(_overview(catalogue().values()))
         return
     _check_files(json_file, markdown, pages)
-    results = _new(names, quick, repeats) if saved is None else _old(saved)
+    if resume and json_file is None:
+        raise typer.BadParameter("--resume goes on with the figures of a file: name it with --json.")
+    results = _new(names, quick, repeats, json_file, resume) if saved is None else _old(saved)
     for table in report.tables(results):
         screen.print(_rich(table))
     for line in report.remarks(results):
         screen.print(line, highlight=False)
     if json_file is not None:
-        write(json_file, json.dumps(results, indent=1, ensure_ascii=False) + "\n")
+        _write_json(json_file, results)
     if markdown is not None:
         write(markdown, report.markdown(results))
     for page in pages:
         write(page, report.updated(page.read_text(encoding="utf-8"), results))
 
 
-def _new(names: list[str], quick: bool, repeats: int | None) -> Results:
-    """Measured now."""
+def _new(names: list[str], quick: bool, repeats: int | None, json_file: Path | None, resume: bool) -> Results:
+    """Measured now; the file is written after every case, so that a run that is cut off can be resumed."""
     settings = QUICK if quick else Effort()
     settings = settings if repeats is None else replace(settings, repeats=repeats)
-    cases = _chosen(names, catalogue(quick))
+    known = catalogue(quick)
+    cases = _chosen(names, known)
+    results = Results(machine=machine(), quick=quick, cases=[])
+    if resume and json_file is not None and json_file.exists():
+        kept = _kept(json_file, results)
+        results["cases"] = [case for case in kept if case["name"] in known]
+        measured = {case["name"] for case in kept}
+        cases = [case for case in cases if case.name not in measured]
     load = os.getloadavg()[0]
     if load > BUSY and not quick:
         note = f"Other programs are running (load {load:.1f}): expect wide quartiles and long wall times."
         Console(stderr=True).print(note, highlight=False)
-    return Results(machine=machine(), quick=quick, cases=_measure(cases, settings))
+    order = list(known)
+    for result in _measure(cases, settings):
+        results["cases"] = sorted([*results["cases"], result], key=lambda case: order.index(case["name"]))
+        if json_file is not None:
+            _write_json(json_file, results)
+    return results
+
+
+def _kept(json_file: Path, now: Results) -> list[CaseResult]:
+    """What an earlier run measured, if it did so where and as this one does."""
+    then = _old(json_file)
+    same = ("cpu", "instruction_set", "cores", "torch", "cumulant")
+    differ = [key for key in same if then["machine"].get(key) != now["machine"].get(key)]
+    differ += ["quick"] if then["quick"] != now["quick"] else []
+    if differ:
+        raise typer.BadParameter(f"{json_file} was measured with another {differ[0]}; measure again without --resume.")
+    return then["cases"]
+
+
+def _write_json(path: Path, results: Results) -> None:
+    write(path, json.dumps(results, indent=1, ensure_ascii=False) + "\n")
 
 
 def _old(saved: Path) -> Results:
@@ -90,7 +121,7 @@ def _chosen(names: list[str], cases: dict[str, Case]) -> list[Case]:
 
 
 def _check_files(json_file: Path | None, markdown: Path | None, pages: list[Path]) -> None:
-    """Better now than after half an hour."""
+    """Better now than after an hour."""
     for path in (json_file, markdown):
         if path is not None and not path.resolve().parent.is_dir():
             raise typer.BadParameter(f"the directory of {path} does not exist; create it first.")
@@ -101,7 +132,8 @@ def _check_files(json_file: Path | None, markdown: Path | None, pages: list[Path
             raise typer.BadParameter(f"{page}: {error}") from None
 
 
-def _measure(cases: list[Case], settings: Effort) -> list[CaseResult]:
+def _measure(cases: list[Case], settings: Effort) -> Iterator[CaseResult]:
+    """Results as they come, under a bar; where there is no terminal, with a line for each case that is done."""
     columns = (
         SpinnerColumn(),
         TextColumn("{task.description}"),
@@ -109,17 +141,22 @@ def _measure(cases: list[Case], settings: Effort) -> list[CaseResult]:
         MofNCompleteColumn(),
         TimeElapsedColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    screen = Console(stderr=True)
+    with Progress(*columns, console=screen, transient=True) as bar:
         task = bar.add_task("starting", total=sum(jobs(case, settings) for case in cases))
-        measured: list[CaseResult] = []
+        done = 0
 
-        def progress(label: str, done: float) -> None:
-            left = len(cases) - len(measured) - 1
-            bar.update(task, description=f"{label}, {left} more cases" if left else label, advance=done)
+        def progress(label: str, part: float) -> None:
+            left = len(cases) - done - 1
+            bar.update(task, description=f"{label}, {left} more cases" if left else label, advance=part)
 
+        begun = perf_counter()
         for result in run(cases, settings, progress):
-            measured.append(result)
-    return measured
+            done += 1
+            if not screen.is_terminal:
+                seconds = perf_counter() - begun
+                screen.print(f"{done} of {len(cases)}: {result['name']}, {seconds:.0f} s so far", highlight=False)
+            yield result
 
 
 def _overview(cases: Iterable[Case]) -> Table:

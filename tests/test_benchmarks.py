@@ -18,7 +18,7 @@ testing = pytest.importorskip("typer.testing")
 
 from benchmarks import cases, measure, report  # noqa: E402
 from benchmarks.case import GROWTH, OURS, Case, Unavailable, extra, memory, within  # noqa: E402
-from benchmarks.results import machine  # noqa: E402
+from benchmarks.results import Results, machine  # noqa: E402
 from benchmarks.run import Effort, run_case  # noqa: E402
 from cumulant import cli  # noqa: E402
 from cumulant.files import write  # noqa: E402
@@ -232,6 +232,35 @@ def test_quick_run_writes_json_markdown_and_readme(bench, tmp_path):
     readme_again = bench("--from", saved, "--update", readme)  # the same table without measuring
     assert readme_again.exit_code == 0
     assert report.markdown(results).strip() in readme.read_text()
+
+
+@pytest.mark.long
+def test_a_run_that_was_cut_off_is_resumed(bench, tmp_path):
+    saved = tmp_path / "bench.json"
+    first = bench("entropy-values", "--quick", "--json", saved)
+    assert first.exit_code == 0, first.output
+    (before,) = json.loads(saved.read_text())["cases"]
+    assert "1 of 1: entropy-values" in first.stderr  # no terminal, so a line
+    again = bench("entropy-values", "decode", "--quick", "--json", saved, "--resume")
+    assert again.exit_code == 0, again.output
+    assert "1 of 1: decode" in again.stderr
+    after = json.loads(saved.read_text())["cases"]
+    assert before in after, "measured again"
+    assert sorted(case["name"] for case in after) == ["decode", "entropy-values"]
+    assert [case["name"] for case in after] == [
+        name for name in cases.catalogue(True) if name in ("decode", "entropy-values")
+    ]
+
+
+def test_resume_needs_a_file_of_the_same_machine(bench, tmp_path):
+    assert "name it with --json" in bench("entropy-values", "--quick", "--resume").output
+    saved = tmp_path / "bench.json"
+    other = Results(machine={**machine(), "cpu": "another"}, quick=True, cases=[])
+    saved.write_text(json.dumps(other))
+    answer = bench("entropy-values", "--quick", "--json", saved, "--resume")
+    assert answer.exit_code == 2
+    assert "another cpu" in answer.output
+    assert json.loads(saved.read_text()) == other
 
 
 @pytest.mark.long

@@ -27,6 +27,9 @@ def bench(
         int | None, typer.Option(min=1, help="Least number of times each method runs.", show_default="7, or 3 if quick")
     ] = None,
     saved: Annotated[Path | None, File("--from", help="Show figures saved with --json instead of measuring.")] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Keep the cases that the file of --json already has; measure the others.")
+    ] = False,
     update: Annotated[list[Path] | None, File(help="Also put the figures between the marks of this page.")] = None,
 ) -> None:
     """Measure what the kernels cost, as ratios to what else does the same work; in a clone of the repository.
@@ -34,7 +37,7 @@ def bench(
     Each case runs our function and its peers (torch's fused attention, naive torch, and other libraries where they are
     installed) in turns in one fresh process, checks that they agree, and reports the median ratio with its quartiles
     beside the target. One-thread figures are CPU time, all-thread figures are wall time: close other programs.
-    The whole set takes about half an hour.
+    The whole set takes about an hour; the file of --json is written after every case.
     """
     if not (HERE / "benchmarks" / "command.py").is_file():
         refuse("cumulant bench runs in a clone of the repository, where its cases are: clone it and run `make bench`.")
@@ -50,5 +53,6 @@ def bench(
         show=show,
         repeats=repeats,
         saved=saved,
+        resume=resume,
         pages=update or [],
     )
