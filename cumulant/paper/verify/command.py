@@ -20,7 +20,6 @@ from cumulant.paper.verify import CHECKS, STATEMENTS, Outcome, Statement, report
 WIDE = 130  # columns from which every figure has its own
 DETAILED = 5  # up to so many named statements are printed in full
 COLOURS = {"agrees": "green", "disagrees": "red"}
-EXCERPT = ("S0-E7", "S1-T1", "S1-P2", "S1-E4", "S1-I1", "S2-E12", "X-1", "X-11", "S0-Q2")
 
 
 def verify_command(
@@ -132,12 +131,9 @@ def _print_full(outcome: Outcome) -> Group:
 
 
 def _update_page(path: Path, outcomes: Sequence[Outcome]) -> None:
-    """The excerpt of a README, or the whole table of a page, between the marks called verify."""
-    short = path.name.upper().startswith("README")
-    rows = [o for o in outcomes if not short or o.statement.id in EXCERPT]
-    table = report.markdown(rows, "docs/theory.md" if short else "theory.md")
+    """The table of all statements between the marks of a page called verify."""
     try:
-        text = insert(path.read_text(encoding="utf-8"), "verify", table)
+        text = insert(path.read_text(encoding="utf-8"), "verify", report.markdown(outcomes))
     except (OSError, ValueError) as error:
         raise typer.BadParameter(f"{path}: {error}") from None
     write(path, text)

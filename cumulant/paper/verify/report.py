@@ -96,23 +96,23 @@ def as_json(outcomes: Sequence[Outcome], seed: int) -> dict:
     }
 
 
-def markdown(outcomes: Sequence[Outcome], theory: str = "theory.md") -> str:
+def markdown(outcomes: Sequence[Outcome]) -> str:
     """A Markdown table without times, so that it only changes when a number does.
 
-    Each id is an anchor, and links to its statement on the page ``theory``.
+    Each id is an anchor, and links to its statement on the page of the theory beside it.
     """
     lines = [markdown_row(HEADER[:-1]), markdown_row("---" for _ in HEADER[:-1])]
-    lines += [markdown_row([_linked(o.statement.id, theory), *row(o)[1:-1]]) for o in outcomes]
+    lines += [markdown_row([_linked(o.statement.id), *row(o)[1:-1]]) for o in outcomes]
     return "\n".join([*lines, "", summary(outcomes)]) + "\n"
 
 
-def _linked(statement_id: str, theory: str) -> str:
+def _linked(statement_id: str) -> str:
     """
-    >>> _linked("S1-P2'", "theory.md")
+    >>> _linked("S1-P2'")
     '<a id="s1-p2-prime"></a>[S1-P2\\'](theory.md#s1-p2-prime)'
     """
     anchor = statement_id.lower().replace("'", "-prime")
-    return f'<a id="{anchor}"></a>[{statement_id}]({theory}#{anchor})'
+    return f'<a id="{anchor}"></a>[{statement_id}](theory.md#{anchor})'
 
 
 def bound(e: Evidence) -> str:
