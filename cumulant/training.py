@@ -3,15 +3,19 @@
 from typing import TYPE_CHECKING, Any
 
 from cumulant.nn.language_model import LanguageConfig, LanguageModel
-from cumulant.observatory.monitor.history import Check
-from cumulant.observatory.monitor.monitor import Monitor, MonitorWarning
-from cumulant.observatory.monitor.tensorboard import TensorBoard
-from cumulant.observatory.monitor.thresholds import Alarm, Thresholds
-from cumulant.observatory.statistics.heads import HeadStatistics
+from cumulant.observatory.monitor import (
+    Alarm,
+    Check,
+    HeadStatistics,
+    Monitor,
+    MonitorWarning,
+    TensorBoard,
+    Thresholds,
+)
 from cumulant.paper.trainings.checkpoints import Checkpoint, load_checkpoint
 
 if TYPE_CHECKING:
-    from cumulant.observatory.monitor.trainer import MonitorCallback
+    from cumulant.observatory.monitor import MonitorCallback
 
 __all__ = [
     "Alarm",
@@ -33,6 +37,6 @@ def __getattr__(name: str) -> Any:
     """The callback of transformers' Trainer is imported when it is first used."""
     if name != "MonitorCallback":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from cumulant.observatory.monitor.trainer import MonitorCallback
+    from cumulant.observatory.monitor import MonitorCallback
 
     return MonitorCallback
