@@ -133,8 +133,8 @@ def _sink(eta: Tensor, sink: float | Tensor, caller: str = "moments") -> Tensor:
 
 
 def _request(x: Arguments, settings: MomentsSettings) -> Request:
-    _, _, *support, caller = settings
-    return Request(x.eta, x.atoms, x.values, x.log_weights, x.mask, *support, caller)
+    _, _, causal, window, offset, caller = settings
+    return Request(x.eta, x.atoms, x.values, x.log_weights, x.mask, causal, window, offset, caller)
 
 
 def _shapes(x: Arguments, settings: MomentsSettings) -> Shapes:
