@@ -90,13 +90,14 @@ template <class T> struct FewRows {
     columns(std::integral_constant<int, 4>());
     columns(std::integral_constant<int, 1>());
     for (; k < width; k++) {
-      T a = 0;
+      T a = 0, squares = 0;  // a sum for each column: one of all columns would round more often
       for (int j = 0; j < keys; j++) {
         const T y = v[j * stride + k] - (SQUARES ? c[k] : T(0));
         a += p[j] * y;
-        if (SQUARES) rest += p[j] * y * y;
+        if (SQUARES) squares += p[j] * y * y;
       }
       to[k] = a;
+      rest += squares;
     }
     return SQUARES ? sum<T>(total) + rest : T(0);
   }
