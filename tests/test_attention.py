@@ -338,6 +338,7 @@ BAD = [
     (lambda q, k: attend(q, k, log_weights=q[:, 0].log() * torch.inf), ValueError, "attend.log_weights"),
     (lambda q, k: attend(q.expand(3, 3, 2), k.expand(2, 3, 2)), ValueError, "attend.key: .* divides query's 3"),
     (lambda q, k: attend(q, k, window=0), ValueError, "attend.window"),
+    (lambda q, k: attend(q, k, backend="fast"), ValueError, "attend.backend: expected one of"),
     (lambda q, k: attend(q, k.float()), TypeError, "attend.key"),
 ]
 

@@ -181,9 +181,9 @@ def _flat_record(x: Arguments, settings: MomentsSettings, backend: str) -> Momen
     with without_autocast(x.eta):
         flat, band = request.flatten()
         plan = Plan(_closure(settings.wanted, flat), band)
-        out = _compute(flat, plan, _choose(backend, flat, plan))
+        out = _compute(flat, plan, _choose(backend, flat, plan, settings.caller))
         record = _record(request, flat, out)
-        return record if x.sink is None else add_sink(record, x.sink, request.single)
+        return record if x.sink is None else add_sink(record, x.sink, request.single, settings.caller)
 
 
 def fisher_product(
@@ -277,19 +277,17 @@ def _closure(wanted: frozenset[str], x: Inputs) -> frozenset[str]:
     return frozenset(names)
 
 
-def _choose(backend: str, x: Inputs, plan: Plan) -> str:
+def _choose(backend: str, x: Inputs, plan: Plan, caller: str) -> str:
+    where = f"{caller}.backend"
     if backend not in BACKENDS:
-        raise ValueError(sentence("moments.backend", f"one of {', '.join(BACKENDS)}", repr(backend), "Pick one."))
+        raise ValueError(sentence(where, f"one of {', '.join(BACKENDS)}", repr(backend), "Pick one."))
     why = fused.refusal(x, _without_score(plan))
     if backend == "fused" and why is not None:
         expected, advice = "a request that 'fused' can serve", "Use 'streaming' or 'auto'."
-        raise ValueError(sentence("moments.backend", expected, why, advice))
+        raise ValueError(sentence(where, expected, why, advice))
     if backend == "native" and (why := native_refusal(x)) is not None:
-        expected, advice = (
-            "a request that 'native' can serve",
-            "Use 'auto'; `cumulant doctor` says more.",
-        )
-        raise ValueError(sentence("moments.backend", expected, why, advice))
+        expected, advice = "a request that 'native' can serve", "Use 'auto'; `cumulant doctor` says more."
+        raise ValueError(sentence(where, expected, why, advice))
     if backend != "auto":
         return backend
     if native_refusal(x) is None:
@@ -341,12 +339,12 @@ def _record(request: Request, x: Inputs, out: dict[str, Tensor]) -> Moments:
     return Moments(g, fields)
 
 
-def add_sink(record: Moments, sink: float | Tensor, single: bool = False) -> Moments:
+def add_sink(record: Moments, sink: float | Tensor, single: bool = False, caller: str = "moments") -> Moments:
     """One more atom at 0 with value 0, by the merge that joins any two sets of atoms; ``single``: no query axis."""
     g = record.log_normalizer
-    s = _sink(g, sink)
+    s = _sink(g, sink, caller)
     if s.ndim:
-        _require_sink(s, g.shape if single else g.shape[:-1])
+        _require_sink(s, g.shape if single else g.shape[:-1], caller)
         s = s if single else s[..., None]
     s = s.expand(g.shape)
     alone = {

@@ -71,14 +71,16 @@ def find() -> Library | Absence:
     if requested not in ("", "1", *names):
         expected = f"0 or one of {', '.join(names)}"
         return Absence(sentence(SWITCH, expected, requested, "Correct or unset it."), fault=True)
-    absences = []
+    absences, candidates = [], []
     for target in targets.of_this_machine():
         if requested in ("", "1", target.name):
             opened = examine(target)
             if isinstance(opened, Library):
                 return opened
             absences.append(opened)
-    return next((absence for absence in absences if absence.fault), absences[-1])
+            candidates += [] if targets.missing_features(target) else [opened]
+    # the fault of a library, or what became of the best one for this processor, or what it lacks for the simplest
+    return [*(absence for absence in absences if absence.fault), *candidates, absences[-1]][0]
 
 
 def examine(target: InstructionSet) -> Library | Absence:
