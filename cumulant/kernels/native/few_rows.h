@@ -6,7 +6,7 @@
 namespace {
 
 template <class T> struct FewRows {
-  static constexpr int L = LANES<T>, KEYS = 128, MAX_ROWS = 4;
+  static constexpr int L = LANES<T>, KEYS = 256, AMID = 8, MAX_ROWS = 4;
   typedef Vec<T> V;
   typedef Mask<T> I;
 
@@ -103,14 +103,14 @@ template <class T> struct FewRows {
   }
 
   struct Buffers {
-    T *score, *p, *bias, *fresh, *atoms, *values, *queries;
+    T *score, *p, *bias, *fresh, *centre, *atoms, *values, *queries;
     static size_t bytes(const Call& c) {
       const int64_t converted = (c.atoms.dtype != OWN<T> ? c.width : 0) + (c.values.dtype != OWN<T> ? c.value_width : 0);
-      return (3 * (KEYS + L) + std::max(c.width, c.value_width) + KEYS * converted + MAX_ROWS * c.width) * sizeof(T) + 8 * 64;
+      return (3 * (KEYS + L) + 2 * std::max(c.width, c.value_width) + KEYS * converted + MAX_ROWS * c.width) * sizeof(T) + 9 * 64;
     }
     Buffers(const Call& c, Scratch& m) {
       score = m.take<T>(KEYS + L); p = m.take<T>(KEYS + L); bias = m.take<T>(KEYS + L);
-      fresh = m.take<T>(std::max(c.width, c.value_width));
+      fresh = m.take<T>(std::max(c.width, c.value_width)); centre = m.take<T>(std::max(c.width, c.value_width));
       atoms = c.atoms.dtype != OWN<T> ? m.take<T>(KEYS * c.width) : nullptr;
       values = c.values.dtype != OWN<T> ? m.take<T>(KEYS * c.value_width) : nullptr;
       queries = m.take<T>(MAX_ROWS * c.width);
@@ -195,7 +195,7 @@ template <class T> struct FewRows {
       for (int j = 0; j < keys; j++) if (!hidden(j) && score[j] > s.max_score) { s.max_score = score[j]; s.best = first + j; }
     const T now = block_top > s.top ? block_top : s.top, over = now == MINUS_INF<T> ? T(0) : now;
     const T shrink = s.top == MINUS_INF<T> ? T(0) : std::exp(s.top - over);
-    T centre = s.mean;
+    T centre = s.mean;  // of the scores that are summed; their squares are summed about the mean that follows
     if (block_top > s.top + 1) for (int i = 0; i < L; i++) if (of.largest[i] == block_top) centre = there[i];
     V mass = splat<T>(0), one = mass, two = mass, square = mass, weight = mass;
     const bool moments = c.mean_score || c.score_variance || c.mean_log_weight;
@@ -220,21 +220,29 @@ template <class T> struct FewRows {
           y = absent ? splat<T>(0) : y;
           weight += e[i] * (absent ? splat<T>(0) : w);
         }
-        const V ey = e[i] * y;
-        one += ey;
-        two += ey * y;
+        one += e[i] * y;
       }
     });
     const T fresh = sum<T>(mass), before = s.mass * shrink, total = before + fresh;
-    int shown = 0;  // the first visible key of the block
-    while (shown + 1 < keys && hidden(shown)) shown++;
-    if (c.mean) mix(s.value_base, s.value_sum, values, c.value_width, keys, shrink, before, fresh, s.value_trace, m, shown);
-    if (c.atom_mean) mix(s.atom_base, s.atom_sum, atoms, c.width, keys, shrink, before, fresh, s.atom_trace, m, shown);
+    int shown[AMID], count = 0;  // the first visible keys of the block
+    for (int j = 0; (s.value_base || s.atom_base) && j < keys && count < AMID; j++) if (!hidden(j)) shown[count++] = j;
+    if (c.mean) mix(s.value_base, s.value_sum, values, c.value_width, keys, shrink, before, fresh, s.value_trace, m, shown, count);
+    if (c.atom_mean) mix(s.atom_base, s.atom_sum, atoms, c.width, keys, shrink, before, fresh, s.atom_trace, m, shown, count);
     if (moments) {
-      const T gap = s.mean - centre, first_moment = sum<T>(one) + before * gap, step = first_moment / total;
-      const T rest = sum<T>(two) + s.spread * shrink + before * gap * gap - first_moment * step;
-      s.mean = centre + step;
-      s.spread = rest < 0 ? T(0) : rest;
+      const T here = fresh == 0 ? s.mean : centre + sum<T>(one) / fresh, gap = here - s.mean;  // weights may all underflow
+      by_fours(0, c.score_variance ? vectors : 0, [&](int v, auto count) {
+        constexpr int K = decltype(count)::value;
+        V z[K];
+        UNROLL for (int i = 0; i < K; i++) {
+          V y = at<T>(score + (v + i) * L) - here;
+          if constexpr (BIASED) y = at<T>(bias + (v + i) * L) == MINUS_INF<T> ? splat<T>(0) : y;
+          z[i] = at<T>(p + (v + i) * L) * y * y;
+        }
+        UNROLL for (int i = 1; i < K; i++) z[0] += z[i];
+        two += z[0];
+      });
+      s.spread = s.spread * shrink + sum<T>(two) + (before / total) * fresh * gap * gap;
+      s.mean += gap * (fresh / total);
       s.weight = s.weight * shrink + sum<T>(weight);
     }
     s.square = s.square * shrink * shrink + sum<T>(square);
@@ -255,11 +263,16 @@ template <class T> struct FewRows {
     s.mass = total;
     s.top = now;
   }
-  static void mix(const T* base, T* sum_, const Rows<T>& points, int64_t width, int keys, T shrink, T before, T fresh, T& trace, const Buffers& m, int shown) {
-    const T* centre = nullptr;
-    T squares = 0;
-    if (base) {  // with a trace, about a key that is not hidden
-      centre = points.data + shown * points.stride;
+  static void mix(const T* base, T* sum_, const Rows<T>& points, int64_t width, int keys, T shrink, T before, T fresh, T& trace, const Buffers& m, const int* shown, int count) {
+    T *centre = nullptr, squares = 0;
+    if (base) {  // with a trace, about the middle of some keys that are not hidden; copies of one key give this very key
+      centre = m.centre;
+      const T* first = points.data + shown[0] * points.stride;
+      for (int64_t k = 0; k < width; k++) {
+        T apart = 0;
+        for (int i = 1; i < count; i++) apart += points.data[shown[i] * points.stride + k] - first[k];
+        centre[k] = first[k] + apart / T(count);
+      }
       squares = average<true>(m.fresh, m.p, points.data, points.stride, keys, width, centre);
     } else
       average<false>(m.fresh, m.p, points.data, points.stride, keys, width, nullptr);

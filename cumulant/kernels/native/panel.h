@@ -352,6 +352,21 @@ template <class T, int N> struct Panel {
     else exponentials<BIAS, 2>(keys, S, bias, vs, as, top, centre, s);
   }
 
+  // About which score a block's squares are summed where its largest logit exceeds all before: a first guess of the mean, from
+  // some keys, each for all those beside it, and from the largest. About the largest alone, far above the mean, digits would be lost.
+  static V guess(int keys, const T* S, Bias kind, const T* bias, int v, V top, V largest) {
+    constexpr int STEP = 16;
+    V mass = splat<T>(1), first = splat<T>(0);
+    for (int j = 0; j < keys; j += STEP) {
+      const V w = kind == NONE ? splat<T>(0) : kind == PER_KEY ? splat<T>(bias[j]) : at<T>(bias + j * W + v * L);
+      const V x = w == MINUS_INF<T> ? largest : at<T>(S + j * W + v * L);  // whatever a hidden key holds
+      const V p = exponential(x + w - top) * T(STEP);
+      mass += p;
+      first += p * (x - largest);
+    }
+    return largest + first / mass;
+  }
+
   static int level_of(const Call& c) {
     if (c.log_sum_square || c.value_trace || c.atom_trace) return 2;
     return c.mean_score || c.score_variance || c.mean_log_weight ? 1 : 0;
@@ -385,6 +400,7 @@ template <class T, int N> struct Panel {
     else score_block<TABLE>(keys, c.width, a, b.atoms.stride, queries, S, bias, largest, there);
     if (c.max_score) find_best(from, keys, S, kind, bias);
 
+    const int level = level_of(c);
     V over[N], shrink[N], centre[N];
     bool shrinks = false;
     for (int v = 0; v < N; v++) {
@@ -394,11 +410,14 @@ template <class T, int N> struct Panel {
       const V factor = exponential(top[v] - over[v]);
       shrink[v] = dead ? splat<T>(1) : factor;
       const I jump = largest[v] > top[v] + T(1);
-      centre[v] = jump ? (kind == NONE ? largest[v] : there[v]) : mean[v];
+      centre[v] = mean[v];
+      if (any(jump)) {
+        const V at_top = kind == NONE ? largest[v] : there[v];
+        centre[v] = jump ? (level ? guess(keys, S, kind, bias, v, over[v], at_top) : at_top) : mean[v];
+      }
       shrinks |= any(now > top[v]);
       top[v] = now;
     }
-    const int level = level_of(c);
     Sums s;
     const T *vs = b.of_values.square ? b.of_values.square + skip : space.zeros, *as = b.of_atoms.square ? b.of_atoms.square + skip : space.zeros;
     if (kind == NONE) exponentials<NONE>(level, keys, S, bias, vs, as, over, centre, s);

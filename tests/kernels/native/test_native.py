@@ -336,6 +336,21 @@ def test_low_precision_is_that_of_the_rounded_inputs(dtype, q):
             torch.testing.assert_close(ours[1][name].double(), expected, rtol=0, atol=bound)
 
 
+@pytest.mark.parametrize("q", [1, 64])
+@pytest.mark.parametrize("widths", [(64, 64), (9, 17)])
+def test_variances_and_means_are_as_near_as_those_of_the_torch_path(q, widths):
+    """float32, 300 keys: sums about a number far from the mean (the largest score, one key) lose digits."""
+    bounds = {"score_variance": 6e-7, "value_trace": 6e-7, "atom_trace": 6e-7, "mean": 1e-6}
+    for lead in ((40,), (41,)):
+        problem = Problem.of(q, 300, *widths, lead=lead)
+        problem.tensors["eta"] /= widths[0] ** 0.5
+        problem = problem.to(torch.float32)
+        ours, theirs = problem.answer("native")[0], double(problem).answer("dense")[0]
+        for name, bound in bounds.items():
+            size = max(1.0, float(theirs[name].abs().max()))
+            assert float((ours[name].double() - theirs[name]).abs().max()) < bound * size, name
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_autocast_rounds_as_for_a_product(dtype):
     problem = Problem.of(20, 40, 8, 5, lead=(2,), causal=True, offset=20).to(torch.float32)
