@@ -4,6 +4,7 @@ Vectors of 16 and 64 bytes are emulated where the processor has none, so that th
 """
 
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from cumulant.kernels.native import targets
 
 DRIVER = Path(__file__).with_name("driver.cpp")
+CROSS, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
 OPTIONS = {"TSAN_OPTIONS": "halt_on_error=1", "UBSAN_OPTIONS": "print_stacktrace=1"}
 pytestmark = [
     pytest.mark.long,
@@ -60,3 +62,17 @@ def test_no_error_and_no_wrong_number(sanitizers, flags, runs, tmp_path):
         done = run(program, *arguments)
         assert done.returncode == 0, (arguments, done.stdout[-3000:], done.stderr[-5000:])
         assert f"{arguments[0]}: 0 failures" in done.stdout
+
+
+@pytest.mark.skipif(not shutil.which(CROSS) or not shutil.which(EMULATOR), reason=f"install {CROSS} and {EMULATOR}")
+def test_other_processors_in_an_emulator(tmp_path):
+    """The code for aarch64, by a cross-compiler, as instructions of that processor: numbers and threads, not speed."""
+    target = next(target for target in targets.INSTRUCTION_SETS if target.name == "aarch64")
+    program = tmp_path / "driver"
+    flags = [*targets.FLAGS, "-O2", *target.flags, "-w", "-static", f"-I{targets.DIRECTORY}"]
+    built = subprocess.run([CROSS, *flags, DRIVER, "-o", program], capture_output=True, text=True)
+    assert built.returncode == 0, built.stderr[-3000:]
+    for arguments in (["numbers", "100"], ["threads"]):
+        done = subprocess.run([EMULATOR, program, *arguments], capture_output=True, text=True, timeout=1000)
+        assert done.returncode == 0, (arguments, done.stdout[-3000:], done.stderr[-5000:])
+        assert f"{arguments[0]}: 0 failures (aarch64" in done.stdout
