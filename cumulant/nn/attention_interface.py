@@ -33,6 +33,8 @@ IGNORED_ARGUMENTS = frozenset(
 INTERPRETED_ARGUMENTS = frozenset({"scaling", "dropout", "is_causal", "position_bias", "s_aux", "softcap"})
 KNOWN_ARGUMENTS = IGNORED_ARGUMENTS | INTERPRETED_ARGUMENTS
 MASK_ARGUMENTS = ("attention_mask", "decoder_attention_mask")
+TOKEN_ARGUMENTS = ("input_ids", "decoder_input_ids")
+CROSS_ATTENTION = {"encoder_attn", "encdecattention", "crossattention", "cross_attn", "cross_attention"}
 
 
 def require_known(where: str, arguments: Mapping[str, object], known: Iterable[str] = KNOWN_ARGUMENTS) -> None:
@@ -171,7 +173,8 @@ class TokenMasks:
             bound = signature.bind_partial(*args).arguments | kwargs
         except TypeError:  # the model itself says what is wrong with its arguments
             bound = kwargs
-        known = [name for name in MASK_ARGUMENTS if name in signature.parameters or name in kwargs]
+        wanted = (*MASK_ARGUMENTS, *TOKEN_ARGUMENTS)
+        known = [name for name in wanted if name in signature.parameters or name in kwargs]
         self._masks[path] = {name: bound.get(name) for name in known}
         self.passes += 1
 
@@ -210,9 +213,35 @@ class TokenMasks:
                 return tokens[:, -q:].bool() if len(tokens) == batch and tokens.shape[1] >= q else None
         return None if masks else rows_from_mask(mask, q)
 
+    def tokens(self, name: str, batch: int, n: int) -> Tensor | None:
+        """(batch, n) ids of the tokens that are the keys of the attention module at path ``name``; None if unknown.
+
+        The nearest model around it that was called with ids has them. With a cache the keys before are not known, and
+        the keys of a cross-attention are of another sequence.
+        """
+        if is_cross_attention(name):
+            return None
+        for path in sorted(self._masks, key=len, reverse=True):
+            if path and not name.startswith(f"{path}."):
+                continue
+            in_decoder = self._two_sided(path) and "decoder" in name.removeprefix(path).split(".")
+            ids = self._masks[path].get(TOKEN_ARGUMENTS[1] if in_decoder else TOKEN_ARGUMENTS[0])
+            if isinstance(ids, Tensor):
+                return ids if ids.shape == (batch, n) and not ids.is_floating_point() else None
+        return None
+
     def _two_sided(self, path: str) -> bool:
         """An encoder and a decoder, each with a mask of its own."""
         return bool(getattr(getattr(self.models[path], "config", None), "is_encoder_decoder", False))
+
+
+def is_cross_attention(name: str) -> bool:
+    """Whether an attention module is called so that its keys are of another sequence.
+
+    >>> is_cross_attention("decoder.layers.0.encoder_attn"), is_cross_attention("decoder.layers.0.self_attn")
+    (True, False)
+    """
+    return not CROSS_ATTENTION.isdisjoint(name.lower().split("."))
 
 
 def rows_from_mask(mask: Tensor | None, q: int) -> Tensor | None:

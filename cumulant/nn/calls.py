@@ -33,6 +33,7 @@ class AttentionCall:
     scale    the factor in eta, or the mean over heads of a learned one
     rows     (batch, q) True where the query is a token, False where it is padding; None: all are
     name     path of the module in the observed model; empty where no model is named
+    tokens   (batch, n) ids of the tokens that the keys stand for; None where they are not known, as in cross-attention
     capped   scores are c tanh(s/c): no exponential family in the query; eta is 0 and the scores are log weights
     """
 
@@ -46,6 +47,7 @@ class AttentionCall:
     rows: Tensor | None = None
     name: str = ""
     capped: bool = False
+    tokens: Tensor | None = None
 
 
 Observer = Callable[[AttentionCall], None]

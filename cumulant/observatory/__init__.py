@@ -22,9 +22,10 @@ if TYPE_CHECKING:
     from cumulant.observatory.record.recorder import attach
     from cumulant.observatory.report.directory import render
     from cumulant.observatory.runs.observe import observe
+    from cumulant.observatory.runs.repeated import repeated_induction
     from cumulant.observatory.text.corpus import read_texts
 
-__all__ = ["Record", "attach", "load", "observe", "read_texts", "render"]
+__all__ = ["Record", "attach", "load", "observe", "read_texts", "render", "repeated_induction"]
 
 _MODULES = {
     "Record": "record",
@@ -33,6 +34,7 @@ _MODULES = {
     "observe": "runs.observe",
     "read_texts": "text.corpus",
     "render": "report.directory",
+    "repeated_induction": "runs.repeated",
 }
 
 

@@ -96,7 +96,7 @@ def test_columns_follow_one_scheme_and_tables_can_be_joined(tmp_path):
     numbers = ["gradientness", "ascent_index", "gaussian_r2", "link_r2", "link_slope_error"]
     nulls = [f"{name}_null_random" for name in (*tokens, *numbers)]
     spreads = [f"{name}_{suffix}" for name in tokens for suffix in suffixes]
-    about = ["layer", "head", "name", "block", "kind", "hopfield_class", "link_queries", "link_needed"]
+    about = ["layer", "head", "name", "block", "kind", "hopfield_class", "head_types", "link_queries", "link_needed"]
     row = heads[1].columns({"random": heads[0]})
     assert set(row) == {*about, *tokens, *spreads, *numbers, *nulls}
     assert row["entropy_null_random"] == heads[0].value("entropy")

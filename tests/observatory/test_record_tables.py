@@ -15,6 +15,7 @@ from cumulant.nn import MultiheadAttention  # noqa: E402
 from cumulant.observatory import Record, attach, render  # noqa: E402
 from cumulant.observatory.record.tables import Tables  # noqa: E402
 from cumulant.observatory.report import directory  # noqa: E402
+from cumulant.observatory.statistics.quantities import TOP_KEY_NAMES  # noqa: E402
 from tests.observatory.tiny_models import make  # noqa: E402
 
 
@@ -45,7 +46,7 @@ def test_tables_are_those_of_the_files(record, tmp_path):
     assert_frame_equal(record.layers(), polars.read_parquet(tmp_path / "out" / "layers.parquet"))
     assert_frame_equal(record.tokens(), polars.read_parquet(tmp_path / "out" / "tokens.parquet"))
     assert record.heads()["entropy"].to_list() == record.tally("entropy").mean.tolist()
-    names = ["excerpt", "text", "position", "token", "layer", "head", "entropy", "log_normalizer"]
+    names = ["excerpt", "text", "position", "token", "layer", "head", "entropy", "log_normalizer", *TOP_KEY_NAMES]
     assert record.tokens().columns == names
 
 

@@ -145,7 +145,8 @@ def _layer_observer(hooks: ModelHooks) -> Observer:
         eta, key, value = call.eta.to(wide), call.key.to(wide), call.value.to(wide)
         tokens = call.rows if call.rows is not None else hooks.masks.rows(name, len(eta), eta.shape[2], None)
         rows = intersect(tokens, seeing)
-        named = AttentionCall(call.module, eta, key, value, support, call.output, call.scale, rows, name)
+        ids = hooks.masks.tokens(name, len(key), key.shape[2])
+        named = AttentionCall(call.module, eta, key, value, support, call.output, call.scale, rows, name, tokens=ids)
         if hooks.replacement(named) is not None:
             where, advice = f"replace_attention({name})", "The output of a layer of cumulant.nn cannot be replaced."
             raise ValueError(sentence(where, "None", "another output", advice))
@@ -272,7 +273,8 @@ def _call(hooks: ModelHooks, module, query, key, value, mask, extra: dict, outpu
     if capped:
         score, bias = capped_scores(eta, key, float(extra["softcap"])), support.log_weights
         support, eta = replace(support, log_weights=score if bias is None else score + bias), torch.zeros_like(eta)
-    return AttentionCall(module, eta, key, value, support, output.transpose(1, 2), scale, rows, name, capped)
+    ids = hooks.masks.tokens(name, len(key), keys)
+    return AttentionCall(module, eta, key, value, support, output.transpose(1, 2), scale, rows, name, capped, ids)
 
 
 def _implementation(module: nn.Module) -> str:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from cumulant.observatory.record.meta import abbreviated, is_count, is_string
+from cumulant.observatory.statistics.quantities import CHANCES, DISTANCE_EDGES
 from cumulant.observatory.statistics.states import MeanScatter, StateSample, WithinScatter, unflatten
 from cumulant.observatory.statistics.tally import BINS, POSITIONS, Tally
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 LINK = {"eta": 1, "mean": 1, "eta_eta": 2, "mean_mean": 2, "eta_mean": 2}  # axes after the heads
 KEYS = {"sum": 1, "square": 2}
+TARGET_SUMS = {q.name.replace("_chance", "/chance"): () for q in CHANCES}
+TARGET_SUMS |= {"distance/count": (), "distance/mass": (len(DISTANCE_EDGES),)}
 COUNTED = ("count", "tokens", "sequences", "priority", "length")  # of what is kept of vectors
 
 
@@ -76,7 +79,7 @@ def _sums(record: Record) -> Iterator[str]:
     heads = {layer.name: layer.heads for layer in record.modules}
     for key, value in record.weights.items():
         yield from _shape(f"weights of {key}", value, (heads.get(key.rpartition("/")[0], -1),))
-    known = {f"{layer.name}/{name}" for layer in record.modules for name in _sum_names()}
+    known = {f"{layer.name}/{name}" for layer in record.modules for name in (*_sum_names(), *TARGET_SUMS)}
     yield from (f"sums {key} of no layer" for key in record.sums if key not in known)
     for layer in record.modules:
         own = {name: record.sums.get(f"{layer.name}/{name}") for name in _sum_names()}
@@ -86,6 +89,10 @@ def _sums(record: Record) -> Iterator[str]:
         for name, value in present.items():
             axes = (LINK | KEYS).get(name.partition("/")[2], 0)
             yield from _shape(f"{name} of {layer.name}", value, (layer.heads, *[layer.dim] * axes))
+        for name, ends in TARGET_SUMS.items():
+            value = record.sums.get(f"{layer.name}/{name}")
+            if value is not None:
+                yield from _shape(f"{name} of {layer.name}", value, (layer.heads, *ends))
 
 
 def _sum_names() -> tuple[str, ...]:

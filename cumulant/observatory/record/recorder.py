@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from cumulant.checks import known, sentence
 from cumulant.files import versions
 from cumulant.kernels.dense import largest
+from cumulant.nn.attention_interface import is_cross_attention
 from cumulant.nn.calls import AttentionCall
 from cumulant.nn.wrappers import is_transformers
 from cumulant.observatory.hooks.attention import ModelHooks, observe_attention, unrecordable
@@ -31,9 +32,12 @@ from cumulant.observatory.statistics.heads import (
     received_attention,
     sampled_statistics,
     select_quantities,
+    top_keys,
 )
+from cumulant.observatory.statistics.quantities import TOP_KEY_NAMES
 from cumulant.observatory.statistics.sampling import uniform
 from cumulant.observatory.statistics.tally import Tally
+from cumulant.observatory.statistics.targets import TARGETS, SequenceTokens, first_query, target_masses
 
 SAMPLE = 32  # one query in so many is sampled for the costly quantities
 NOT_RECORDED = "its attention does not go through transformers' AttentionInterface: it is not in this record"
@@ -49,6 +53,7 @@ def attach(
     *,
     seed: int = 0,
     hidden_states: bool = True,
+    delimiters: Sequence[int] | None = None,
     alter: Callable[[AttentionCall], AttentionCall] | None = None,
 ) -> Iterator[Recorder]:
     """Observe every attention head of a model while inside; the model computes what it always does.
@@ -58,6 +63,7 @@ def attach(
     quantities     names or groups of `cumulant.observatory.statistics.quantities.QUANTITIES`; all if None
     seed           of the sample of queries on which costly quantities are computed
     hidden_states  also keep the law of the hidden states before and after every sublayer
+    delimiters     ids of tokens that separate (`text.windows.delimiters` has those of a tokenizer), for delimiter_mass
     alter          what is measured in the place of a call, for nulls; the model itself goes on with its own
 
     >>> from cumulant.nn import MultiheadAttention
@@ -72,7 +78,7 @@ def attach(
     in ``record.meta.layer_notes``; if none goes through it, the model is refused.
     """
     model = unwrapped(model)
-    recorder = Recorder(model, select_quantities(quantities), seed)
+    recorder = Recorder(model, select_quantities(quantities), seed, delimiters)
     observe = recorder.add if alter is None else lambda call: recorder.add(alter(call))
     if is_transformers(model) and not attention_modules(model):
         raise ValueError(unrecordable(model))
@@ -97,8 +103,11 @@ class LayerSums:
 class Recorder:
     """Collects while the model runs; `record` gives what was collected so far."""
 
-    def __init__(self, model: nn.Module, wanted: frozenset[str], seed: int):
+    def __init__(self, model: nn.Module, wanted: frozenset[str], seed: int, delimiters: Sequence[int] | None = None):
         self.model, self.wanted = model, wanted
+        self.targets = wanted & frozenset(TARGETS)
+        self.delimiters = None if delimiters is None else torch.as_tensor(delimiters, dtype=torch.int64)
+        self.sequence_tokens: SequenceTokens | None = None  # of the running pass
         self.seed = seed
         self.parts: dict[str, LayerSums] = {}
         self.products: dict[str, Tensor | None] = {}
@@ -143,7 +152,7 @@ class Recorder:
         self.calls[call.name] = self.calls.get(call.name, 0) + 1
         self._count(call)
         values = head_quantities(call, self.wanted)
-        offset = call.key.shape[-2] - call.eta.shape[-2] if call.support.causal else 0
+        offset = first_query(call) if part.layer.kind == "self" else 0
         positions = torch.arange(call.eta.shape[-2]) + max(0, offset)
         for name, value in values.items():
             flat = value.movedim(1, 0).flatten(1)  # (heads, batch · q)
@@ -152,8 +161,41 @@ class Recorder:
             for name in EXCERPT_QUANTITIES & set(values):
                 by_layer = self.token_values.setdefault(sequence, {}).setdefault(name, {})
                 by_layer[call.name] = values[name][sequence].to(torch.float32).cpu()
+            if self.targets and part.layer.kind == "self":
+                self._keep_top_keys(call, sequence)
+        if self.targets and part.layer.kind == "self":
+            self._targets(part, call, positions)
         if self.wanted & {n for n, q in BY_NAME.items() if q.group == "sampled"}:
             self._sample(part, call)
+
+    def _targets(self, part: LayerSums, call: AttentionCall, positions: Tensor) -> None:
+        found = target_masses(call, self.targets, self._sequence_tokens(call))
+        seen = {name: mass for name, mass in found.masses.items() if bool(mass.isfinite().any())}
+        for name, mass in seen.items():
+            self._tally(part, name, mass.movedim(1, 0).flatten(1), positions.repeat(len(mass)))
+        sums = {f"{name}/chance": _sum(share) for name, share in found.baseline.items() if name in seen}
+        sums["distance/mass"] = _sum(found.by_distance)
+        sums["distance/count"] = found.by_distance[..., 0].isfinite().double().sum((0, 2)).cpu()
+        for name, value in sums.items():
+            part.sums[name] = part.sums[name] + value if name in part.sums else value
+
+    def _keep_top_keys(self, call: AttentionCall, sequence: int) -> None:
+        """Where every token of an excerpt looks most, under `TOP_KEY_NAMES`; NaN for padding and without keys."""
+        q = call.eta.shape[2]
+        keys, shares = top_keys(call, sequence, q)
+        blank = shares[..., 0].isnan() if call.rows is None else shares[..., 0].isnan() | ~call.rows[sequence, :q]
+        for i in range(keys.shape[-1]):
+            for name, values in ((TOP_KEY_NAMES[2 * i], keys), (TOP_KEY_NAMES[2 * i + 1], shares)):
+                by_layer = self.token_values.setdefault(sequence, {}).setdefault(name, {})
+                by_layer[call.name] = values[..., i].to(torch.float32).masked_fill(blank, torch.nan).cpu()
+
+    def _sequence_tokens(self, call: AttentionCall) -> SequenceTokens | None:
+        """The tokens of a call; pairs of them are found once for all layers that read the same ids."""
+        if call.tokens is None:
+            return None
+        if self.sequence_tokens is None or self.sequence_tokens.ids is not call.tokens:
+            self.sequence_tokens = SequenceTokens(call.tokens, call.rows, self.delimiters)
+        return self.sequence_tokens
 
     def _count(self, call: AttentionCall) -> None:
         """Count the tokens and sequences of a pass, by its first call."""
@@ -253,6 +295,11 @@ class Recorder:
         return with_weights(record, self.model) if weights else record
 
 
+def _sum(values: Tensor) -> Tensor:
+    """(heads, …) sums of what is finite, over sequences and queries."""
+    return torch.where(values.isfinite(), values, 0).double().sum((0, 2)).cpu()
+
+
 def _require_finite(call: AttentionCall) -> None:
     """Refuse a call in which the query of a token, or a key that is seen, is NaN or infinite.
 
@@ -278,7 +325,9 @@ def _require_finite(call: AttentionCall) -> None:
 
 
 def _layer(call: AttentionCall) -> AttentionLayer:
-    kind = "cross" if call.eta.shape[-2] != call.key.shape[-2] and not call.support.causal else "self"
+    # where nothing is said, other keys than queries are another sequence; one query alone reads a cache
+    other = 1 != call.eta.shape[-2] != call.key.shape[-2] and not call.support.causal
+    kind = "cross" if is_cross_attention(call.name) or other else "self"
     heads, dim, width = call.eta.shape[1], call.eta.shape[3], call.value.shape[3]
     return AttentionLayer(call.name, kind, heads, call.key.shape[1], dim, width, call.scale)
 

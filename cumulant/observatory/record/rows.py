@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from math import isfinite, nan
 from typing import NamedTuple
 
+from cumulant.observatory.statistics.head_types import head_types
 from cumulant.observatory.statistics.tally import Tally
 
 PERCENTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
@@ -99,6 +100,7 @@ class HeadRow:
         """As a row of heads.parquet, beside the same head of the nulls."""
         names = ("layer", "head", "name", "block", "kind", "hopfield_class", "link_queries", "link_needed")
         row: dict[str, Cell] = {name: getattr(self, name) for name in names}
+        row["head_types"] = ", ".join(kind.name for kind in head_types(self)) or None
         for name, value in (self.quantities | self.numbers).items():
             row |= columns(name, value)
         for null, other in (nulls or {}).items():

@@ -21,6 +21,7 @@ from cumulant.observatory.statistics.gaussianity import (
     principal_axes,
     reconstructed_vectors,
 )
+from cumulant.observatory.statistics.quantities import TOP_KEY_NAMES, distance_names
 from cumulant.observatory.statistics.states import MeanScatter, StateSample, Statistic, WithinScatter, unflatten
 from cumulant.observatory.statistics.tally import Tally, bin_edges, first_positions
 from cumulant.special import effective_rank
@@ -34,6 +35,7 @@ PERTURBATIONS = ("growth", "step", "inverse", "contraction")  # under the block 
 TOKEN_COLUMNS = {  # of tokens.parquet
     **{"excerpt": int, "text": str, "position": int, "token": str, "layer": int, "head": int},
     **{"entropy": float, "log_normalizer": float},
+    **{name: float if name.endswith("_mass") else int for name in TOP_KEY_NAMES},
 }
 DISTANCES = ShapeStatistics._fields
 
@@ -97,12 +99,20 @@ def token_rows(record: Record) -> list[dict]:
         for index, layer in enumerate(record.modules):
             names = ("entropy", "log_normalizer")
             values = {n: excerpt.values[n][layer.name] for n in names if layer.name in excerpt.values.get(n, {})}
+            top = {n: excerpt.values[n][layer.name] for n in TOP_KEY_NAMES if layer.name in excerpt.values.get(n, {})}
             for head in range(layer.heads if len(values) == len(names) else 0):
+                looks = {name: _cells(name, table[head].tolist()) for name, table in top.items()}
                 for position, token in enumerate(excerpt.tokens):
                     row = {"excerpt": number, "text": excerpt.name, "position": position, "token": token}
                     row |= {"layer": index, "head": head}
-                    rows.append(row | {name: float(table[head, position]) for name, table in values.items()})
+                    row |= {name: float(table[head, position]) for name, table in values.items()}
+                    rows.append(row | {name: cells[position] for name, cells in looks.items()})
     return rows
+
+
+def _cells(name: str, numbers: list[float]) -> list[float] | list[int | None]:
+    """Shares as they are, positions as integers; None where a query sees no key."""
+    return numbers if name.endswith("_mass") else [int(x) if x == x else None for x in numbers]
 
 
 def by_position(tally: Tally, cell: int) -> list[list[float]]:
@@ -127,6 +137,11 @@ def layer_fits(record: Record, layer: AttentionLayer) -> dict[str, Tensor]:
     own = f"{layer.name}/"
     sums = {key.removeprefix(own): value for key, value in record.sums.items() if key.startswith(own)}
     out = {key.removeprefix(own): value for key, value in record.weights.items() if key.startswith(own)}
+    for name, chance in ((key.removesuffix("/chance"), sums[key]) for key in sums if key.endswith("/chance")):
+        out[f"{name}_chance"] = chance / record.tallies[f"{own}{name}"].count.clamp_min(1)
+    if "distance/mass" in sums:
+        shares = sums["distance/mass"] / sums["distance/count"].clamp_min(1)[:, None]
+        out |= dict(zip(distance_names(), shares.unbind(1), strict=True))
     if "gauss/left" in sums:
         whole = sums["gauss/whole"]
         out["gaussian_r2"] = 1 - sums["gauss/left"] / whole.clamp_min(torch.finfo(whole.dtype).tiny)

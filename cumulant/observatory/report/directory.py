@@ -9,12 +9,14 @@ from math import nan
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from cumulant.checks import sentence
 from cumulant.files import write_parquet
 from cumulant.observatory.record import tables as tables_of_records
 from cumulant.observatory.record.manifest import PAGE, RECORD, TABLES, sha256, writing
 from cumulant.observatory.record.meta import notes_of
-from cumulant.observatory.record.record import NULLS, UNREADABLE, Record, null_directories
+from cumulant.observatory.record.record import NULLS, UNREADABLE, Excerpt, Record, null_directories
 from cumulant.observatory.record.recorder import SAMPLE, covariance_share
 from cumulant.observatory.record.rows import HeadRow, LayerRow, TokenStatistics, columns, known
 from cumulant.observatory.record.tables import (
@@ -32,23 +34,31 @@ from cumulant.observatory.report import verdicts as rules_of_verdicts
 from cumulant.observatory.report.page import render_page
 from cumulant.observatory.report.verdicts import Answer, Number, verdicts
 from cumulant.observatory.statistics import gaussianity
+from cumulant.observatory.statistics.head_types import HEAD_TYPES, Remarkable, remarkable_heads
 from cumulant.observatory.statistics.quantities import (
     ABLATION,
+    CHANCES,
     COVARIANCES,
+    DISTANCE_SHARES,
     FITS,
     PERTURBATIONS,
+    PROBES,
     QUANTITIES,
+    TOP_KEY_NAMES,
     WEIGHT_NUMBERS,
     Quantity,
 )
 from cumulant.observatory.statistics.quantities import DISTANCES as DISTANCE_QUANTITIES
 from cumulant.observatory.statistics.quantities import STATES as STATE_QUANTITIES
+from cumulant.observatory.statistics.targets import TARGETS
 
 VERDICTS = "cumulant verdicts"  # in the metadata of heads.parquet
 PAGE_SUFFIXES = (".html", ".htm")
 STATES = ("rms", "pairwise_cosine", "effective_rank", "participation_ratio", *DISTANCES)  # of a layer, on the page
 SHOWN_STATES = [q for q in (*STATE_QUANTITIES, *COVARIANCES, *DISTANCE_QUANTITIES) if q.name in STATES]
-NUMBERS = {q.name: q for q in (*WEIGHT_NUMBERS, *FITS, ABLATION)}  # of a head, beside its quantities
+NUMBERS = {
+    q.name: q for q in (*WEIGHT_NUMBERS, *FITS, *PROBES, *CHANCES, *DISTANCE_SHARES, ABLATION)
+}  # of a head, beside its quantities
 
 
 def write_tables(tables: Tables, directory: Path, nulls: dict[str, Tables]) -> None:
@@ -206,8 +216,11 @@ def page_data(tables: Tables, nulls: dict[str, Tables], ablation: dict | None = 
         losses = [{"ablation_damage": damage.get((row.layer, row.head), nan)} for row in heads]
         heads = [replace(row, numbers=row.numbers | loss) for row, loss in zip(heads, losses, strict=True)]
     tables = tables._replace(heads=heads)
+    looked = any(name in record.quantities for name in TARGETS)
     return {
         "meta": record.meta.to_json() | {"sample_fraction": 1 / SAMPLE, "notes": notes_of(record.meta)},
+        "remarkable": [head._asdict() for head in standing_out(heads, nulls)],
+        "rules": [{"name": kind.name, "rule": kind.rule, "looks": kind.looks} for kind in HEAD_TYPES if looked],
         "verdicts": [
             a._asdict() | {"numbers": [n._asdict() for n in a.numbers]} for a in answers(tables, nulls, ablation)
         ],
@@ -219,6 +232,11 @@ def page_data(tables: Tables, nulls: dict[str, Tables], ablation: dict | None = 
         ],
         **page_parts(tables, {name: null.heads for name, null in nulls.items()}),
     }
+
+
+def standing_out(heads: list[HeadRow], nulls: dict[str, Tables]) -> list[Remarkable]:
+    """The heads that the page names first."""
+    return remarkable_heads(heads, counterparts(heads, {name: null.heads for name, null in nulls.items()}))
 
 
 def page_parts(tables: Tables, nulls: dict[str, list[HeadRow]]) -> dict:
@@ -292,10 +310,31 @@ def _texts(record: Record) -> list[dict]:
     for excerpt in record.excerpts:
         values: dict[str, dict[str, list[float]]] = {}
         for quantity, by_layer in excerpt.values.items():
+            if quantity in TOP_KEY_NAMES:
+                continue
             for index, layer in enumerate(record.modules):
                 table = by_layer.get(layer.name)
                 if table is not None:
                     for head in range(layer.heads):
                         values.setdefault(quantity, {})[f"{index}.{head}"] = table[head].tolist()
-        out.append({"name": excerpt.name, "tokens": list(excerpt.tokens), "values": values})
+        out.append(
+            {"name": excerpt.name, "tokens": list(excerpt.tokens), "values": values, "looks": _looks(record, excerpt)}
+        )
     return out
+
+
+def _looks(record: Record, excerpt: Excerpt) -> dict[str, list[list[int]]]:
+    """ "layer.head" → for every token [key, percent, key, percent, …], the most attention first."""
+    out: dict[str, list[list[int]]] = {}
+    for index, layer in enumerate(record.modules):
+        parts = [excerpt.values[n][layer.name] for n in TOP_KEY_NAMES if layer.name in excerpt.values.get(n, {})]
+        for head in range(layer.heads if parts else 0):
+            table = torch.stack([part[head] for part in parts], -1)  # (tokens, 2 · keys)
+            table[:, 1::2] = (100 * table[:, 1::2]).round()
+            rows = table.nan_to_num(0).long().tolist()
+            out[f"{index}.{head}"] = [[x for pair in _pairs(row) if pair[1] for x in pair] for row in rows]
+    return out
+
+
+def _pairs(row: list[int]) -> list[tuple[int, int]]:
+    return list(zip(row[::2], row[1::2], strict=True))

@@ -25,9 +25,10 @@ from cumulant.observatory.record.meta import few_tokens_notes
 from cumulant.observatory.record.record import EXCERPTS, Excerpt, Record
 from cumulant.observatory.record.recorder import NOT_RECORDED, Recorder, attach, covariance_share
 from cumulant.observatory.record.weights import with_weights
+from cumulant.observatory.runs.repeated import with_probe
 from cumulant.observatory.runs.settings import ObservationSettings
 from cumulant.observatory.text.corpus import Corpus, Shard, Text, UnreadableDocument, hash_of, texts_of
-from cumulant.observatory.text.windows import Batch, NoTokens, batches, special_tokens, token_strings
+from cumulant.observatory.text.windows import Batch, NoTokens, batches, delimiters, special_tokens, token_strings
 
 if TYPE_CHECKING:
     from cumulant.observatory.runs.store import Store
@@ -90,7 +91,8 @@ def observe(
     excerpts: dict[int, Excerpt] = {}  # by the number of the text, as batches are sorted by length
     tokens = sequences = 0
     complete = True
-    with attach(network, quantities, seed=seed, hidden_states=hidden_states, alter=alter) as recorder:
+    known = {"seed": seed, "hidden_states": hidden_states, "delimiters": delimiters(tokenizer)}
+    with attach(network, quantities, **known, alter=alter) as recorder:
         try:
             for batch in stream:
                 first = (batch.text_number < EXCERPTS) & (batch.offset == 0)
@@ -129,7 +131,7 @@ def observe(
         versions=versions("torch", "transformers", "tokenizers", "safetensors"),
     )
     record = replace(record, excerpts=tuple(excerpts[number] for number in sorted(excerpts)), meta=meta)
-    return with_weights(record, network) if weights else record
+    return with_probe(with_weights(record, network), network, tuple(tokenizer.all_special_ids)) if weights else record
 
 
 def bypass_notes(record: Record) -> list[str]:

@@ -34,6 +34,7 @@ from cumulant.observatory.record.weights import with_weights
 from cumulant.observatory.report.directory import read_ablation, render_tables, write_report
 from cumulant.observatory.runs.ablate import Ablation, ablate
 from cumulant.observatory.runs.observe import Progress, observe, observe_corpus
+from cumulant.observatory.runs.repeated import with_probe
 from cumulant.observatory.runs.settings import ObservationSettings, Settings, null_names
 from cumulant.observatory.runs.store import Store
 from cumulant.observatory.text.corpus import Corpus, read_texts
@@ -201,7 +202,9 @@ class _CorpusRun:
         model = store.settings.with_null(self.loaded)
         with _bar(self.errors, model.name, store.settings.null, store.max_tokens) as progress:
             record = self._read(store, model, progress)
-        record = record if store.settings.null == "shuffled" else with_weights(record, model.model)
+        if store.settings.null != "shuffled":
+            special = tuple(model.tokenizer.all_special_ids)
+            record = with_probe(with_weights(record, model.model), model.model, special)
         record = replace(record, meta=replace(record.meta, **(meta or {})))
         if store is self.stores[0]:
             _delete_report(store.directory, None if self.settings.force else store.plan)

@@ -22,8 +22,10 @@ from cumulant.kernels import moments
 from cumulant.nn.calls import AttentionCall
 from cumulant.observatory.statistics.quantities import BY_NAME, QUANTITIES
 from cumulant.observatory.statistics.sampling import sample_queries
+from cumulant.observatory.statistics.targets import first_query
 
 MAX_ROWS = 16  # sampled queries of one sequence at most
+TOP_KEYS = 3  # of every query of an excerpt
 MAX_NUMBERS = 1 << 22  # numbers held at once: rows × heads × keys × dimension
 SampledQueries = list[tuple[int, Tensor]]  # sequences with the indices of their sampled queries
 # what `moments` computes for a quantity, beside the log-normalizer
@@ -213,7 +215,7 @@ def sampled_statistics(call: AttentionCall, queries: SampledQueries, product: Te
 
 class QueryRows(NamedTuple):
     """Some queries of one sequence: η (heads, rows, d), p and log base weights (heads, rows, n), keys and values
-    (heads, n, ·) from their plain means, and those means (heads, 1, ·)."""
+    (heads, n, ·) from their plain means, those means (heads, 1, ·), and how far each key is (rows, n)."""
 
     eta: Tensor
     p: Tensor
@@ -222,6 +224,7 @@ class QueryRows(NamedTuple):
     value: Tensor
     key_mean: Tensor
     value_mean: Tensor
+    distance: Tensor
 
 
 class Covariances(NamedTuple):
@@ -247,7 +250,8 @@ def query_rows(call: AttentionCall, sequence: int, index: Tensor) -> QueryRows:
     else:
         p = torch.softmax(logits, -1)
     key_mean, value_mean = key.mean(1, keepdim=True), value.mean(1, keepdim=True)
-    return QueryRows(eta, p, base, key - key_mean, value - value_mean, key_mean, value_mean)
+    distance = (index[:, None] + first_query(call) - torch.arange(key.shape[1])).abs().to(p.dtype)
+    return QueryRows(eta, p, base, key - key_mean, value - value_mean, key_mean, value_mean, distance)
 
 
 def _strips(call: AttentionCall, queries: SampledQueries) -> Iterator[QueryRows]:
@@ -286,6 +290,7 @@ def _quantities(call: AttentionCall, rows: QueryRows, under: Covariances, produc
     out = {
         "k90": k90,
         "k90_share": k90 / visible.clamp_min(1),
+        "mean_distance": (rows.p * rows.distance).sum(-1) / rows.p.sum(-1),
         "fisher_top": eigenvalues[..., -1],
         "fisher_volume": torch.log1p(eigenvalues).sum(-1),
     }
@@ -323,6 +328,19 @@ def _fit_sums(rows: QueryRows, under: Covariances) -> dict[str, Tensor]:
         "keys/sum": (visible[..., None] * key).double().sum(1),
         "keys/square": (key.mT @ (visible[..., None] * key)).double(),
     }
+
+
+def top_keys(call: AttentionCall, sequence: int, queries: int, count: int = TOP_KEYS) -> tuple[Tensor, Tensor]:
+    """The keys with most attention of the first queries of a sequence, and their shares, (heads, queries, count).
+
+    Where fewer keys are visible their share is 0.
+    """
+    keys, shares = [], []
+    for rows in _strips(call, [(sequence, torch.arange(min(queries, call.eta.shape[2])))]):
+        share, key = rows.p.topk(min(count, rows.p.shape[-1]), -1)
+        keys.append(key)
+        shares.append(share)
+    return torch.cat(keys, 1), torch.cat(shares, 1)
 
 
 def received_attention(call: AttentionCall, sequence: int) -> dict[str, Tensor]:

@@ -37,6 +37,7 @@ BASES = {
     "received": Basis("sampled", "all tokens of one sequence in 32, and of the first"),
     "sequences": Basis("sampled", "whole sequences, about 2048 tokens of a batch"),
     "within": Basis("sampled", "states about the means of their sequences: 512 of them, their covariance from all"),
+    "repeated": Basis("sampled", "8 sequences of 48 random tokens, each twice in a row"),
     "perturbed": Basis("sampled", "one sequence in 16, and the first"),
     "row": Basis("as its quantity", "see the quantity of the row"),
 }
@@ -75,7 +76,7 @@ class Quantity(NamedTuple):
     unit      nats, keys, share, tokens, …; "" for a number without unit
     basis     what it is computed from, a key of `BASES`
     group     of quantities of heads, as --quantities selects them: "cheap" from the fused kernel, "full" from one
-              streaming pass, "sampled" on a sample of queries
+              streaming pass, "targets" where heads look, "sampled" on a sample of queries
     """
 
     name: str
@@ -108,11 +109,18 @@ QUANTITIES: tuple[Quantity, ...] = (
     Quantity("condensed", "condensed", "KL(p ‖ h) > log N − 1", "Share of tokens for which softmax has condensed on a few keys (X-9).", "share", "tokens", "full"),
     Quantity("fisher_trace", "Fisher trace", "s · tr Cov_p(k)", "Expansion rate of the query by the head's own keys.", "", "tokens", "full"),
     Quantity("collapse_loss", "collapse loss", "tr Cov_p(v)", "What the output forgets of the mixture of values it averages (S2-C9).", "", "tokens", "full"),
+    Quantity("self_mass", "mass on itself", "pᵢᵢ", "Attention of a token to itself.", "share", "tokens", "targets"),
+    Quantity("previous_mass", "mass on the previous token", "pᵢ,ᵢ₋₁", "Attention to the token just before.", "share", "tokens", "targets"),
+    Quantity("next_mass", "mass on the next token", "pᵢ,ᵢ₊₁", "Attention to the token just after; not there where attention is causal.", "share", "tokens", "targets"),
+    Quantity("same_token_mass", "mass on the same token", "Σⱼ pᵢⱼ [tⱼ = tᵢ, j ≠ i]", "Attention to other occurrences of the same token; of tokens that see one.", "share", "tokens", "targets"),
+    Quantity("induction_mass", "mass on what followed", "Σⱼ pᵢⱼ [tⱼ₋₁ = tᵢ, j ≤ i]", "Attention to tokens that came after an earlier occurrence of the same token; of tokens that have one. What induction heads do.", "share", "tokens", "targets"),
+    Quantity("delimiter_mass", "mass on delimiters", "Σⱼ pᵢⱼ [tⱼ separates]", "Attention to special tokens, punctuation and ends of lines.", "share", "tokens", "targets"),
     Quantity("k90", "keys for 90 %", "least k with k largest pⱼ ≥ 0.9", "Hopfield class I–IV by its median: the size of what the head retrieves.", "keys", "queries", "sampled"),
     Quantity("k90_share", "share of keys for 90 %", "k/N", "The same as a share of the visible keys: above 1/2 class I, 1/8 II, 1/32 III, else IV.", "share", "queries", "sampled"),
     Quantity("fisher_top", "top Fisher eigenvalue", "s · λ_max(Cov_p(k))", "Above 1 the head can hold several memories.", "", "queries", "sampled"),
     Quantity("fisher_volume", "log-volume, keys", "log det(I + s·Cov_p(k))", "Expansion of volume by η + ∇G, the step of the theory (X-1).", "nats", "queries", "sampled"),
     Quantity("head_volume", "log-volume, head", "log|det(I + s·Cov_p(v,k)·W_Q W_O)|", "Expansion of volume in the residual stream by this head, keys frozen.", "nats", "queries", "sampled"),
+    Quantity("mean_distance", "mean distance", "Σⱼ pᵢⱼ |i − j|", "How many tokens away the keys are that a head looks at.", "tokens", "queries", "sampled"),
     Quantity("received_top", "largest attention received", "maxⱼ Σᵢ pᵢⱼ/N", "Share of all attention that goes to one key: the implied source marginal (S2-C8).", "share", "received", "sampled"),
     Quantity("received_effective", "keys that receive", "1/Σⱼ σⱼ²,  σⱼ = Σᵢ pᵢⱼ/N", "How many keys are attended to by a sequence; N if doubly stochastic.", "keys", "received", "sampled"),
 )  # fmt: skip
@@ -122,6 +130,51 @@ FITS = (
     Quantity("link_r2", "link fit R²", "R² of η ≈ A·∇G(η) + b", "How linear the canonical link of the head is (S2-E15).", "", "fit"),
     Quantity("link_slope_error", "link slope error", "|A − Cov(K)⁻¹| / |Cov(K)⁻¹|", "0 if the keys are Gaussian for the head's queries.", "", "fit"),
     Quantity("gaussian_r2", "Gaussian fit R²", "R² of v̄ + Cov(v,k)η", "How much of the output one Gaussian in the place of the keys explains (S1-C1).", "", "fit"),
+)  # fmt: skip
+PROBES = (
+    Quantity("repeated_induction", "induction on repeated tokens", "mean pᵢ,ᵢ₋ₗ₊₁ over the second copy, of length L", "Attention to the token that followed the same token in the first copy: the usual test for induction heads.", "share", "repeated"),
+)  # fmt: skip
+DISTANCE_EDGES = (
+    0,
+    1,
+    2,
+    3,
+    5,
+    9,
+    17,
+    33,
+    65,
+    129,
+    257,
+    513,
+    1025,
+)  # where bins of the distance begin; the last is open
+
+
+def distance_names() -> list[str]:
+    """Names of the bins of the distance.
+
+    >>> distance_names()[2:5], distance_names()[-1]
+    (['distance_2', 'distance_3_4', 'distance_5_8'], 'distance_1025_on')
+    """
+    ends = [*(end - 1 for end in DISTANCE_EDGES[1:]), None]
+    return [
+        f"distance_{a}" + ("_on" if b is None else f"_{b}" if b > a else "")
+        for a, b in zip(DISTANCE_EDGES, ends, strict=True)
+    ]
+
+
+def _distance(name: str) -> Quantity:
+    span = name.removeprefix("distance_").replace("_on", " or more").replace("_", "–")
+    words = f"Share of the attention that goes to keys {span} tokens away, before or after."
+    return Quantity(name, f"mass at distance {span}", "Σⱼ pᵢⱼ [|i − j| in the bin]", words, "share", "tokens")
+
+
+DISTANCE_SHARES = tuple(map(_distance, distance_names()))
+CHANCES = tuple(
+    Quantity(f"{q.name}_chance", f"{q.label}, by chance", "keys of the kind / keys that are seen", f"What a head that looks at all keys alike has of {q.name}, mean over the same tokens.", "share", "tokens")
+    for q in QUANTITIES
+    if q.group == "targets"
 )  # fmt: skip
 WEIGHT_NUMBERS = (
     Quantity("gradientness", "gradient-ness", "cos(W_O W_V, W_Qᵀ W_K)", "1 if the head climbs its log-normalizer, −1 if it descends it, 0 ± 1/D for random weights.", "", "weights"),
@@ -170,6 +223,11 @@ HEAD_NAMES = (
     _column("block", "Path of the block that the module is in; null where none was found."),
     _column("kind", '"self" or "cross": whether queries and keys are of one sequence.'),
     _column("hopfield_class", "I, II, III or IV, from the median of k90_share.", basis="queries"),
+    _column(
+        "head_types",
+        "What the head does by the rules of the glossary, such as previous-token or induction; null if none holds.",
+        basis="tokens",
+    ),
     _column("link_queries", "Sampled queries that the link fit has.", "queries", "queries"),
     _column("link_needed", "Sampled queries that the link fit needs, 2d + 1; with fewer it is null.", "queries"),
 )
@@ -198,6 +256,15 @@ TOKEN_NAMES = (
     LAYER,
     HEAD,
 )
+TOP_KEYS = tuple(
+    column
+    for i in (1, 2, 3)
+    for column in (
+        _column(f"key_{i}", f"Position of the token that the head gives the {('most', 'second most', 'third most')[i - 1]} attention.", "tokens", "excerpts"),
+        _column(f"key_{i}_mass", "Its share of the attention.", "share", "excerpts"),
+    )
+)  # fmt: skip
+TOP_KEY_NAMES = tuple(column.name for column in TOP_KEYS)
 SERIES_NAMES = (
     _column("step", "Number of the checkpoint."),
     LAYER._replace(words="Number of the attention module, from 0, or of the first one in the block."),
@@ -242,8 +309,10 @@ NULLS = RANDOM_NULL | SHUFFLED_NULL
 SECTIONS = (
     ColumnGroup("heads", "Which head", HEAD_NAMES, {}),
     ColumnGroup("heads", "Means over tokens", QUANTITIES, OVER_TOKENS | NULLS),
+    ColumnGroup("heads", "Where it looks", (*CHANCES, *DISTANCE_SHARES), NULLS),
     ColumnGroup("heads", "Fits", FITS, NULLS),
     ColumnGroup("heads", "From the weights", WEIGHT_NUMBERS, RANDOM_NULL),
+    ColumnGroup("heads", "On tokens that repeat", PROBES, RANDOM_NULL),
     ColumnGroup("layers", "Which stage", STAGE_NAMES, {}),
     ColumnGroup("layers", "Means over tokens", STATES, OVER_TOKENS),
     ColumnGroup("layers", "From the covariance of the states", COVARIANCES, {}),
@@ -251,6 +320,7 @@ SECTIONS = (
     ColumnGroup("layers", "What those distances were computed from", STATE_COUNTS, {}),
     ColumnGroup("tokens", "Which token", TOKEN_NAMES, {}),
     ColumnGroup("tokens", "Its numbers", tuple(BY_NAME[n]._replace(basis="excerpts") for n in ("entropy", "log_normalizer")), {}),
+    ColumnGroup("tokens", "Where it looks", TOP_KEYS, {}),
     ColumnGroup("series", "Which row", SERIES_NAMES, {}),
     ColumnGroup("series", "Its numbers", SERIES_VALUES, {}),
 )  # fmt: skip

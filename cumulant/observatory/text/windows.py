@@ -7,6 +7,7 @@ memory at a time, however long the texts are.
 from __future__ import annotations
 
 import sys
+import unicodedata
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, final
@@ -269,6 +270,31 @@ def token_strings(tokenizer: Any, ids: Iterable[int]) -> list[str]:
         else:
             raw.append((token.replace("▁", " ") if metaspace else token).encode())
     return _joined(raw)
+
+
+def delimiters(tokenizer: Any) -> list[int]:
+    """Ids of the tokens that separate: special ones, punctuation alone, and whatever ends a line.
+
+    >>> from tokenizers import Tokenizer, models
+    >>> from transformers import PreTrainedTokenizerFast
+    >>> words = Tokenizer(models.WordLevel({"[SEP]": 0, "a": 1, ".": 2, "\\n": 3, "a.": 4}, "a"))
+    >>> delimiters(PreTrainedTokenizerFast(tokenizer_object=words, sep_token="[SEP]"))
+    [0, 2, 3]
+    """
+    special, found = set(tokenizer.all_special_ids), []
+    vocabulary = tokenizer.get_vocab()
+    byte_level, metaspace = _encoding(tokenizer)
+    for token, number in vocabulary.items():
+        text = token
+        if byte_level and all(letter in LETTERS for letter in token):
+            text = bytes(LETTERS[letter] for letter in token).decode("utf-8", "replace")
+        elif metaspace:
+            text = token.replace("▁", " ")
+        inside = text.strip().removeprefix("##")
+        punctuation = bool(inside) and all(unicodedata.category(letter)[0] == "P" for letter in inside)
+        if number in special or punctuation or "\n" in text:
+            found.append(number)
+    return sorted(found)
 
 
 def _encoding(tokenizer: Any) -> tuple[bool, bool]:

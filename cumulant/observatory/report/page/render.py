@@ -21,10 +21,21 @@ from cumulant.extras import missing_package
 from cumulant.files import write
 
 HERE = Path(__file__).parent
-FIGURES = ("steps", "map", "distribution", "head", "texts", "states", "spectra", "table")
+FIGURES = ("steps", "map", "distribution", "head", "texts", "states", "spectra", "table", "remarkable")
 SCRIPTS = ("dom", "colour", "plot", "state", *FIGURES, "start")  # in this order
 MAX_BYTES = 4_900_000
-PARTS = {"verdicts", "quantities", "layers", "heads", "states", "spectra", "texts", "definitions"}
+PARTS = {
+    "remarkable",
+    "rules",
+    "verdicts",
+    "quantities",
+    "layers",
+    "heads",
+    "states",
+    "spectra",
+    "texts",
+    "definitions",
+}
 ANSWERS = {"yes": "✓", "no": "✕", "partly": "◐", "open": "○"}  # distinct without colour
 
 
@@ -53,7 +64,8 @@ def render_page(data: dict, path: Path) -> None:
     every script but its own. Strings of models and texts are shown, never read as HTML. Where a record is large,
     distributions, curves and texts are coarser so that the page stays below 5 MB; the page says so.
 
-    data   meta, verdicts, quantities, layers, heads, states, spectra, texts; any may be missing, numbers may be None.
+    data   meta, remarkable (heads), rules (of their types), verdicts, quantities, layers, heads, states, spectra,
+           texts; any may be missing, numbers may be None.
            series: steps, log (whether their axis is), and parts, the heads, states, spectra and texts of all steps but
            the last, which is the page itself
     """
@@ -289,6 +301,7 @@ def _texts(texts: list, tokens: int) -> list:
             **text,
             "tokens": text.get("tokens", [])[:share],
             "length": len(text.get("tokens", [])),
+            "looks": {head: rows[:share] for head, rows in (text.get("looks") or {}).items()},
             "values": {
                 quantity: {head: row[:share] for head, row in heads.items() if row is not None}
                 for quantity, heads in (text.get("values") or {}).items()

@@ -47,7 +47,7 @@ async function start() {
   startCopy();
   try {
     prepare(await unpacked());
-    for (const part of [startSteps, startMap, startHead, startTexts, startStates, startSpectra, startTable]) part();
+    for (const part of [startSteps, startMap, startHead, startTexts, startStates, startSpectra, startTable, startRemarkable]) part();
     document.documentElement.dataset.ready = "true";
   } catch (error) {
     trouble(error.message);

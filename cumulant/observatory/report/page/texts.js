@@ -18,9 +18,64 @@ function coloured(text, own, range, ramp, quantity) {
     if (!known(value)) return [gap, html("span", { class: "unknown" }, visible)];
     const colour = ramp(span ? (value - range.low) / span : 0.5);
     const element = html("span", { style: `background:${css(colour)};color:${inkOn(colour)}` }, visible);
-    const words = () => `${token.trim() || "(space)"}\nposition ${index}\n${labelOf(quantity)} ${show(value)}`;
+    element.dataset.at = index;
+    const words = () => {
+      const own = `${token.trim() || "(space)"}\nposition ${index}\n${labelOf(quantity)} ${show(value)}`;
+      return [own, ...looksOf(text, index).map(([key, share]) => `→ ${nameOf(text, key)} ${share} %`)].join("\n");
+    };
     return [gap, hint(element, words)];
   });
+}
+
+// where the chosen head looks from a token: [key, percent], the most attention first
+function looksOf(text, index) {
+  const row = text.looks?.[`${state.head.layer}.${state.head.head}`]?.[index] ?? [];
+  return Array.from({ length: row.length / 2 }, (_, i) => [row[2 * i], row[2 * i + 1]]);
+}
+
+const nameOf = (text, index) => `${(text.tokens[index] ?? "").trim() || "(space)"} (${index})`;
+
+// under the pointer a token shows which tokens it looks at
+function lookAround(reading, text) {
+  const elements = new Map([...reading.querySelectorAll("[data-at]")].map((e) => [Number(e.dataset.at), e]));
+  const clear = () => elements.forEach((e) => e.style.removeProperty("outline"));
+  for (const [index, element] of elements) {
+    element.addEventListener("pointerenter", () => {
+      clear();
+      for (const [key, share] of looksOf(text, index)) {
+        const target = elements.get(key);
+        if (target) target.style.outline = `${1 + Math.round(share / 25)}px solid var(--accent)`;
+      }
+    });
+    element.addEventListener("pointerleave", clear);
+  }
+}
+
+function drawPattern(width) {
+  const text = DATA.texts[state.text];
+  const count = text.tokens.length;
+  const size = Math.min(width, 560);
+  const step = size / Math.max(count, 1);
+  const svg = shape("svg", { width, height: size, role: "img", viewBox: `0 0 ${width} ${size}` });
+  const ends = { x1: 0, y1: 0, x2: size, y2: size, class: "axis" };
+  svg.append(shape("rect", { width: size, height: size, class: "ground" }), shape("line", ends));
+  let drawn = 0;
+  for (let index = 0; index < count; index++) {
+    for (const [key, share] of looksOf(text, index)) {
+      if (key >= count) continue;
+      drawn += 1;
+      const cell = shape("rect", {
+        x: key * step,
+        y: index * step,
+        width: Math.max(step, 1.5),
+        height: Math.max(step, 1.5),
+        class: "look",
+        "fill-opacity": Math.max(share / 100, 0.08),
+      });
+      svg.append(hint(cell, () => `${nameOf(text, index)} → ${nameOf(text, key)}\n${share} % of the attention`));
+    }
+  }
+  return drawn ? svg : "Where this head looks was not recorded for this text.";
 }
 
 function rampKey(range, ramp, quantity) {
@@ -49,6 +104,7 @@ function showReading(panel) {
     rampKey(range, ramp, quantity),
     html("p", { class: "reading", tabindex: 0, dir: "auto" }, tokens, cut),
   );
+  lookAround(panel.querySelector(".reading"), text);
 }
 
 function startTexts() {
@@ -74,5 +130,16 @@ function startTexts() {
   }
   find("reading").append(panel);
   showReading(panel);
+  if (DATA.texts.some((text) => Object.keys(text.looks ?? {}).length)) {
+    find("reading").append(
+      figure({
+        title: () => `Where ${headName(state.head).toLowerCase()} looks`,
+        name: "pattern",
+        on: ["text", "head", "theme"],
+        draw: drawPattern,
+        note: () => "Rows are tokens that look, from top to bottom, columns the three tokens each looks at most; darker is more.",
+      }),
+    );
+  }
   watch(["text", "colouring", "head", "theme"], () => showReading(panel));
 }

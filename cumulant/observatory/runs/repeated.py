@@ -1,0 +1,90 @@
+"""The usual test for induction: random tokens, each sequence twice in a row.
+
+Whoever reads the second half can only know what comes next from the first, by looking at the token that followed the
+same token there: one key, a sequence length before, for every query. No text has that much repetition, and none of it
+can be had by knowing language.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from cumulant.checks import require_integer, sentence
+from cumulant.observatory.hooks.structure import unwrapped
+from cumulant.observatory.record.record import Record
+from cumulant.observatory.record.recorder import attach
+
+LENGTH, SEQUENCES = 48, 8
+PROBE = "repeated_induction"  # its name among the numbers of a head
+
+
+def repeated_tokens(
+    vocabulary: int, *, length: int = LENGTH, sequences: int = SEQUENCES, seed: int = 0, excluded: tuple[int, ...] = ()
+) -> Tensor:
+    """(sequences, 2 · length) ids: different random tokens, then the same again.
+
+    excluded  ids that are not drawn, such as special tokens
+
+    >>> repeated_tokens(9, length=3, sequences=1, excluded=(0,)).view(2, 3).diff(dim=0).tolist()
+    [[0, 0, 0]]
+    """
+    kept = torch.tensor([i for i in range(vocabulary) if i not in {*excluded}])
+    require_integer("repeated_tokens.length", length, 1, len(kept))
+    generator = torch.Generator().manual_seed(seed)
+    rows = [kept[torch.randperm(len(kept), generator=generator)[:length]] for _ in range(sequences)]
+    return torch.stack(rows).repeat(1, 2)
+
+
+@torch.inference_mode()
+def repeated_induction(
+    model: nn.Module, *, length: int = LENGTH, sequences: int = SEQUENCES, seed: int = 0, excluded: tuple[int, ...] = ()
+) -> dict[str, Tensor]:
+    """Attention module → (heads,) mean of pᵢ,ᵢ₋ₗ₊₁ over the second copy of random tokens of length L that repeat.
+
+    model     a causal model of transformers that takes input_ids
+    excluded  ids that are not drawn, such as special tokens
+
+    >>> from transformers import LlamaConfig, LlamaModel
+    >>> sizes = {"vocab_size": 20, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    >>> model = LlamaModel(LlamaConfig(**sizes, intermediate_size=8)).eval()
+    >>> for parameter in model.parameters():
+    ...     _ = torch.nn.init.zeros_(parameter)
+    >>> repeated_induction(model, length=8)               # all keys look alike: 1/9 … 1/16 over the second copy
+    {'layers.0.self_attn': tensor([0.0829, 0.0829], dtype=torch.float64)}
+    """
+    model = unwrapped(model)
+    vocabulary = _vocabulary(model)
+    if vocabulary is None:
+        got, advice = type(model).__name__, "Build ids of your own, and read induction_mass under attach."
+        raise ValueError(sentence("repeated_induction.model", "a model that reads token ids", got, advice))
+    length = min(length, vocabulary - len(excluded))
+    ids = repeated_tokens(vocabulary, length=length, sequences=sequences, seed=seed, excluded=excluded)
+    device = next(model.parameters()).device
+    with attach(model, "induction_mass", hidden_states=False) as recorder:
+        model(input_ids=ids.to(device))
+    tallies = recorder.record(weights=False).tallies
+    return {name.rpartition("/")[0]: tally.mean for name, tally in tallies.items()}
+
+
+def with_probe(record: Record, model: nn.Module, excluded: tuple[int, ...] = ()) -> Record:
+    """The record with `repeated_induction` of every head; as it is where a model is not causal or reads no ids."""
+    config = getattr(unwrapped(model), "config", None)
+    two_sided = getattr(config, "is_encoder_decoder", False)
+    if two_sided or _vocabulary(model) is None or not any(t.endswith("/induction_mass") for t in record.tallies):
+        return record
+    if any(f"{layer.name}/next_mass" in record.tallies for layer in record.modules):
+        return record  # it sees the next token anyway: there is nothing to look up
+    limit = getattr(config, "max_position_embeddings", None) or 2 * LENGTH
+    length = min(LENGTH, int(limit) // 2, max(1, _vocabulary(model) or 1) - len(excluded))
+    if length < 2:
+        return record
+    numbers = repeated_induction(model, length=length, excluded=excluded)
+    return replace(record, weights=record.weights | {f"{name}/{PROBE}": mean for name, mean in numbers.items()})
+
+
+def _vocabulary(model: nn.Module) -> int | None:
+    embedding = getattr(model, "get_input_embeddings", lambda: None)()
+    return embedding.num_embeddings if isinstance(embedding, nn.Embedding) else None

@@ -1,0 +1,215 @@
+"""Where heads look: masses of kinds of keys beside sums over tables of weights, and the weights of eager models."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import contextmanager
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from cumulant.nn import AttentionCall, Support
+from cumulant.observatory import attach
+from cumulant.observatory.statistics.quantities import DISTANCE_EDGES
+from cumulant.observatory.statistics.targets import TARGETS, SequenceTokens, target_masses
+from tests.generated.test_transformers import EXPERTS, Reading
+from tests.observatory.tiny_models import AUDIO_MODELS, ON_THE_INTERFACE, TWO_SIDED, VISION_MODELS, hf, transformer
+
+B, H, N, D = 3, 4, 37, 8
+GENERATOR = torch.Generator().manual_seed(0)
+
+
+def normal(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=GENERATOR, dtype=torch.float64)
+
+
+def some(*shape: int) -> torch.Tensor:
+    return torch.rand(shape, generator=GENERATOR) < 0.7
+
+
+SUPPORTS = {
+    "all": Support(),
+    "causal": Support(causal=True),
+    "sink": Support(causal=True, sink=normal(H)),
+    "padding": Support(mask=some(B, 1, 1, N)),
+    "pairs": Support(mask=some(B, 1, N, N), log_weights=normal(1, H, N, N)),
+    "keys": Support(log_weights=torch.where(some(B, 1, N), normal(B, 1, N), -torch.inf)),
+    "window": Support(causal=True, window=6),
+}
+
+
+def kinds_of_keys(ids: np.ndarray, separates: np.ndarray, q: int) -> dict[str, np.ndarray]:
+    """name → (batch, q, n) whether a key is of the kind, for the last q tokens as queries."""
+    batch, n = ids.shape
+    i, j = np.arange(n - q, n)[:, None], np.arange(n)
+    own, before = ids[:, n - q :, None], np.concatenate([np.full((batch, 1), -1), ids[:, :-1]], 1)
+    everywhere = np.ones((batch, q, n), dtype=bool)
+    return {
+        "self_mass": everywhere & (i == j),
+        "previous_mass": everywhere & (j == i - 1),
+        "next_mass": everywhere & (j == i + 1),
+        "same_token_mass": (own == ids[:, None]) & (i != j),
+        "induction_mass": (own == before[:, None]) & (j - 1 < i),
+        "delimiter_mass": everywhere & separates[:, None],
+    }
+
+
+def by_definition(weights: np.ndarray, visible: np.ndarray, kinds: dict[str, np.ndarray]) -> dict:
+    """name → (mass, chance), (batch, heads, q), NaN where no key of the kind is visible."""
+    out = {}
+    for name, kind in kinds.items():
+        mine = visible & kind[:, None]
+        nothing = ~mine.any(-1)
+        mass = np.where(mine, weights, 0).sum(-1)
+        chance = mine.sum(-1) / np.maximum(visible.sum(-1), 1)
+        out[name] = tuple(np.where(nothing, np.nan, x) for x in np.broadcast_arrays(mass, chance))
+    return out
+
+
+def table(call: AttentionCall) -> tuple[np.ndarray, np.ndarray]:
+    """Weights and visible keys of a call, as tables."""
+    key = call.key.repeat_interleave(call.eta.shape[1] // call.key.shape[1], 1)
+    logits = replace(call.support, sink=None).weigh(call.eta @ key.mT)
+    visible = (logits > -torch.inf).numpy()
+    if call.support.sink is not None:
+        sink = torch.as_tensor(call.support.sink).reshape(1, -1, 1, 1).expand(*logits.shape[:3], 1)
+        logits = torch.cat([logits, sink], -1)
+    return torch.softmax(logits, -1)[..., : visible.shape[-1]].nan_to_num().numpy(), visible
+
+
+@pytest.mark.parametrize("heads", [H, 2])
+@pytest.mark.parametrize("name", SUPPORTS)
+def test_masses_are_sums_over_the_weights(name, heads):
+    eta, key, ids = normal(B, H, N, D), normal(B, heads, N, D), torch.randint(0, 7, (B, N), generator=GENERATOR)
+    tokens = SequenceTokens(ids, None, torch.tensor([0, 3]))
+    call = AttentionCall(torch.nn.Identity(), eta, key, key, SUPPORTS[name], eta)
+    found = target_masses(call, tokens=tokens)
+    weights, visible = table(call)
+    kinds = kinds_of_keys(ids.numpy(), np.isin(ids.numpy(), [0, 3]), N)
+    expected = by_definition(weights, visible, kinds)
+    assert set(found.masses) == {*TARGETS} - ({"next_mass"} if SUPPORTS[name].causal else set())
+    for quantity, mass in found.masses.items():
+        np.testing.assert_allclose(mass, expected[quantity][0], atol=1e-12)
+        np.testing.assert_allclose(
+            found.baseline[quantity].expand(B, H, N), expected[quantity][1] + np.zeros((B, H, N)), atol=1e-12
+        )
+    far = np.abs(np.arange(N)[:, None] - np.arange(N))
+    for index, (low, high) in enumerate(zip(DISTANCE_EDGES, [*DISTANCE_EDGES[1:], 10**9], strict=True)):
+        inside = np.where((far >= low) & (far < high), weights, 0).sum(-1)
+        np.testing.assert_allclose(found.by_distance[..., index].nan_to_num(), inside, atol=1e-12)
+
+
+def test_padding_is_neither_a_query_nor_a_token_that_is_alike():
+    rows = torch.arange(6) < torch.tensor([[6], [3]])
+    ids = torch.tensor([[5, 6, 5, 6, 5, 0], [5, 6, 5, 0, 0, 0]])
+    x = torch.zeros(2, 1, 6, 2)
+    call = AttentionCall(torch.nn.Identity(), x, x, x, Support(mask=rows[:, None, None]), x, rows=rows)
+    found = target_masses(call, tokens=SequenceTokens(ids, rows))
+    assert found.masses["same_token_mass"][1, 0].isnan().tolist() == [False, True, False, True, True, True]
+    torch.testing.assert_close(found.masses["same_token_mass"][1, 0, 0], torch.tensor(1 / 3))
+    assert bool(found.by_distance[1, :, 3:].isnan().all())
+
+
+def test_pairs_of_a_long_sequence_are_found_in_strips(monkeypatch):
+    ids = torch.randint(0, 9, (2, 50), generator=GENERATOR)
+    whole = SequenceTokens(ids).pairs
+    monkeypatch.setattr("cumulant.observatory.statistics.targets.STRIP", 120)
+    monkeypatch.setattr("cumulant.observatory.statistics.targets.NUMBERS", 999)
+    for name, pairs in SequenceTokens(ids).pairs.items():
+        assert sorted(pairs.T.tolist()) == sorted(whole[name].T.tolist())
+
+
+# ---------------------------------------------------------------------- models of transformers
+
+
+@contextmanager
+def eager_weights(model: torch.nn.Module):
+    """(name, weights, visible) of every call of the plain attention of a model's own file."""
+    names, found = {module: name for name, module in model.named_modules()}, []
+
+    def attend(module, query, key, value, attention_mask, **options):
+        own = (getattr(sys.modules[k.__module__], "eager_attention_forward", None) for k in type(module).__mro__)
+        plain = next(function for function in own if function)
+        out, weights = plain(module, query, key, value, attention_mask, **options)
+        visible = torch.ones(1, 1, *weights.shape[2:], dtype=torch.bool)
+        if attention_mask is not None:
+            mask = attention_mask[..., : weights.shape[-1]]
+            visible = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+        found.append((names[module], weights.double().numpy(), visible.expand(*weights.shape).numpy()))
+        return out, weights
+
+    hf.AttentionInterface.register("weights", attend)
+    hf.AttentionMaskInterface.register("weights", hf.masking_utils.eager_mask)
+    model.set_attn_implementation("weights")
+    yield found
+
+
+TEXT = tuple(kind for kind in ON_THE_INTERFACE if kind not in (*AUDIO_MODELS, *VISION_MODELS))
+CROSS = ("encoder_attn", "EncDecAttention", "crossattention")
+
+
+@pytest.mark.parametrize("padding", ["none", "left", "right"])
+@pytest.mark.parametrize("kind", TEXT)
+def test_a_record_has_the_masses_of_the_weights_that_eager_attention_returns(kind, padding):
+    case = Reading(kind, heads=4, group=2, length=17, padding=padding, dtype="float64", seed=3)
+    case_ids = case.inputs()
+    case_ids = {name: x % 5 + 3 if name.endswith("input_ids") else x for name, x in case_ids.items()}  # many alike
+    model = case.model()
+    other = case.model()
+    with eager_weights(other) as calls, torch.no_grad():
+        other(**case_ids)
+    with attach(model, "targets", hidden_states=False, delimiters=[4]) as recorder, torch.no_grad():
+        model(**case_ids)
+    record, compared = recorder.record(weights=False), 0
+    for layer in record.modules:
+        mine = [call for call in calls if call[0] == layer.name]
+        if any(word in layer.name for word in CROSS):
+            assert f"{layer.name}/same_token_mass" not in record.tallies
+            continue
+        side = "decoder_" if kind in TWO_SIDED and "decoder" in layer.name.split(".") else ""
+        ids, rows = case_ids[f"{side}input_ids"].numpy(), case_ids.get(f"{side}attention_mask")
+        rows = np.ones(ids.shape, bool) if rows is None else rows.numpy().astype(bool)
+        kinds = kinds_of_keys(np.where(rows, ids, -1 - np.arange(ids.shape[1])), np.isin(ids, [4]), ids.shape[1])
+        for name in TARGETS:
+            tally = record.tallies.get(f"{layer.name}/{name}")
+            parts = [by_definition(w, v, {name: kinds[name]})[name] for _, w, v in mine]
+            mass, chance = (
+                np.concatenate([np.where(rows[:, None], part[k], np.nan) for part in parts], 0).transpose(1, 0, 2)
+                for k in (0, 1)
+            )
+            count = np.isfinite(mass).sum((1, 2))
+            if tally is None:
+                assert name == "next_mass" or not count.any(), name
+                continue
+            assert tally.count.tolist() == count.tolist(), (layer.name, name)
+            close = 2e-5 if kind in EXPERTS else 2e-6
+            for head in range(layer.heads):
+                if count[head]:
+                    assert abs(float(tally.mean[head]) - np.nanmean(mass[head])) < close, (layer.name, name)
+                    share = record.sums[f"{layer.name}/{name}/chance"][head] / count[head]
+                    assert abs(float(share) - np.nanmean(chance[head])) < 1e-6, (layer.name, name)
+            compared += 1
+    assert compared >= 4
+
+
+def test_with_a_cache_the_places_are_those_of_the_whole_sequence():
+    model = transformer("llama", heads=4, key_heads=2, head_dim=4, layers=2, seed=0)
+    ids = torch.arange(3, 15)[None]
+    with attach(model, "targets", hidden_states=False) as whole, torch.no_grad():
+        model(ids)
+    with torch.no_grad():
+        cache = model(ids[:, :-1], use_cache=True).past_key_values
+    with attach(model, "targets", hidden_states=False) as last, torch.no_grad():
+        model(ids[:, -1:], past_key_values=cache)
+    name = whole.record(weights=False).modules[1].name
+    one = last.record(weights=False)
+    for quantity in ("self_mass", "previous_mass"):
+        every = whole.record(weights=False).tallies[f"{name}/{quantity}"]
+        assert every.count.tolist() == [12 - (quantity == "previous_mass")] * 4
+        position = int(one.tallies[f"{name}/{quantity}"].position_count[0].argmax())
+        torch.testing.assert_close(
+            one.tallies[f"{name}/{quantity}"].mean, every.by_position[:, position], rtol=0, atol=1e-6
+        )
+    assert f"{name}/same_token_mass" not in one.tallies  # the tokens of the cache are not known
