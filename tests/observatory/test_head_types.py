@@ -103,7 +103,7 @@ def test_a_model_trained_on_repeated_sequences_has_previous_token_and_induction_
     before = repeated_induction(model.eval(), length=LENGTH)
     assert max(float(mean.max()) for mean in before.values()) < 0.2
     optimiser = torch.optim.AdamW(model.train().parameters(), lr=3e-3, weight_decay=0.01)
-    steps = 1200
+    steps, loss = 1200, torch.tensor(float("inf"))
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, 3e-3, total_steps=steps)
     for step in range(steps):
         length = 8 + step % 17

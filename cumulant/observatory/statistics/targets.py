@@ -205,8 +205,8 @@ def _of_table(table: Tensor, b: Tensor, i: Tensor, j: Tensor) -> Tensor:
 
 def _sweep(call: AttentionCall, marked: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor]:
     """G with the sink, mass on marked keys (batch, n), and in bins of the distance."""
-    support = call.support.arguments() | {"offset": first_query(call)}
-    sink = support.pop("sink", None)
+    support = replace(call.support, offset=first_query(call), sink=None).arguments()
+    sink = call.support.sink
     on_keys = None if marked is None else marked[:, None].expand(-1, call.key.shape[1], -1)
     found = attention_profile(
         call.eta, call.key, **support, distance_edges=DISTANCE_EDGES, marked=on_keys, statistics=()
