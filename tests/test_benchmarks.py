@@ -327,9 +327,10 @@ def test_headline_figures_stand_between_their_own_marks():
     results = json.loads((ROOT / "docs" / "bench.json").read_text(encoding="utf-8"))
     page = "<!-- figures:start -->old<!-- figures:end -->"
     text = report.updated(page, results)
-    (variance,) = [case for case in results["cases"] if case["name"] == "variance"]
-    ratio = next(c["figure"]["median"] for c in variance["comparisons"] if c["peer"] == "SDPA")
-    assert f"{ratio:.2f}× of torch's own attention" in text
+    (causal,) = [case for case in results["cases"] if case["name"] == "attend"]
+    ratio = next(c["figure"]["median"] for c in causal["comparisons"] if c["peer"] == "SDPA")
+    assert f"{ratio:.2f}× the time of torch's attention" in text
+    assert text.count("\n- ") == 5
     assert "× faster per track than filterpy" in text
     assert results["machine"]["cpu"] in text
     assert "old" not in text

@@ -78,6 +78,8 @@ def test_derivatives_of_the_inverses_to_second_order():
     a = tensor([2.0, 3.0, 0.5], [30.0, 2.0, 1.0])
     logs = (torch.digamma(a) - torch.digamma(a.sum(-1, keepdim=True))).requires_grad_()
     assert gradcheck(dirichlet_concentration, logs)
-    assert gradgradcheck(dirichlet_concentration, logs)
+    # given, not drawn: one in twenty draws nearly cancels, and then differences have too few digits to compare with
+    outer = torch.linspace(1, 2, 6, dtype=logs.dtype).view(2, 3).requires_grad_()
+    assert gradgradcheck(dirichlet_concentration, logs, grad_outputs=outer)
     x, y = tensor(0.5, 20.0).requires_grad_(), tensor(3.0, 0.5)
     assert gradcheck(lambda x: (log_minus_digamma(x), log_rising(x, y)), x)

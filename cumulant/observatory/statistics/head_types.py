@@ -6,7 +6,7 @@ multiple of what an even look at the same keys gives. A head may have several ty
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from math import isfinite
 from typing import NamedTuple, Protocol
 
@@ -90,7 +90,7 @@ def head_types(head: HeadNumbers) -> list[HeadType]:
     return list(found.values())
 
 
-def describe(head: HeadNumbers, kind: HeadType, nulls: dict[str, HeadNumbers]) -> str:
+def describe(head: HeadNumbers, kind: HeadType, nulls: Mapping[str, HeadNumbers]) -> str:
     """One sentence on a head of a type, with the numbers beside it."""
     strength, chance = kind.strength(head), head.value(f"{kind.quantity}_chance")
     if kind.below:
@@ -123,7 +123,7 @@ class Remarkable(NamedTuple):
 
 
 def remarkable_heads(
-    rows: list, nulls: list[dict[str, HeadNumbers]], most: int = 14, of_each: int = 3
+    rows: list, nulls: Sequence[Mapping[str, HeadNumbers]], most: int = 14, of_each: int = 3
 ) -> list[Remarkable]:
     """The heads that do most clearly what their type says: the best of every type, then others, strongest first.
 
