@@ -297,7 +297,7 @@ class Recorder:
 
 def _sum(values: Tensor) -> Tensor:
     """(heads, …) sums of what is finite, over sequences and queries."""
-    return torch.where(values.isfinite(), values, 0).double().sum((0, 2)).cpu()
+    return values.nan_to_num(0.0, 0.0, 0.0).sum((0, 2), dtype=torch.float64).cpu()
 
 
 def _require_finite(call: AttentionCall) -> None:
