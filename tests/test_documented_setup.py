@@ -15,6 +15,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").g
 LEFT_OUT = {  # what is not run here, and why
     "make test": "it runs this file, or what it is a part of",
     "make sanitize": "tests/kernels/native/test_sanitizers.py is that command",
+    "make bench": "an hour; tests/test_benchmarks.py runs the command on small inputs",
     "make fuzz": "half an hour of new cases; tests/generated runs the fixed ones",
 }
 SHORTER = {"MODEL=smollm2": ("--max-tokens 8192", "--max-tokens 300 --null none")}  # four minutes as it stands
