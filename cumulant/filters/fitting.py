@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from cumulant.filters.smoother import regression
+from cumulant.filters.linear_laws import LinearLaw, regression
 
 
 class Joint(NamedTuple):
@@ -26,14 +26,6 @@ class Joint(NamedTuple):
     weights: Tensor
     mean: Tensor
     covariance: Tensor
-
-
-class LinearLaw(NamedTuple):
-    """coefficient A (M, r, p), offset b (M, r) and noise V (M, r, r); with (n, M, …) what differs between cases."""
-
-    coefficient: Tensor
-    offset: Tensor
-    noise: Tensor
 
 
 class Change(NamedTuple):
@@ -46,6 +38,7 @@ class Change(NamedTuple):
 def fit(joint: Joint, law: LinearLaw, free: Collection[str], shared: Collection[str] = ()) -> LinearLaw:
     """The law of greatest expected log-likelihood near a given one.
 
+    law     with leading axis (M), or (n, M) where it differs between cases
     free    names of the fields of `LinearLaw` to fit; the others stay, and so must what differs between cases
     shared  names of those that are one for all modes
 

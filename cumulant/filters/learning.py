@@ -22,8 +22,9 @@ import torch
 from torch import Tensor
 
 from cumulant.checks import holds, require_float, sentence
-from cumulant.filters.fitting import Joint, LinearLaw, completed, fit
+from cumulant.filters.fitting import Joint, completed, fit
 from cumulant.filters.linear_gaussian import SwitchingLinearGaussian
+from cumulant.filters.linear_laws import LinearLaw
 from cumulant.filters.parameters import varies
 from cumulant.filters.projection import m_projection
 from cumulant.filters.protocol import log_probabilities

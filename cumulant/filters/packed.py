@@ -27,6 +27,7 @@ from torch.nn.functional import pad
 
 from cumulant.checks import sentence
 from cumulant.filters.joseph import joseph
+from cumulant.filters.linear_laws import LinearLaw
 from cumulant.filters.protocol import Propagator, Start, StateMoments, Updated, contract, is_tracked
 
 SQUARED = 8  # state size up to which a step is one matrix product, of about d⁴/4 entries
@@ -104,6 +105,13 @@ class LinearGaussian(Propagator):
         if maps.product is not None:
             return Normal(_through(maps.product, belief.moments))
         return Normal(_joint_moments(maps.gain, belief.moments) + maps.offset)
+
+    def transition_law(self, belief: Normal, t: int) -> LinearLaw:
+        here = self._between(t, t + 1)
+        parts = here.dynamics, here.state_offset[..., 0], here.process_noise
+        if self.steps is not None:
+            parts = [part[0] for part in parts]
+        return LinearLaw(*(part[..., None] for part in parts))
 
     def state(self, predicted: Normal) -> Normal:
         return Normal(predicted.moments.narrow(-2, predicted.moments.shape[-2] - self.size, self.size))

@@ -36,6 +36,7 @@ from torch.autograd.forward_ad import unpack_dual
 
 from cumulant.checks import sentence
 from cumulant.families import StateMoments
+from cumulant.filters.linear_laws import LinearLaw
 
 Belief = Any  # a NamedTuple of tensors (*hypotheses, *event, batch); only its own propagator uses the fields
 
@@ -118,6 +119,17 @@ class Propagator(ABC):
         """The belief about x_t alone in what `predict` returned."""
         return predicted
 
+    def transition_law(self, belief: Belief, t: int) -> LinearLaw:
+        """x_t | x_{t−1} ~ N(A x_{t−1} + b, V) given the mode at t: exact, or the best linear law at these beliefs.
+
+        Takes what `predict` takes at a step that moves. coefficient and noise (*hypotheses, d, d, batch), offset
+        (*hypotheses, d, batch), axes of size 1 where nothing differs. This is all that `smooth` needs of a family with
+        normal beliefs beyond the operations of a filter; `linear_law` makes it from Cov(x_t, x_{t−1}).
+        """
+        raise NotImplementedError(
+            self._missing("transition_law", "a family with normal beliefs", "Smoothing needs it.")
+        )
+
     def record(self, belief: Belief) -> Belief | None:
         """The entry `Filtered.beliefs` for beliefs (T, M, *event, batch); None where the moments determine them."""
         return belief
@@ -138,9 +150,13 @@ class Propagator(ABC):
         """
         return self.from_statistics(contract(weights, self.expected_statistics(belief), axis))
 
-    def _missing(self, method: str) -> str:
-        advice = "Write it, or override collapse."
-        return sentence(f"{type(self).__name__}.{method}", "a family with a sufficient statistic", "none", advice)
+    def _missing(
+        self,
+        method: str,
+        expected: str = "a family with a sufficient statistic",
+        advice: str = "Write it, or override collapse.",
+    ) -> str:
+        return sentence(f"{type(self).__name__}.{method}", expected, "none", advice)
 
 
 def is_tracked(*tensors: Tensor) -> bool:

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from cumulant.checks import holds, sentence, shape
 from cumulant.filters.linear_gaussian import SwitchingLinearGaussian
+from cumulant.filters.linear_laws import regression
 from cumulant.filters.parameters import varies
 from cumulant.filters.projection import m_projection
 from cumulant.filters.protocol import log_probabilities
@@ -190,28 +191,6 @@ def _link(model: SwitchingLinearGaussian, t: int, here: Beliefs, later: Beliefs)
     # positive semidefinite term by term, where P_i + J (P_j − …) Jᵀ would subtract
     spread = rest @ covariance @ rest.mT + gain @ (q + later.covariance) @ gain.mT
     return Link(log_weights, mean + (gain @ surprise[..., None])[..., 0], (spread + spread.mT) / 2, gain, later)
-
-
-def regression(cross: Tensor, covariance: Tensor) -> Tensor:
-    """Cov(x, z) Cov(z)⁺ from Cov(z, x) (…, p, r) and Cov(z) (…, p, p); directions in which z is certain are left out.
-
-    >>> import torch
-    >>> regression(torch.tensor([[1.0], [1.0]]), torch.ones(2, 2))         # z = (x, x) twice the same
-    tensor([[0.5000, 0.5000]])
-    """
-    size = covariance.diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt()
-    size = torch.where(size > 0, size, 1)[..., None]
-    correlation, cross = covariance / (size * size.mT), cross / size
-    root, failed = torch.linalg.cholesky_ex(correlation)
-    floor = 1e2 * covariance.shape[-1] * torch.finfo(covariance.dtype).eps
-    sound = (failed == 0) & (root.diagonal(dim1=-2, dim2=-1).square().amin(-1) > floor)
-    if holds(sound):
-        return (torch.cholesky_solve(cross, root) / size).mT
-    inverse = torch.linalg.pinv(correlation, hermitian=True, rtol=floor)
-    sound = sound[..., None, None]
-    eye = torch.eye(covariance.shape[-1], dtype=covariance.dtype, device=covariance.device)
-    root = torch.linalg.cholesky(torch.where(sound, correlation, eye))
-    return (torch.where(sound, torch.cholesky_solve(cross, root), inverse @ cross) / size).mT
 
 
 def by_mode(filtered: Filtered) -> list[Beliefs]:

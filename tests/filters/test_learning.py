@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from cumulant.filters import GammaPoisson, SwitchingConjugate, SwitchingLinearGaussian, gpb
-from cumulant.filters.fitting import Joint, LinearLaw, completed, fit
+from cumulant.filters.fitting import Joint, completed, fit
 from cumulant.filters.learning import PARAMETERS, em
+from cumulant.filters.linear_laws import LinearLaw
 from cumulant.solve import Status
 from tests.compare import close
 from tests.generated.test_switching import Case, build

@@ -22,7 +22,8 @@ from cumulant.filters import (
     kalman,
 )
 from cumulant.filters.forecast import Forecast, forecast
-from cumulant.filters.smoother import Smoothed, kim, regression, smooth
+from cumulant.filters.linear_laws import linear_law, regression
+from cumulant.filters.smoother import Smoothed, kim, smooth
 from cumulant.filters.variance_excess import variance_excess
 from tests.compare import close
 
@@ -223,6 +224,33 @@ def test_regression_on_what_is_certain_is_nothing():
     close(regression(t([[3.0], [0]]), z), [[3.0, 0]])
     many = regression(t([[[3.0], [0]], [[3.0], [4.0]]]), torch.stack([z, 2 * torch.eye(2).double()]))
     close(many, [[[3.0, 0]], [[1.5, 2]]])
+
+
+@pytest.mark.parametrize("varying", [False, True])
+def test_the_law_of_a_transition_is_that_of_its_prediction(varying):
+    """A mean and covariance through the law are what `predict` says, and their joint moments give the law back."""
+    model = model_of(parameters(modes=3), "belief")
+    if varying:
+        model = replace(model, dynamics=torch.stack([model.dynamics, 2 * model.dynamics]))
+    propagator = model.propagator()
+    begin = propagator.initial().belief
+    belief = type(begin)(*(leaf.unsqueeze(1) for leaf in begin))  # (from, to, …, batch)
+    law = propagator.transition_law(belief, 1)
+    before = propagator.moments(belief)
+    predicted = propagator.moments(propagator.state(propagator.predict(belief, 1)))
+    cross = torch.einsum("...abn,...bcn->...acn", law.coefficient, before.covariance)
+    spread = torch.einsum("...abn,...cbn->...acn", cross, law.coefficient) + law.noise
+    close(torch.einsum("...abn,...bn->...an", law.coefficient, before.mean) + law.offset, predicted.mean, 1e-12)
+    close(spread, predicted.covariance, 1e-12)
+    for ours, theirs in zip(linear_law(before, predicted, cross), law, strict=True):
+        close(ours, theirs.expand_as(ours), 1e-11)
+
+
+def test_a_family_without_a_law_of_transitions_says_so():
+    counts = SwitchingConjugate(GammaPoisson(t([1.0, 2.0])), t([[0.5, 0.5], [0.5, 0.5]]), t([1.0, 1.0]))
+    propagator = counts.propagator()
+    with pytest.raises(NotImplementedError, match=r"transition_law: expected a family with normal beliefs, got none"):
+        propagator.transition_law(propagator.initial().belief, 0)
 
 
 # ---------------------------------------------------------------------- Kim's approximation
