@@ -19,10 +19,11 @@ from pathlib import Path
 from cumulant.checks import sentence
 from cumulant.extras import missing_package
 from cumulant.files import write
+from cumulant.observatory.report.page.packing import packed, unpacked
 
 HERE = Path(__file__).parent
 FIGURES = ("steps", "map", "distribution", "head", "texts", "states", "spectra", "table", "remarkable")
-SCRIPTS = ("dom", "colour", "plot", "state", *FIGURES, "start")  # in this order
+SCRIPTS = ("dom", "unpack", "colour", "plot", "state", *FIGURES, "start")  # in this order
 MAX_BYTES = 4_900_000
 PARTS = {
     "remarkable",
@@ -190,18 +191,18 @@ def pack(data: dict, detail: Detail) -> str:
     >>> pack({"heads": []}, DETAIL_LEVELS[0])[:6]
     'H4sIAA'
     """
-    body = json.dumps(condensed(data, detail), allow_nan=False, separators=(",", ":"), ensure_ascii=False)
+    body = json.dumps(packed(condensed(data, detail)), allow_nan=False, separators=(",", ":"), ensure_ascii=False)
     # half of a surrogate pair is legal in a string, not in UTF-8
-    return base64.b64encode(gzip.compress(body.encode("utf-8", "replace"), 6, mtime=0)).decode("ascii")
+    return base64.b64encode(gzip.compress(body.encode("utf-8", "replace"), 9, mtime=0)).decode("ascii")
 
 
-def unpack(packed: str) -> dict:
+def unpack(letters: str) -> dict:
     """What the page reads, the inverse of `pack`.
 
     >>> unpack(pack({"spectra": [{"block": 0, "eigenvalues": [1.0, float("nan")]}]}, DETAIL_LEVELS[0]))["spectra"]
     [{'block': 0, 'eigenvalues': [1, None]}]
     """
-    return json.loads(gzip.decompress(base64.b64decode(packed)))
+    return unpacked(json.loads(gzip.decompress(base64.b64decode(letters))))
 
 
 def condensed(data: dict, detail: Detail) -> dict:

@@ -1,10 +1,4 @@
-// Unpacks the data and draws the page.
-
-async function unpacked() {
-  const bytes = Uint8Array.from(atob(find("data").textContent.trim()), (letter) => letter.charCodeAt(0));
-  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
-  return new Response(stream).json();
-}
+// Draws the page.
 
 const dark = matchMedia("(prefers-color-scheme: dark)");
 
