@@ -57,7 +57,7 @@ def test_the_clearest_heads_come_first_with_a_sentence():
     found = remarkable_heads(rows, nulls)
     assert [(x.layer, x.head, x.kind) for x in found] == [(0, 1, "previous-token"), (0, 0, "previous-token")]
     assert found[0].words == (
-        "looks at the previous token with 92% of its attention (random weights 5%); entropy 0.31."
+        "looks at the previous token with 92% of its attention (random weights 5%); entropy 0.31 nats."
     )
 
 

@@ -318,7 +318,8 @@ def test_records_with_little_in_them(visit, name):
 def test_large_records_become_coarser_and_say_so(small, tmp_path, monkeypatch):
     whole = render.page(small)
     assert "To keep it below" not in whole
-    monkeypatch.setattr(render, "MAX_BYTES", len(whole.encode()) * 2 // 3)
+    data = re.search(r'id="data">([^<]*)<', whole)[1]
+    monkeypatch.setattr(render, "MAX_BYTES", len(whole.encode()) - len(data) // 3)
     coarse = render.page(small)
     assert len(coarse.encode()) <= render.MAX_BYTES
     assert "To keep it below 5 MB" in coarse
@@ -328,6 +329,110 @@ def test_large_records_become_coarser_and_say_so(small, tmp_path, monkeypatch):
     assert sum(row[2] for row in head["histogram"]) == whole_head["count"]
     assert head["by_position"][-1][0] == whole_head["by_position"][-1][0]
     assert head["value"] == pytest.approx(whole_head["value"], rel=1e-4)
+
+
+def looking(small: dict) -> dict:
+    """The record with where heads look: the previous token, in one text the first three."""
+    shares = {"previous_mass": 0.75, "previous_mass_chance": 0.02, "first_mass": 0.2, "mean_distance": 2.5}
+    shares |= {"distance_0": 0.05, "distance_1": 0.75, "distance_2": 0.2, "distance_3_4": 0.0}
+    numbers = {name: {"value": value, "count": 1, "null_random": 0.03} for name, value in shares.items()}
+    words = "looks at the previous token with 75% of its attention; entropy 0.31 nats."
+    types = [{"kind": "previous-token", "words": words}]
+    heads = [head | {"values": head["values"] | numbers, "types": types} for head in small["heads"]]
+    text = small["texts"][0]
+    rows = [[max(i - 1, 0), 60, 0, 30] if i % 7 else [0, 100] for i in range(len(text["tokens"]))]
+    looks = {f"{head['layer']}.{head['head']}": rows for head in heads}
+    members = [{"layer": i, "head": 1, "quantity": "previous_mass", "strength": "75%"} for i in (3, 0)]
+    return small | {
+        "heads": heads,
+        "texts": [text | {"looks": looks}, *small["texts"][1:]],
+        "types": [{"name": "previous-token", "rule": "previous_mass ≥ 0.4", "heads": members}],
+        "remarkable": [
+            {"layer": 3, "head": 1, "kind": "previous-token", "quantity": "previous_mass", "words": words, "score": 0.7}
+        ],
+    }
+
+
+def test_the_data_of_a_page_come_back(small):
+    data = looking(small)
+    whole = render.condensed(data, render.DETAIL_LEVELS[0])
+    back = unpack(render.pack(data, render.DETAIL_LEVELS[0]))
+    assert back.keys() == whole.keys()
+    for key in whole.keys() - {"heads", "texts"}:
+        assert back[key] == whole[key]
+    for one, other in zip(back["heads"], whole["heads"], strict=True):
+        assert one["types"] == other["types"]
+        assert one["values"].keys() == other["values"].keys()
+        for name, cell in other["values"].items():
+            mine = one["values"][name]
+            assert mine["value"] == pytest.approx(cell["value"], rel=1e-4)
+            assert "p50" not in cell or mine["p50"] == pytest.approx(cell["p50"], rel=1e-3)
+            assert mine.get("histogram", []) == cell["histogram"]
+            points, drawn = cell["by_position"], mine.get("by_position", [])
+            assert [p for p, _ in drawn] == [p for p, _ in points]
+            room = np.ptp([v for _, v in points]) / 1900 if points else 0
+            assert all(abs(a - b) <= room for (_, a), (_, b) in zip(drawn, points, strict=True))
+    for one, other in zip(back["texts"], whole["texts"], strict=True):
+        assert one["tokens"] == other["tokens"]
+        assert one["looks"] == other["looks"]
+        for name, rows in other["values"].items():
+            for head, row in rows.items():
+                assert np.abs(np.subtract(one["values"][name][head], row)).max() <= np.ptp(row) / 1900
+
+
+def test_a_head_has_its_card_and_its_address(visit, small):
+    page = visit(looking(small))
+    listed = page.locator(".by-type a").all_inner_texts()
+    assert listed == ["L3H1 75%", "L0H1 75%"]
+    page.click(".by-type a >> nth=0")
+    assert page.inner_text("#chosen h3") == "Layer 3, head 1"
+    assert page.url.endswith("#L3H1")
+    assert "looks at the previous token with 75%" in page.inner_text("#chosen")
+    kinds = page.locator("[data-figure='kinds'] text").all_text_contents()
+    assert {"75 %", "20 %", "0", "25", "50", "100", "% of the attention"} <= set(kinds)  # values, and an axis
+    assert {"75", "1", "% of the attention"} <= set(page.locator("[data-figure='distances'] text").all_text_contents())
+    assert "2.5 tokens away" in page.inner_text("[data-figure='distances']")
+    tokens = len(small["texts"][0]["tokens"])
+    assert page.locator("[data-figure='pattern'] .look").count() == sum(2 if i % 7 else 1 for i in range(tokens))
+    assert "first token, " in page.inner_html("[data-figure='top-keys']")
+    page.select_option("#quantity", "entropy")
+    assert "% of tokens" in page.inner_html("[data-figure='distribution']")
+    page.evaluate("location.hash = 'L5H2'")
+    page.wait_for_selector("#chosen h3 >> text=Layer 5, head 2")
+    page.focus("#reading [data-at='0']")
+    page.keyboard.press("ArrowRight")
+    assert page.evaluate("document.activeElement.dataset.at") == "1"
+    assert "(0) 60 %" in page.inner_text("#hint")
+
+
+def test_sections_are_behind_a_button_on_a_phone(visit, small):
+    page = visit(small, width=390, height=844, has_touch=True, is_mobile=True)
+    assert page.locator("#sections a").first.is_hidden()
+    page.tap("#menu")
+    assert page.get_attribute("#menu", "aria-expanded") == "true"
+    page.tap("#sections a[href='#texts']")
+    assert page.locator("#sections a").first.is_hidden()
+    assert page.url.endswith("#texts")
+    page.wait_for_timeout(1500)  # it scrolls smoothly
+    assert page.locator("#texts h2").bounding_box()["y"] < 844
+    page.focus("#menu")
+    page.keyboard.press("Enter")
+    page.keyboard.press("Escape")
+    assert page.locator("#sections a").first.is_hidden()
+    assert sideways(page) <= 0
+
+
+def test_what_turns_the_direction_of_a_text_is_named(visit, small):
+    turned = f"{HOSTILE}\u202e\u2066 abc"
+    data = looking(small)
+    data["texts"][0]["tokens"] = [turned, *data["texts"][0]["tokens"][1:]]
+    page = visit(data | {"meta": small["meta"] | {"model": turned, "text": turned}})
+    assert page.inner_text("h1") == f"{HOSTILE}⟨U+202E⟩⟨U+2066⟩ abc"
+    assert not re.search("[\u202a-\u202e\u2066-\u2069]", page.content())
+    assert "⟨U+202E⟩" in page.inner_text("#reading .reading")
+    page.hover("[data-figure='top-keys'] g >> nth=0")
+    assert "<img src=x onerror=alert(2)>⟨U+202E⟩" in page.inner_text("#hint")
+    assert page.locator("img, iframe, object").count() == 0
 
 
 def test_page_has_no_address_but_that_of_a_name(small):

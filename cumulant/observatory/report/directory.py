@@ -34,7 +34,14 @@ from cumulant.observatory.report import verdicts as rules_of_verdicts
 from cumulant.observatory.report.page import render_page
 from cumulant.observatory.report.verdicts import Answer, Number, verdicts
 from cumulant.observatory.statistics import gaussianity
-from cumulant.observatory.statistics.head_types import HEAD_TYPES, Remarkable, remarkable_heads
+from cumulant.observatory.statistics.head_types import (
+    HEAD_TYPES,
+    Remarkable,
+    describe,
+    head_types,
+    heads_by_type,
+    remarkable_heads,
+)
 from cumulant.observatory.statistics.quantities import (
     ABLATION,
     CHANCES,
@@ -220,6 +227,7 @@ def page_data(tables: Tables, nulls: dict[str, Tables], ablation: dict | None = 
     return {
         "meta": record.meta.to_json() | {"sample_fraction": 1 / SAMPLE, "notes": notes_of(record.meta)},
         "remarkable": [head._asdict() for head in standing_out(heads, nulls)],
+        "types": [kind._asdict() | {"heads": [h._asdict() for h in kind.heads]} for kind in heads_by_type(heads)],
         "rules": [{"name": kind.name, "rule": kind.rule, "looks": kind.looks} for kind in HEAD_TYPES if looked],
         "verdicts": [
             a._asdict() | {"numbers": [n._asdict() for n in a.numbers]} for a in answers(tables, nulls, ablation)
@@ -277,7 +285,9 @@ def _head(record: Record, row: HeadRow, nulls: dict[str, HeadRow]) -> dict:
     values |= {name: {"value": row.value(name), "count": 1} for name in NUMBERS if known([row.value(name)])}
     for name, cell in values.items():
         cell |= {f"null_{null}": other.value(name) for null, other in nulls.items()}
-    return {"layer": row.layer, "head": row.head, "hopfield_class": row.hopfield_class, "values": values}
+    types = [{"kind": kind.name, "words": describe(row, kind, nulls)} for kind in head_types(row)]
+    names = {"layer": row.layer, "head": row.head, "hopfield_class": row.hopfield_class}
+    return names | {"types": types, "values": values}
 
 
 def _states(rows: list[LayerRow]) -> list[dict]:

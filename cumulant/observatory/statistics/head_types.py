@@ -70,7 +70,7 @@ HEAD_TYPES = (
     HeadType("previous-token", "previous_mass ≥ 0.4", "previous_mass", 0.4, 0, "at the previous token"),
     HeadType("next-token", "next_mass ≥ 0.4", "next_mass", 0.4, 0, "at the next token"),
     HeadType("self", "self_mass ≥ 0.5", "self_mass", 0.5, 0, "at the token itself"),
-    HeadType("induction", "repeated_induction ≥ 0.4", "repeated_induction", 0.4, 0, "on random tokens that repeat at what followed the same token"),
+    HeadType("induction", "repeated_induction ≥ 0.4", "repeated_induction", 0.4, 0, "at what followed the same token before, in random tokens that repeat,"),
     HeadType("induction", "induction_mass ≥ 0.25 and ≥ 4 × chance", "induction_mass", 0.25, 4, "at what followed the same token earlier"),
     HeadType("duplicate-token", "same_token_mass ≥ 0.25 and ≥ 4 × chance", "same_token_mass", 0.25, 4, "at other occurrences of the same token"),
     HeadType("sink", "first_mass ≥ 0.5", "first_mass", 0.5, 0, "at the first token"),
@@ -106,9 +106,43 @@ def describe(head: HeadNumbers, kind: HeadType, nulls: Mapping[str, HeadNumbers]
     return (
         said
         + (f" ({', '.join(beside)})" if beside else "")
-        + (f"; entropy {entropy:.2g}" if isfinite(entropy) else "")
+        + (f"; entropy {entropy:.2g} nats" if isfinite(entropy) else "")
         + "."
     )
+
+
+class TypeMember(NamedTuple):
+    """A head of a type; strength is the number of the rule in words."""
+
+    layer: int
+    head: int
+    quantity: str
+    strength: str
+
+
+class HeadsOfType(NamedTuple):
+    """All heads of a type, the strongest first, with the rules that they fit."""
+
+    name: str
+    rule: str
+    heads: list[TypeMember]
+
+
+def heads_by_type(rows: list) -> list[HeadsOfType]:
+    """The heads of every type that occurs, in the order of `HEAD_TYPES`; rows have layer and head."""
+    found: dict[str, list[tuple[float, TypeMember]]] = {}
+    rules: dict[str, list[str]] = {}
+    for kind in HEAD_TYPES:
+        rules.setdefault(kind.name, []).append(kind.rule)
+        found.setdefault(kind.name, [])
+    for row in rows:
+        for kind in head_types(row):
+            strength = kind.strength(row)
+            words = f"{strength:.2g} nats" if kind.below else f"{strength:.0%}"
+            order = strength if kind.below else -strength
+            found[kind.name].append((order, TypeMember(row.layer, row.head, kind.quantity, words)))
+    ranked = {name: [member for _, member in sorted(members)] for name, members in found.items() if members}
+    return [HeadsOfType(name, ", or ".join(rules[name]), members) for name, members in ranked.items()]
 
 
 class Remarkable(NamedTuple):

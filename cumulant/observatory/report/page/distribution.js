@@ -30,11 +30,15 @@ function drawHistogram(width) {
   const drawable = nulls.filter(([, value]) => known(value) && (!log || value > 0));
   const ends = [bulk[0][0], bulk.at(-1)[1], ...drawable.map(([, value]) => value)];
   const domain = padded(ends, { log, share: 0.03 });
-  const plot = frame({ width, height: 232, x: domain, xLabel: withUnit(state.quantity), left: 12 });
+  const count = Math.min(44, Math.floor((width - 58) / 9));
+  const bars = rebinned(bins, scale(domain, 0, count), { left: 0, right: count }, count);
+  const most = (100 * Math.max(...bars)) / total || 1;
+  const y = { low: 0, high: most * 1.45 }; // the box of quantiles stands above
+  const ticks = scale(y, 0, 1).ticks(4).filter((tick) => tick <= most * 1.02);
+  const plot = frame({ width, height: 232, x: domain, y, yTicks: ticks, xLabel: withUnit(state.quantity), yLabel: "% of tokens" });
   const { svg, x } = plot;
   const box = { ...plot.box, top: 34 };
-  const bars = rebinned(bins, x, box, Math.min(44, Math.floor(width / 9)));
-  svg.append(...goodRange(x, box), ...columns(bars, total, box), ...quantiles(cell, x, box.top + 10));
+  svg.append(...goodRange(x, box), ...columns(bars, total, plot), ...quantiles(cell, x, box.top + 10));
   drawable.forEach(([name, value], row) => svg.append(...nullMark(name, x(value), row, box)));
   return svg;
 }
@@ -47,12 +51,11 @@ function goodRange(x, box) {
   return [shape("rect", { class: "good", x: from, y: box.top, ...size })];
 }
 
-function columns(bars, total, box) {
-  const most = Math.max(...bars) || 1;
+function columns(bars, total, { box, y }) {
   const step = (box.right - box.left) / bars.length;
   return bars.map((count, i) => {
-    const height = (count / most) * (box.bottom - box.top - 34);
-    const at = { x: box.left + i * step + 0.5, y: box.bottom - height, width: step - 1, height };
+    const top = y((100 * count) / total);
+    const at = { x: box.left + i * step + 0.5, y: top, width: step - 1, height: box.bottom - top };
     return hint(shape("rect", { class: "bar", ...at }), () => `${show((100 * count) / total, 3)} % of ${show(total)}`);
   });
 }

@@ -85,13 +85,13 @@ function describeHead(panel) {
     : null;
   if (badge) hint(badge, () => `It takes ${CLASS_WORDS[head.hopfield_class]} to hold 90 % of the attention.`);
   const facts = [
-    fact("Mean", show(cell.value) + error),
+    fact(`${capital(labelOf(state.quantity))}, mean`, show(cell.value) + error),
     fact("Median", show(cell.p50)),
     fact("Spread", show(cell.std)),
     known(cell.null_random) ? fact("Random weights", show(cell.null_random), "null") : null,
     known(cell.null_shuffled) ? fact("Shuffled keys", show(cell.null_shuffled), "null") : null,
   ];
-  panel.replaceChildren(
+  const parts = [
     html(
       "div",
       { class: "headline" },
@@ -99,8 +99,17 @@ function describeHead(panel) {
       badge,
       html("small", { class: "code" }, [name, kind].filter(Boolean).join(" · ")),
     ),
-    html("dl", { class: "readout" }, facts.filter(Boolean)),
-  );
+    typesOf(head),
+    html("dl", { class: "readout", "aria-label": labelOf(state.quantity) }, facts.filter(Boolean)),
+  ];
+  panel.replaceChildren(...parts.filter(Boolean));
+}
+
+// what the head does by the rules of the glossary, a sentence for each type
+function typesOf(head) {
+  if (!head.types?.length) return null;
+  const line = ({ kind, words }) => html("li", {}, html("span", { class: "type" }, kind), ` ${words}`);
+  return html("ul", { class: "types" }, head.types.map(line));
 }
 
 function startHead() {
@@ -112,26 +121,22 @@ function startHead() {
   describeHead(panel);
   watch(["head", "quantity"], () => describeHead(panel));
   const on = ["head", "quantity"];
-  find("head").append(
-    html(
-      "div",
-      { class: "stack" },
-      panel,
-      figure({
-        title: () => `${capital(labelOf(state.quantity))} over tokens`,
-        name: "distribution",
-        on,
-        draw: drawHistogram,
-        note: () => `${headName(state.head)}. Above: 5 to 95 %, quartiles, median, mean ◆.`,
-      }),
-      figure({
-        title: () => `${capital(labelOf(state.quantity))} against position`,
-        name: "positions",
-        on,
-        draw: drawPositions,
-        note: () => `${headName(state.head)}; in grey the other heads of its layer.`,
-      }),
-    ),
+  find("head").append(html("div", { class: "stack" }, panel, lookFigures()));
+  find("over-tokens").append(
+    figure({
+      title: () => `${capital(labelOf(state.quantity))} over tokens`,
+      name: "distribution",
+      on,
+      draw: drawHistogram,
+      note: () => `${headName(state.head)}. Above: 5 to 95 %, quartiles, median, mean ◆.`,
+    }),
+    figure({
+      title: () => `${capital(labelOf(state.quantity))} against position`,
+      name: "positions",
+      on,
+      draw: drawPositions,
+      note: () => `${headName(state.head)}; in grey the other heads of its layer.`,
+    }),
   );
   startScatter();
   startHeadTable();
@@ -145,7 +150,6 @@ function startHeadTable() {
       title: () => `All quantities of ${headName(state.head).toLowerCase()}`,
       name: "head",
       on: ["head"],
-      wide: false,
       header: columns.map(([, label]) => label),
       rows: () =>
         DATA.measured.map((name) => [name, ...columns.slice(1).map(([key]) => cellOf(state.head, name)[key] ?? null)]),
@@ -178,9 +182,6 @@ function startScatter() {
   );
   card.append(controls);
   find("scatter").append(card);
-  if (DATA.rows.length <= 12) return;
-  find("head").append(find("scatter")); // beside a tall map both columns are full this way
-  find("map").after(find("head-table"));
 }
 
 const term = (name) =>

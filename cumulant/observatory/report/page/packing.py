@@ -6,7 +6,7 @@
     where heads look  distances and percents
 
 Whole numbers are written in letters (`letters`), which JSON and gzip leave alone. Counts are exact; curves and numbers
-of tokens to a thousandth of their range, means to five digits, quantiles, which a tally has to 5 %, to three.
+of tokens to a thousandth of their range, means to five digits, what stands beside them to four.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ LAST, MORE = 35, 93  # code of the first letter of a last digit, and of one that
 LAST_DIGITS, MORE_DIGITS = 46, 34  # so that neither " nor \ is among the letters
 LEVELS = 999
 DIGITS = {"std": 4, "se": 2, "null_random": 4, "null_shuffled": 4}
-DIGITS |= dict.fromkeys(("p05", "p25", "p50", "p75", "p95"), 3)
+DIGITS |= dict.fromkeys(("p05", "p25", "p50", "p75", "p95"), 4)
 DRAWN = ("histogram", "by_position")  # of a cell, what is no single number
 
 
@@ -91,7 +91,7 @@ def of_levels(packed: list | None) -> list[float | None]:
 
 def packed(parts: dict) -> dict:
     """What `render.condensed` gives, in few letters."""
-    edges, positions = Places(), Places()
+    edges, positions = DistinctValues(), DistinctValues()
     edges.number(sorted(edge for cell in _every_cell(parts) for row in _bins(cell) for edge in row[:2]))
     positions.number(tuple(p for p, _ in _points(cell)) for cell in _every_cell(parts))
     out = parts | _part(parts, edges, positions)
@@ -115,7 +115,7 @@ def unpacked(parts: dict) -> dict:
     return out
 
 
-class Places(dict):
+class DistinctValues(dict):
     """Values that occur again and again → their places in a list that has each once."""
 
     def number(self, values: Iterable) -> None:
@@ -137,7 +137,7 @@ def _points(cell: dict) -> list:
     return [point for point in cell.get("by_position") or [] if None not in point]
 
 
-def _part(part: dict, edges: Places, positions: Places) -> dict:
+def _part(part: dict, edges: DistinctValues, positions: DistinctValues) -> dict:
     out = {}
     if "heads" in part:
         heads = part["heads"]
@@ -169,7 +169,7 @@ def _whole(part: dict, edges: list, positions: list) -> dict:
     return out
 
 
-def _cells(values: list[dict], edges: Places, positions: Places) -> dict[str, dict[str, list]]:
+def _cells(values: list[dict], edges: DistinctValues, positions: DistinctValues) -> dict[str, dict[str, list]]:
     """name → statistic → one for each head, None where it has none."""
     out: dict[str, dict[str, list]] = {}
     for name in dict.fromkeys(name for cells in values for name in cells):
@@ -192,7 +192,7 @@ def _short(value, digits: int):
     return int(short) if short.is_integer() and abs(short) < 1e15 else short
 
 
-def _histogram(cell: dict, edges: Places) -> str | None:
+def _histogram(cell: dict, edges: DistinctValues) -> str | None:
     """Of all bins how far the low edge is from the high one before, then how wide they are, then their counts."""
     rows = _bins(cell)
     if not rows:
@@ -213,7 +213,7 @@ def _of_histogram(text: str, edges: list) -> list[list]:
     return out
 
 
-def _curve(cell: dict, positions: Places) -> list | None:
+def _curve(cell: dict, positions: DistinctValues) -> list | None:
     """[which positions, least, largest, letters]."""
     points = _points(cell)
     drawn = levels([value for _, value in points])
@@ -245,7 +245,9 @@ def _looks(rows: list[list[int]]) -> str:
 
 
 def _of_text(text: dict) -> dict:
-    values = {quantity: {head: of_levels(row) for head, row in rows.items()} for quantity, rows in text["values"].items()}
+    values = {
+        quantity: {head: of_levels(row) for head, row in rows.items()} for quantity, rows in text["values"].items()
+    }
     return text | {"values": values, "looks": {head: _of_looks(rows) for head, rows in text["looks"].items()}}
 
 

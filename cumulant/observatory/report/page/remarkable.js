@@ -7,20 +7,26 @@ function headOfAddress() {
   return layer === undefined ? null : headAt(Number(layer), Number(head));
 }
 
-function startRemarkable() {
-  for (const link of document.querySelectorAll("a[data-head]")) {
-    link.addEventListener("click", (event) => {
-      const head = headAt(...link.dataset.head.split(".").map(Number));
-      if (!head) return;
-      event.preventDefault();
-      history.replaceState(null, "", link.getAttribute("href"));
-      const { quantity } = link.dataset;
-      set(DATA.measured.includes(quantity) ? { head, quantity } : { head });
-      find("heads").scrollIntoView();
-    });
-  }
-  const named = headOfAddress();
-  if (!named) return;
-  set({ head: named });
+function choose(head, quantity) {
+  set(DATA.measured.includes(quantity) ? { head, quantity } : { head });
   find("heads").scrollIntoView();
+}
+
+function startRemarkable() {
+  document.addEventListener("click", (event) => {
+    const link = event.target.closest?.("a[data-head]");
+    const head = link && headAt(...link.dataset.head.split(".").map(Number));
+    if (!head) return;
+    event.preventDefault();
+    choose(head, link.dataset.quantity);
+  });
+  const open = () => {
+    const named = headOfAddress();
+    if (named) choose(named);
+  };
+  addEventListener("hashchange", open);
+  open();
+  // the address always names the head that is shown, to be copied
+  const name = () => history.replaceState(null, "", `#L${state.head.layer}H${state.head.head}`);
+  watch(["head"], () => state.head && name());
 }

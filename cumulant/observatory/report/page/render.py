@@ -11,6 +11,7 @@ import gzip
 import hashlib
 import json
 import math
+import re
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cache
@@ -22,11 +23,12 @@ from cumulant.files import write
 from cumulant.observatory.report.page.packing import packed, unpacked
 
 HERE = Path(__file__).parent
-FIGURES = ("steps", "map", "distribution", "head", "texts", "states", "spectra", "table", "remarkable")
+FIGURES = ("steps", "map", "distribution", "looks", "head", "texts", "states", "spectra", "table", "remarkable")
 SCRIPTS = ("dom", "unpack", "colour", "plot", "state", *FIGURES, "start")  # in this order
 MAX_BYTES = 4_900_000
 PARTS = {
     "remarkable",
+    "types",
     "rules",
     "verdicts",
     "quantities",
@@ -37,6 +39,8 @@ PARTS = {
     "texts",
     "definitions",
 }
+DIRECTIONS = re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+DRAWN = {"heads", "states", "spectra", "texts"}  # by the page itself, from what `pack` wrote
 ANSWERS = {"yes": "✓", "no": "✕", "partly": "◐", "open": "○"}  # distinct without colour
 
 
@@ -65,8 +69,8 @@ def render_page(data: dict, path: Path) -> None:
     every script but its own. Strings of models and texts are shown, never read as HTML. Where a record is large,
     distributions, curves and texts are coarser so that the page stays below 5 MB; the page says so.
 
-    data   meta, remarkable (heads), rules (of their types), verdicts, quantities, layers, heads, states, spectra,
-           texts; any may be missing, numbers may be None.
+    data   meta, remarkable (heads), types (with all heads of each), rules (of the types), verdicts, quantities, layers,
+           heads, states, spectra, texts; any may be missing, numbers may be None.
            series: steps, log (whether their axis is), and parts, the heads, states, spectra and texts of all steps but
            the last, which is the page itself
     """
@@ -80,9 +84,13 @@ def page(data: dict) -> str:
     template = _environment().get_template("template.html")
     program = "".join((HERE / f"{name}.js").read_text("utf-8") for name in SCRIPTS)
     program = f'(() => {{\n"use strict";\n{program}}})();\n'
+    heads, types = data.get("heads") or [], data.get("types") or []
+    typed = {(head["layer"], head["head"]) for kind in types for head in kind["heads"]}
     parts = {
-        **{key: data.get(key) or [] for key in PARTS},
-        "meta": data.get("meta") or {},
+        **{key: plain(data.get(key) or []) for key in PARTS - DRAWN},
+        "heads": heads,
+        "untyped": len(heads) - len(typed),
+        "meta": plain(data.get("meta") or {}),
         "series": data.get("series"),
         "program": program,
         "policy": base64.b64encode(hashlib.sha256(program.encode()).digest()).decode(),
@@ -136,18 +144,19 @@ def capital(text: object) -> str:
 
 
 def bars(item: dict) -> dict | None:
-    """Lengths in percent of a value and its null on a common scale from 0; None where one is missing or not positive.
+    """Lengths in percent of a value and its null on a common scale from 0 to ``end``; None where one is missing or not
+    positive.
 
     A share is drawn as a part of the whole.
 
     >>> bars({"value": 2.0, "null": 4.0}), bars({"value": 0.2, "null": 0.1, "unit": "share"})
-    ({'value': 50.0, 'null': 100.0}, {'value': 20.0, 'null': 10.0})
+    ({'value': 50.0, 'null': 100.0, 'end': 4}, {'value': 20.0, 'null': 10.0, 'end': 1.0})
     """
     value, null = plain(item.get("value")), plain(item.get("null"))
     if not isinstance(value, int | float) or not isinstance(null, int | float) or min(value, null) <= 0:
         return None
     longest = max(value, null, 1.0 if item.get("unit") == "share" else 0.0)
-    return {"value": 100 * value / longest, "null": 100 * null / longest}
+    return {"value": 100 * value / longest, "null": 100 * null / longest, "end": longest}
 
 
 def _check(data: object) -> None:
@@ -228,7 +237,8 @@ def _series(series: dict, detail: Detail) -> dict:
 
 
 def plain(value: object) -> object:
-    """Lists, dictionaries, strings and finite numbers of five digits; anything not finite is None.
+    """Lists, dictionaries, strings and finite numbers of five digits; anything not finite is None, and characters that
+    turn the direction of a text are named.
 
     >>> plain({"a": (1.0, 0.123456789, float("inf")), "b": True})
     {'a': [1, 0.12346, None], 'b': True}
@@ -238,7 +248,9 @@ def plain(value: object) -> object:
             return None
         short = float(f"{value:.5g}")
         return int(short) if short.is_integer() and abs(short) < 1e15 else short
-    if value is None or isinstance(value, str | int):
+    if isinstance(value, str):
+        return visible(value)
+    if value is None or isinstance(value, int):
         return value
     if isinstance(value, dict):
         return {str(key): plain(item) for key, item in value.items()}
@@ -246,6 +258,15 @@ def plain(value: object) -> object:
         return [plain(item) for item in value]
     got, advice = type(value).__name__, "Call .item() or .tolist() on it first."
     raise TypeError(sentence("render_page.data", "dictionaries, lists, strings and numbers", got, advice))
+
+
+def visible(text: str) -> str:
+    """Characters that turn the direction of what stands beside them, as their names.
+
+    >>> visible("a\\u202eb"), visible("plain")
+    ('a⟨U+202E⟩b', 'plain')
+    """
+    return DIRECTIONS.sub(lambda found: f"⟨U+{ord(found[0]):04X}⟩", text)
 
 
 def coarser(histogram: list, bins: int) -> list:

@@ -12,6 +12,22 @@ function startTheme() {
   dark.addEventListener("change", () => set({ theme: `system ${dark.matches}` }));
 }
 
+// on a narrow screen the sections are behind a button
+function startMenu() {
+  const [button, list] = [find("menu"), find("sections")];
+  const open = (wanted) => {
+    button.setAttribute("aria-expanded", String(wanted));
+    list.classList.toggle("open", wanted);
+  };
+  button.addEventListener("click", () => open(button.getAttribute("aria-expanded") !== "true"));
+  list.addEventListener("click", () => open(false));
+  addEventListener("keydown", (event) => {
+    if (event.key !== "Escape" || !list.classList.contains("open")) return;
+    open(false);
+    button.focus();
+  });
+}
+
 function startCopy() {
   find("copy")?.addEventListener("click", () => {
     const range = document.createRange();
@@ -38,6 +54,7 @@ async function start() {
     if (event.key === "Escape") find("hint").hidden = true;
   });
   startTheme();
+  startMenu();
   startCopy();
   try {
     prepare(await unpacked());

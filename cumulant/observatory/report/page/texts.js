@@ -20,62 +20,42 @@ function coloured(text, own, range, ramp, quantity) {
     const element = html("span", { style: `background:${css(colour)};color:${inkOn(colour)}` }, visible);
     element.dataset.at = index;
     const words = () => {
-      const own = `${token.trim() || "(space)"}\nposition ${index}\n${labelOf(quantity)} ${show(value)}`;
+      const own = `${tokenName(token)}\nposition ${index}\n${labelOf(quantity)} ${show(value)}`;
       return [own, ...looksOf(text, index).map(([key, share]) => `→ ${nameOf(text, key)} ${share} %`)].join("\n");
     };
     return [gap, hint(element, words)];
   });
 }
 
-// where the chosen head looks from a token: [key, percent], the most attention first
-function looksOf(text, index) {
-  const row = text.looks?.[`${state.head.layer}.${state.head.head}`]?.[index] ?? [];
-  return Array.from({ length: row.length / 2 }, (_, i) => [row[2 * i], row[2 * i + 1]]);
-}
-
-const nameOf = (text, index) => `${(text.tokens[index] ?? "").trim() || "(space)"} (${index})`;
-
-// under the pointer a token shows which tokens it looks at
+// under the pointer, or by the arrow keys, a token shows which tokens it looks at
 function lookAround(reading, text) {
   const elements = new Map([...reading.querySelectorAll("[data-at]")].map((e) => [Number(e.dataset.at), e]));
+  const order = [...elements.values()];
   const clear = () => elements.forEach((e) => e.style.removeProperty("outline"));
-  for (const [index, element] of elements) {
-    element.addEventListener("pointerenter", () => {
-      clear();
-      for (const [key, share] of looksOf(text, index)) {
-        const target = elements.get(key);
-        if (target) target.style.outline = `${1 + Math.round(share / 25)}px solid var(--accent)`;
-      }
-    });
-    element.addEventListener("pointerleave", clear);
-  }
-}
-
-function drawPattern(width) {
-  const text = DATA.texts[state.text];
-  const count = text.tokens.length;
-  const size = Math.min(width, 560);
-  const step = size / Math.max(count, 1);
-  const svg = shape("svg", { width, height: size, role: "img", viewBox: `0 0 ${width} ${size}` });
-  const ends = { x1: 0, y1: 0, x2: size, y2: size, class: "axis" };
-  svg.append(shape("rect", { width: size, height: size, class: "ground" }), shape("line", ends));
-  let drawn = 0;
-  for (let index = 0; index < count; index++) {
+  const outline = (index) => {
+    clear();
     for (const [key, share] of looksOf(text, index)) {
-      if (key >= count) continue;
-      drawn += 1;
-      const cell = shape("rect", {
-        x: key * step,
-        y: index * step,
-        width: Math.max(step, 1.5),
-        height: Math.max(step, 1.5),
-        class: "look",
-        "fill-opacity": Math.max(share / 100, 0.08),
-      });
-      svg.append(hint(cell, () => `${nameOf(text, index)} → ${nameOf(text, key)}\n${share} % of the attention`));
+      const target = elements.get(key);
+      if (target) target.style.outline = `${1 + Math.round(share / 25)}px solid var(--accent)`;
     }
-  }
-  return drawn ? svg : "Where this head looks was not recorded for this text.";
+  };
+  order[0]?.setAttribute("tabindex", 0);
+  reading.addEventListener("pointerover", (event) => {
+    const { at } = event.target.dataset;
+    if (at !== undefined) outline(Number(at));
+  });
+  reading.addEventListener("pointerleave", clear);
+  reading.addEventListener("focusin", (event) => outline(Number(event.target.dataset.at)));
+  reading.addEventListener("focusout", clear);
+  reading.addEventListener("keydown", (event) => {
+    const step = { ArrowLeft: -1, ArrowUp: -1, ArrowRight: 1, ArrowDown: 1 }[event.key];
+    const next = step && order[order.indexOf(event.target) + step];
+    if (!next) return;
+    event.preventDefault();
+    event.target.setAttribute("tabindex", -1);
+    next.setAttribute("tabindex", 0);
+    next.focus();
+  });
 }
 
 function rampKey(range, ramp, quantity) {
@@ -102,7 +82,7 @@ function showReading(panel) {
   panel.replaceChildren(
     html("header", {}, heading, html("span", { class: "tools" }, button)),
     rampKey(range, ramp, quantity),
-    html("p", { class: "reading", tabindex: 0, dir: "auto" }, tokens, cut),
+    html("p", { class: "reading", dir: "auto" }, tokens, cut),
   );
   lookAround(panel.querySelector(".reading"), text);
 }
@@ -130,16 +110,5 @@ function startTexts() {
   }
   find("reading").append(panel);
   showReading(panel);
-  if (DATA.texts.some((text) => Object.keys(text.looks ?? {}).length)) {
-    find("reading").append(
-      figure({
-        title: () => `Where ${headName(state.head).toLowerCase()} looks`,
-        name: "pattern",
-        on: ["text", "head", "theme"],
-        draw: drawPattern,
-        note: () => "Rows are tokens that look, from top to bottom, columns the three tokens each looks at most; darker is more.",
-      }),
-    );
-  }
   watch(["text", "colouring", "head", "theme"], () => showReading(panel));
 }

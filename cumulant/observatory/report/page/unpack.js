@@ -106,7 +106,9 @@ function unpackPart(part, edges, positions) {
 }
 
 async function unpacked() {
-  const bytes = Uint8Array.from(atob(find("data").textContent.trim()), (letter) => letter.charCodeAt(0));
+  const letters = atob(find("data").textContent.trim());
+  const bytes = new Uint8Array(letters.length);
+  for (let i = 0; i < letters.length; i += 1) bytes[i] = letters.charCodeAt(i); // `from` takes ten times as long
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
   const data = await new Response(stream).json();
   for (const part of [data, ...(data.series?.parts ?? [])]) unpackPart(part, data.edges, data.positions);
