@@ -11,6 +11,18 @@ from cumulant.filters.heads import (
 )
 from cumulant.filters.learning import Learned, em
 from cumulant.filters.linear_gaussian import Simulation, SwitchingLinearGaussian
+from cumulant.filters.moment_rules import (
+    Cubature,
+    Extended,
+    GaussHermite,
+    MomentRule,
+    PropagatedMoments,
+    SigmaPointRule,
+    SigmaPoints,
+    Unscented,
+)
+from cumulant.filters.nonlinear import SwitchingNonlinear
+from cumulant.filters.nonlinear_modes import GaussianMode, NonlinearMode
 from cumulant.filters.pairs import BetaBernoulli, DirichletCategorical, GammaPoisson, NormalGamma, NormalNormal
 from cumulant.filters.projection import ProjectedNormal, m_projection, m_projection_in
 from cumulant.filters.protocol import Propagator, SwitchingModel
@@ -24,16 +36,25 @@ __all__ = [
     "IMM",
     "AttentionFilter",
     "BetaBernoulli",
+    "Cubature",
     "DirichletCategorical",
+    "Extended",
     "FilterState",
     "Filtered",
     "Forecast",
     "GammaPoisson",
+    "GaussHermite",
+    "GaussianMode",
     "Learned",
+    "MomentRule",
+    "NonlinearMode",
     "NormalGamma",
     "NormalNormal",
     "ProjectedNormal",
+    "PropagatedMoments",
     "Propagator",
+    "SigmaPointRule",
+    "SigmaPoints",
     "Simulation",
     "SinkhornAttention",
     "Slots",
@@ -43,6 +64,8 @@ __all__ = [
     "SwitchingConjugate",
     "SwitchingLinearGaussian",
     "SwitchingModel",
+    "SwitchingNonlinear",
+    "Unscented",
     "attention_as_filter",
     "em",
     "exact",

@@ -1,24 +1,17 @@
 """The linear-Gaussian operations of the engine, on packed moments and with the sequences last.
 
-The moments of a vector x are kept as the upper triangle, row by row, of the matrix
-
-    [ 1  mᵀ ]        m the mean, P the covariance
-    [ m  P  ]
-
-Three facts make a step cheap:
+Three facts make a step cheap, of which the last two are those of every packed normal law (`packed_normal`):
 
     predict   (y, x') = G x + noise with G = [H F; F]: every entry of the triangle of (y, 1, x') is a fixed combination
               of the entries of that of (1, x), so that one matrix product serves all hypotheses and sequences, and
               covariances are symmetric by construction
-    update    conditioning on y is Gaussian elimination of its rows, which takes the squared distance of y from its
-              prediction off the 1; a missing entry is a row not used, which is the marginal over it
-    collapse  Σ_i w_i P_i + Σ_{i<k} w_i w_k (m_i − m_k)(m_i − m_k)ᵀ: no squares are subtracted, so that coordinates may
-              lie far from the origin
+    update    conditioning on y is Gaussian elimination of its rows
+    collapse  no squares are subtracted
 """
 
 from __future__ import annotations
 
-from math import log, pi
+from math import log
 from typing import NamedTuple
 
 import torch
@@ -28,20 +21,11 @@ from torch.nn.functional import pad
 from cumulant.checks import sentence
 from cumulant.filters.joseph import joseph
 from cumulant.filters.linear_laws import LinearLaw
-from cumulant.filters.protocol import Propagator, Start, StateMoments, Updated, contract, is_tracked
+from cumulant.filters.packed_normal import Normal, PackedNormal, pack, positions, unpack
+from cumulant.filters.protocol import Start, Updated, is_tracked
 
 SQUARED = 8  # state size up to which a step is one matrix product, of about d⁴/4 entries
-PAIRED = 8  # modes up to which a collapse goes over pairs of them
 BLOCK = 256  # time steps whose maps are formed together where they vary
-
-
-class Normal(NamedTuple):
-    """moments (*hypotheses, (d+1)(d+2)/2, batch): the triangle of (1, x), that is 1, the mean, the covariance.
-
-    What `predict` returns is the triangle of (y, 1, x), with (m+d+1)(m+d+2)/2 entries.
-    """
-
-    moments: Tensor
 
 
 class Parameters(NamedTuple):
@@ -77,22 +61,18 @@ class Maps(NamedTuple):
         return Maps(self.gain[index], self.offset[index], product, floors, self.bound[index])
 
 
-class LinearGaussian(Propagator):
+class LinearGaussian(PackedNormal):
     """The propagator of `SwitchingLinearGaussian`."""
 
     def __init__(self, start: str, begin: Start, log_transition: Tensor, parameters: Parameters):
+        super().__init__(parameters.dynamics.new_empty(0), *parameters.observation.shape[-2:])
         self.start = start
-        self.like = parameters.dynamics.new_empty(0)
-        self.m, self.d = parameters.observation.shape[-2:]
         self.begin = begin
         self.transition = log_transition  # (M, M, 1) or (T, M, M, 1)
         self.parameters = parameters
         self.steps = min((p.shape[0] for p in parameters if p.ndim == 4), default=None)
         self.tracked = is_tracked(log_transition, *begin.belief, begin.log_weights, *parameters)
         self.block, self.maps = -1, None
-        self.orders = {}
-        self.full = positions(self.d).flatten().to(self.like.device)
-        self.size = (self.d + 1) * (self.d + 2) // 2
 
     def initial(self) -> Start:
         return self.begin
@@ -122,29 +102,7 @@ class LinearGaussian(Propagator):
             rest = rest.expand(*rest.shape[:-1], y.shape[-1])
         if not self.m:
             return Updated(Normal(rest), torch.zeros_like(rest.select(-2, 0)))
-        variances = []
-        for entry, value in enumerate(y.unbind()):
-            left = self.m + self.d - entry
-            row, rest = rest.narrow(-2, 0, left + 1), rest.narrow(-2, left + 1, left * (left + 1) // 2)
-            row = row.clone() if entry == 0 else row  # what was predicted stays as it was
-            row.select(-2, self.m - entry).sub_(value)
-            variance, cross = torch.split_with_sizes(row, (1, left), -2)
-            variances.append(torch.maximum(variance, maps.floors[entry]))
-            gain = cross / variances[-1]
-            if observed is not None:
-                gain = torch.where(observed[entry], gain, 0)
-            first, second = self._order(left)
-            rest = torch.addcmul(rest, cross.index_select(-2, first), gain.index_select(-2, second), value=-1)
-        spread = torch.cat(variances, -2).log()
-        vague = spread > maps.bound
-        constant = 1 + self.m * log(2 * pi)
-        if observed is not None:
-            spread, vague = torch.where(observed, spread, 0), vague & observed
-            constant = 1 + observed.to(y.dtype).sum(0) * log(2 * pi)
-        corner = rest.select(-2, 0)
-        log_likelihood = (corner - spread.sum(-2) - constant) / 2
-        corner.fill_(1)
-        updated = Updated(Normal(rest), log_likelihood)
+        updated, vague = self.condition(rest, y, observed, maps.floors, maps.bound)
         return self._update_by_joseph(vague.any(-2), predicted, y, observed, t, updated) if vague.any() else updated
 
     def _update_by_joseph(
@@ -166,38 +124,6 @@ class LinearGaussian(Propagator):
         exact = joseph(*law, *values, matrix, offset[..., 0], noise)
         moments = fast.belief.moments.movedim(-2, -1).index_put(index, pack(exact.mean, exact.covariance))
         return Updated(Normal(moments.movedim(-1, -2)), fast.log_likelihood.index_put(index, exact.log_likelihood))
-
-    def collapse(self, weights: Tensor, belief: Normal, axis: int) -> Normal:
-        moments, modes = belief.moments, weights.shape[axis]
-        total = contract(weights, moments, axis)
-        mean, covariance = moments.narrow(-2, 1, self.d), total.narrow(-2, self.d + 1, self.size - self.d - 1)
-        targets = weights.numel() * self.size // max(moments.numel(), 1)
-        if modes - 1 > 2 * targets or modes > PAIRED:  # fewer differences to the mean than between modes
-            apart = mean - total.narrow(-2, 1, self.d).unsqueeze(axis)
-            contract(weights, self._outer(apart), axis, onto=covariance)
-            return Normal(total)
-        for lag in range(1, modes):  # all pairs of modes, without copies of the means
-            rest = modes - lag
-            apart = mean.narrow(axis, lag, rest) - mean.narrow(axis, 0, rest)
-            share = weights.narrow(axis, lag, rest) * weights.narrow(axis, 0, rest)
-            contract(share, self._outer(apart), axis, onto=covariance)
-        return Normal(total)
-
-    def _outer(self, vectors: Tensor) -> Tensor:
-        first, second = self._order(self.d)
-        return vectors.index_select(-2, first) * vectors.index_select(-2, second)
-
-    def _order(self, n: int) -> tuple[Tensor, Tensor]:
-        """Rows and columns of a packed triangle of size n."""
-        if n not in self.orders:
-            self.orders[n] = tuple(torch.triu_indices(n, n, device=self.like.device))
-        return self.orders[n]
-
-    def moments(self, belief: Normal) -> StateMoments:
-        return unpack(belief.moments, self.d, self.full)
-
-    def record(self, belief: Normal) -> None:
-        return None
 
     def maps_at(self, t: int) -> Maps:
         """The maps of step t, formed once where nothing varies and in blocks of time where something does."""
@@ -227,33 +153,6 @@ class LinearGaussian(Propagator):
         return Parameters(
             *(p[first:last] if p.ndim == 4 else p.expand(last - first, *p.shape) for p in self.parameters)
         )
-
-
-def pack(mean: Tensor, covariance: Tensor) -> Tensor:
-    """The triangle of (1, x) as (…, (d+1)(d+2)/2) from (…, d) and (…, d, d); asymmetric rounding is averaged."""
-    first, second = torch.triu_indices(*covariance.shape[-2:], device=covariance.device)
-    triangle = (covariance[..., first, second] + covariance[..., second, first]) / 2
-    one = torch.ones_like(mean.sum(-1, keepdim=True))
-    return torch.cat([one, mean, triangle], -1)
-
-
-def unpack(moments: Tensor, d: int, where: Tensor) -> StateMoments:
-    """Mean and covariance from packed moments; ``where`` is positions(d) flat."""
-    _, mean, triangle = torch.split_with_sizes(moments, (1, d, moments.shape[-2] - d - 1), -2)
-    return StateMoments(mean, triangle.index_select(-2, where).unflatten(-2, (d, d)))
-
-
-def positions(n: int) -> Tensor:
-    """The index of each entry of an (n, n) matrix in its packed triangle.
-
-    >>> positions(2)
-    tensor([[0, 1],
-            [1, 2]])
-    """
-    first, second = torch.triu_indices(n, n)
-    where = torch.zeros(n, n, dtype=torch.int64)
-    where[first, second] = where[second, first] = torch.arange(len(first))
-    return where
 
 
 def _form(parameters: Parameters) -> Maps:

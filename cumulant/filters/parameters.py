@@ -49,7 +49,7 @@ def checked(transition: Tensor, parameters: dict) -> dict[str, Tensor]:
         require_finite(f"{NAME}.{name}", value)
         complete[name] = _with_modes(name, value, modes, event)
     for name in ("process_noise", "observation_noise", "initial_covariance"):
-        _check_covariance(name, complete[name], definite=name == "observation_noise")
+        check_covariance(f"{NAME}.{name}", complete[name], definite=name == "observation_noise")
     return complete
 
 
@@ -81,8 +81,9 @@ def _with_modes(name: str, value: Tensor, modes: int, event: tuple[int, ...]) ->
     return value.expand(modes, *event) if extra == 0 else value
 
 
-def _check_covariance(name: str, value: Tensor, definite: bool) -> None:
-    where, matrices = f"{NAME}.{name}", value.detach()
+def check_covariance(where: str, value: Tensor, definite: bool) -> None:
+    """Symmetric and positive semidefinite, or definite, up to rounding."""
+    matrices = value.detach()
     if not matrices.numel() or torch.compiler.is_compiling():
         return
     slack = 1e3 * torch.finfo(value.dtype).eps
