@@ -4,7 +4,7 @@
 
 | rule         | what it does                                                                   | evaluations of g    |
 |--------------|--------------------------------------------------------------------------------|---------------------|
-| Extended     | g(m) + J (x − m), J the Jacobian at m, by forward differentiation              | d, with derivatives |
+| Extended     | g(m) + J (x − m), J the Jacobian at m, by automatic differentiation            | k, with derivatives |
 | Unscented    | 2d+1 points m, m ± √(d+λ) L_k with λ = α²(d+κ) − d, P = L Lᵀ                   | 2d+1                |
 | Cubature     | 2d points m ± √d L_k of equal weight: third degree, no settings                | 2d                  |
 | GaussHermite | orderᵈ points, a grid of Hermite's roots: exact for polynomials of 2·order − 1 | orderᵈ              |
@@ -70,13 +70,19 @@ class MomentRule(ABC):
 
     @abstractmethod
     def transform(
-        self, function: Function, mean: Tensor, covariance: Tensor, angles: tuple[int, ...] = ()
+        self,
+        function: Function,
+        mean: Tensor,
+        covariance: Tensor,
+        angles: tuple[int, ...] = (),
+        size: int | None = None,
     ) -> PropagatedMoments:
         """The moments of z = g(x) for n normal laws of x.
 
         function    g, (…, d) → (…, k), on every vector by itself
         mean        (n, d), with covariance (n, d, d)
         angles      entries of z that are angles in radians
+        size        k where it is known
         """
 
 
@@ -94,23 +100,47 @@ class Extended(MomentRule):
     """
 
     def transform(
-        self, function: Function, mean: Tensor, covariance: Tensor, angles: tuple[int, ...] = ()
+        self,
+        function: Function,
+        mean: Tensor,
+        covariance: Tensor,
+        angles: tuple[int, ...] = (),
+        size: int | None = None,
     ) -> PropagatedMoments:
-        value, jacobian = _tangents(function, mean.mT)  # (k, n), (k, d, n)
+        size = function(mean[None][:0]).shape[-1] if size is None else size
+        value, jacobian = _linearised(function, mean.mT, size)  # (k, n), (k, d, n)
         matrix = covariance.movedim(0, -1)
         cross = product(matrix, jacobian.transpose(0, 1))  # (d, k, n)
         spread = product(jacobian, cross)
-        nothing = value.new_zeros(len(value), len(value))
+        nothing = value.new_zeros(size, size)
         return PropagatedMoments(value.mT, spread.movedim(-1, 0), cross.movedim(-1, 0), nothing)
 
 
-def _tangents(function: Function, mean: Tensor) -> tuple[Tensor, Tensor]:
-    """g (k, n) and its Jacobian (k, d, n) at points (d, n): one forward pass with d tangents for every point."""
+def _linearised(function: Function, mean: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """g (k, n) and its Jacobian (k, d, n) at points (d, n): one pass forward and back over k copies of the points.
+
+    Reverse mode, because forward mode goes through Python wherever a number meets a tensor.
+    """
     d, n = mean.shape
-    points = mean[:, None].expand(d, d, n).contiguous()  # entry, direction, n
-    directions = torch.eye(d, dtype=mean.dtype, device=mean.device)[..., None].expand(d, d, n).contiguous()
-    value, slope = torch.func.jvp(function, (points.movedim(0, -1),), (directions.movedim(0, -1),))
-    return value[0].mT, slope.movedim(-1, 0)
+    points = mean[:, None].expand(d, size, n)  # entry of x, entry of z, n
+    hot = torch.eye(size, dtype=mean.dtype, device=mean.device)[:, None].expand(size, n, size)
+    if torch.is_inference_mode_enabled():  # no derivative of the Jacobian is asked for: less to keep track of
+        value, rows = _pulled(function, points, hot)
+    else:
+        value, pull = torch.func.vjp(function, points.contiguous().movedim(0, -1))
+        (rows,) = pull(hot)  # (k, n, d): every copy has the derivatives of its own entry
+    return value[0].mT.contiguous(), rows.transpose(1, 2).contiguous()  # sums over small axes then run along n
+
+
+def _pulled(function: Function, points: Tensor, hot: Tensor) -> tuple[Tensor, Tensor]:
+    with torch.inference_mode(False), torch.enable_grad():
+        leaf = points.clone(memory_format=torch.contiguous_format).requires_grad_()
+        value = function(leaf.movedim(0, -1))
+        rows = None
+        if value.requires_grad:
+            (rows,) = torch.autograd.grad(value, leaf, hot.clone(), allow_unused=True)
+        rows = torch.zeros_like(leaf) if rows is None else rows
+    return value.detach(), rows.movedim(0, -1)
 
 
 class SigmaPointRule(MomentRule):
@@ -121,12 +151,17 @@ class SigmaPointRule(MomentRule):
         """Points and weights with Σw = 1 in the mean, and Σ w ξ = 0, Σ w ξξᵀ = I in the covariance."""
 
     def transform(
-        self, function: Function, mean: Tensor, covariance: Tensor, angles: tuple[int, ...] = ()
+        self,
+        function: Function,
+        mean: Tensor,
+        covariance: Tensor,
+        angles: tuple[int, ...] = (),
+        size: int | None = None,
     ) -> PropagatedMoments:
         points, weights, spread_weights = _points(self, mean.shape[-1], mean.dtype, mean.device)
         root = semidefinite_root(covariance.movedim(0, -1))  # (d, d, n)
         x = mean.mT[:, None] + torch.matmul(points, root)  # (d, s, n)
-        z = function(x.movedim(0, -1)).movedim(-1, 0)  # (k, s, n)
+        z = function(x.movedim(0, -1)).movedim(-1, 0).contiguous()  # (k, s, n)
         centre = _centre(z, weights, angles)
         offsets = wrap(z - centre[:, None], angles)
         expected = torch.matmul(weights, offsets)  # about the centre, lest large weights of both signs round it away

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import log, pi
 from typing import Any
 
@@ -39,6 +40,7 @@ class NoisyMap:
     rule      how moments pass through g
     angles    entries of z that are angles
     size      of z where it is known before; None takes it from the noise or the result
+    continues z is the next x: its angles go on from those of x, beyond ±π if need be
     """
 
     name: str
@@ -48,24 +50,25 @@ class NoisyMap:
     rule: MomentRule
     angles: tuple[int, ...]
     size: int | None = None
+    continues: bool = False
 
     def moments(self, mean: Tensor, covariance: Tensor, t: Any) -> PropagatedMoments:
         """From x ~ N(mean, covariance), (…, d) and (…, d, d)."""
-        noise, lead = self.noise_at(t), mean.shape[:-1]
-        mean = mean.movedim(-1, 0).flatten(1).mT if len(lead) != 1 else mean
-        covariance = covariance.movedim((-2, -1), (0, 1)).flatten(2).movedim(-1, 0) if len(lead) != 1 else covariance
-        if not self.additive:
-            moments = self._with_noise(noise, mean, covariance, lead, t)
-        elif isinstance(self.function, Tensor):
-            moments = self._plus(noise, self._linear(self.function, mean, covariance), lead)
-        else:
-            size = noise.shape[-1] if self.size is None else self.size
+        if mean.ndim == 1:
+            alone = self.moments(mean[None], covariance[None], t)
+            rest = alone.unexplained
+            own = rest if rest is None or rest.ndim == 2 else rest[0]
+            return PropagatedMoments(alone.mean[0], alone.covariance[0], alone.cross[0], own)
+        moments = joint_moments([self], mean.unsqueeze(-3), covariance.unsqueeze(-4), t)
+        mean, covariance, cross, rest = moments
+        parts = mean.squeeze(-3), covariance.squeeze(-4), cross.squeeze(-4)
+        return PropagatedMoments(*parts, None if rest is None else rest[0] if rest.ndim == 3 else rest.squeeze(-4))
 
-            def function(x: Tensor) -> Tensor:
-                return self._evaluate_flat((x,), lead, t, size)
-
-            moments = self._plus(noise, self.rule.transform(function, mean, covariance, self.angles), lead)
-        return moments if len(lead) == 1 else _unflatten(moments, lead)
+    @property
+    def group(self) -> tuple:
+        """What maps must have in common to be taken through the rule together."""
+        matrix = id(self.function) if isinstance(self.function, Tensor) else None
+        return matrix, self.rule, self.additive, self.angles, self.size, self.continues
 
     def sample(self, x: Tensor, t: Any, generator: torch.Generator | None) -> Tensor:
         """A draw of z for each x (…, d)."""
@@ -100,52 +103,103 @@ class NoisyMap:
             raise WrongResult(self.name, f"dtype {x.dtype}", str(value.dtype), advice)
         return value
 
-    def _evaluate_flat(self, arguments: tuple[Tensor, ...], lead: torch.Size, t: Any, size: int | None) -> Tensor:
-        """On vectors (…, n, d), the n split into the axes that the caller had, sequences last."""
-        if len(lead) == 1:
-            return self.evaluate(arguments, t, size)
-        split = tuple(part.unflatten(-2, lead or (1,)) for part in arguments)
-        return self.evaluate(split, t, size).flatten(-1 - max(len(lead), 1), -2)
 
-    def _linear(self, matrix: Tensor, mean: Tensor, covariance: Tensor) -> PropagatedMoments:
-        """A matrix (k, d) on means (n, d) and covariances (n, d, d), with the batch last inside."""
-        if matrix.shape[-1] != mean.shape[-1]:
-            expected = f"a matrix (…, d={mean.shape[-1]})"
-            raise WrongResult(self.name, expected, shape(matrix), "It acts on the state.")
-        cross = torch.matmul(matrix, covariance.movedim(0, -1))  # (d, k, n)
-        spread = torch.matmul(matrix, cross.transpose(0, 1))
-        nothing = matrix.new_zeros(len(matrix), len(matrix))
-        image = (matrix @ mean.mT).mT
-        return PropagatedMoments(image, spread.movedim(-1, 0), cross.movedim(-1, 0), nothing)
+def joint_moments(maps: Sequence[NoisyMap], mean: Tensor, covariance: Tensor, t: Any) -> PropagatedMoments:
+    """The moments of G maps of one `group` in one pass, (*older, G, sequences, d) → (*older, G, sequences, …).
 
-    def _plus(self, noise: Tensor, moments: PropagatedMoments, lead: torch.Size) -> PropagatedMoments:
-        """Additive noise."""
-        k = moments.mean.shape[-1]
-        if noise.shape[-1] != k:
-            expected, advice = f"a covariance (…, {k}, {k})", f"{self.name} has {k} entries."
-            raise WrongResult(f"{self.name} noise", expected, shape(noise), advice)
-        rest = _per_vector(noise, lead)
-        own = None if moments.unexplained is None else moments.unexplained + rest
-        return moments._replace(covariance=moments.covariance + rest, unexplained=own)
+    The unexplained part is (G, k, k) where it is the same for all sequences.
+    """
+    first, lead, d = maps[0], mean.shape[:-1], mean.shape[-1]
+    mean = mean.movedim(-1, 0).reshape(d, -1).mT  # views of memory in which the sequences are last
+    covariance = covariance.movedim((-2, -1), (0, 1)).reshape(d, d, -1).movedim(-1, 0)
+    noise = _stacked_noise(maps, t)
+    if not first.additive:
+        moments = _with_noise(maps, noise, mean, covariance, lead, t)
+    elif isinstance(first.function, Tensor):
+        moments = _plus(first.name, noise, _linear(first.name, first.function, mean, covariance), lead)
+    else:
+        size = noise.shape[-1] if first.size is None else first.size
+        function = partial(_evaluate_all, maps, lead, t, size, None)
+        image = first.rule.transform(function, mean, covariance, first.angles, size)
+        moments = _plus(first.name, noise, image, lead)
+    if first.continues and first.angles:
+        moments = moments._replace(mean=mean + wrap((moments.mean - mean).mT, first.angles).mT)
+    mean, covariance, cross, rest = moments
+    parts = (part.unflatten(0, lead) for part in (mean, covariance, cross))
+    own = rest if rest is None or (len(rest) == len(maps) and noise.ndim == 3) else rest.unflatten(0, lead)
+    return PropagatedMoments(*parts, own)
 
-    def _with_noise(
-        self, noise: Tensor, mean: Tensor, covariance: Tensor, lead: torch.Size, t: Any
-    ) -> PropagatedMoments:
-        """The rule on (x, w) together; Cov(z | x) is what (x, w) leaves unexplained and what w explains."""
-        (n, d), r = mean.shape, noise.shape[-1]
-        noise = _per_vector(noise, lead).expand(n, r, r)
-        none = mean.new_zeros(n, d, r)
-        both = torch.cat([torch.cat([covariance, none], -1), torch.cat([none.mT, noise], -1)], -2)
 
-        def function(z: Tensor) -> Tensor:
-            return self._evaluate_flat((z[..., :d], z[..., d:]), lead, t, self.size)
+def _evaluate_all(
+    maps: Sequence[NoisyMap], lead: torch.Size, t: Any, size: int | None, state: int | None, z: Tensor
+) -> Tensor:
+    """Every function on its own vectors of (…, n, d), n split into (*older, G, sequences).
 
-        moments = self.rule.transform(function, torch.cat([mean, mean.new_zeros(n, r)], -1), both, self.angles)
-        cross, by_noise = moments.cross[:, :d], moments.cross[:, d:]
-        rest = moments.unexplained
-        if rest is not None:
-            rest = rest + regression(by_noise, noise) @ by_noise
-        return moments._replace(cross=cross, unexplained=rest)
+    With a size of the ``state``, z is (x, w).
+    """
+    split = z.unflatten(-2, lead)
+    if all(each.function is maps[0].function for each in maps):
+        arguments = (split,) if state is None else (split[..., :state], split[..., state:])
+        value = maps[0].evaluate(arguments, t, size)
+    else:
+        values = []
+        for each, own in zip(maps, split.unbind(-3), strict=True):
+            values.append(each.evaluate((own,) if state is None else (own[..., :state], own[..., state:]), t, size))
+        value = torch.stack(values, -3)
+    return value.flatten(-1 - len(lead), -2)
+
+
+def _stacked_noise(maps: Sequence[NoisyMap], t: Any) -> Tensor:
+    """(G, k, k), or (…, G, sequences, k, k) where a sequence has its own."""
+    noises = [each.noise_at(t) for each in maps]
+    if len({noise.shape[-1] for noise in noises}) > 1:
+        got = ", ".join(map(shape, noises))
+        raise WrongResult(f"{maps[0].name} noise", "one size in all modes", got, "Pad the smaller one.")
+    if all(noise.ndim == 2 for noise in noises):
+        return torch.stack(noises)
+    rank = max(3, *(noise.ndim for noise in noises))
+    full = [noise.reshape(*[1] * (rank - noise.ndim), *noise.shape) for noise in noises]
+    return torch.stack(torch.broadcast_tensors(*full), -4)
+
+
+def _linear(name: str, matrix: Tensor, mean: Tensor, covariance: Tensor) -> PropagatedMoments:
+    """A matrix (k, d) on means (n, d) and covariances (n, d, d), with the batch last inside."""
+    if matrix.shape[-1] != mean.shape[-1]:
+        raise WrongResult(name, f"a matrix (…, d={mean.shape[-1]})", shape(matrix), "It acts on the state.")
+    cross = torch.matmul(matrix, covariance.movedim(0, -1))  # (d, k, n)
+    spread = torch.matmul(matrix, cross.transpose(0, 1))
+    nothing = matrix.new_zeros(len(matrix), len(matrix))
+    return PropagatedMoments((matrix @ mean.mT).mT, spread.movedim(-1, 0), cross.movedim(-1, 0), nothing)
+
+
+def _plus(name: str, noise: Tensor, moments: PropagatedMoments, lead: torch.Size) -> PropagatedMoments:
+    """Additive noise of every map."""
+    k = moments.mean.shape[-1]
+    if noise.shape[-1] != k:
+        expected, advice = f"a covariance (…, {k}, {k})", f"{name} has {k} entries."
+        raise WrongResult(f"{name} noise", expected, shape(noise), advice)
+    rest, own = _per_vector(noise, lead), moments.unexplained
+    if own is not None:
+        own = own + (noise if own.ndim == 2 and noise.ndim == 3 else rest)
+    return moments._replace(covariance=moments.covariance + rest, unexplained=own)
+
+
+def _with_noise(
+    maps: Sequence[NoisyMap], noise: Tensor, mean: Tensor, covariance: Tensor, lead: torch.Size, t: Any
+) -> PropagatedMoments:
+    """The rule on (x, w) together; Cov(z | x) is what (x, w) leaves unexplained and what w explains."""
+    (n, d), r, first = mean.shape, noise.shape[-1], maps[0]
+    noise = _per_vector(noise, lead).expand(n, r, r)
+    none = mean.new_zeros(n, d, r)
+    both = torch.cat([torch.cat([covariance, none], -1), torch.cat([none.mT, noise], -1)], -2)
+    function = partial(_evaluate_all, maps, lead, t, first.size, d)
+    start = torch.cat([mean, mean.new_zeros(n, r)], -1)
+    moments = first.rule.transform(function, start, both, first.angles, first.size)
+    cross, by_noise = moments.cross[:, :d], moments.cross[:, d:]
+    rest = moments.unexplained
+    if rest is not None:
+        rest = rest + regression(by_noise, noise) @ by_noise
+    return moments._replace(cross=cross, unexplained=rest)
 
 
 def sample_normal(moments: PropagatedMoments, generator: torch.Generator | None) -> Tensor:
@@ -193,17 +247,12 @@ def _draw(covariance: Tensor, lead: torch.Size, generator: torch.Generator | Non
 
 
 def _per_vector(noise: Tensor, lead: torch.Size) -> Tensor:
-    """(k, k), or one for each of the vectors (n, k, k)."""
-    if noise.ndim == 2:
+    """One for each of the n vectors (*older, G, sequences), (n, k, k) with n last in memory; (1, k, k) of one map."""
+    if noise.ndim == 3 and len(noise) == 1:
         return noise
-    return noise.expand(*lead, *noise.shape[-2:]).reshape(-1, *noise.shape[-2:])
-
-
-def _unflatten(moments: PropagatedMoments, lead: torch.Size) -> PropagatedMoments:
-    mean, covariance, cross, rest = moments
-    parts = (part.reshape(*lead, *part.shape[1:]) for part in (mean, covariance, cross))
-    own = rest if rest is None or rest.ndim == 2 else rest.reshape(*lead, *rest.shape[1:])
-    return PropagatedMoments(*parts, own)
+    k = noise.shape[-1]
+    whole = noise.unsqueeze(-3) if noise.ndim == 3 else noise
+    return whole.expand(*lead, k, k).movedim((-2, -1), (0, 1)).reshape(k, k, -1).movedim(-1, 0)
 
 
 def _tuple(sizes: Sequence[int | None]) -> str:

@@ -113,7 +113,9 @@ class SwitchingNonlinear:
         belief = Normal(pack(self.initial_mean, self.initial_covariance)[..., None])
         begin = Start(log_probabilities(self.initial_modes)[:, None], belief)
         transition = log_probabilities(self.transition)[..., None]
-        return NonlinearGaussian(self.start, begin, transition, self.mode_models, self._rows(), self.observed)
+        return NonlinearGaussian(
+            self.start, begin, transition, self.mode_models, self._rows(), (self.observed, self.dim)
+        )
 
     def simulate(
         self, steps: int, *, batch_shape: Sequence[int] = (), generator: torch.Generator | None = None

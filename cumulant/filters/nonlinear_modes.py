@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from cumulant.checks import require_finite, require_float, require_integer, sentence, shape
-from cumulant.filters.moment_rules import Extended, MomentRule, PropagatedMoments, wrap
+from cumulant.filters.moment_rules import Extended, MomentRule, PropagatedMoments
 from cumulant.filters.noisy_map import Map, Noise, NoisyMap, normal_log_density, sample_normal
 from cumulant.filters.parameters import check_covariance
 
@@ -139,36 +139,34 @@ class NonlinearMode(GaussianMode):
                 raise ValueError(sentence(f"{NAME}.{name}", expected, "a matrix", advice))
 
     def predict(self, mean: Tensor, covariance: Tensor, t: Any) -> PropagatedMoments:
-        moments = self._motion(mean.shape[-1]).moments(mean, covariance, t)
-        if not self.state_angles:
-            return moments
-        turned = wrap((moments.mean - mean).movedim(-1, 0), self.state_angles).movedim(0, -1)
-        return moments._replace(mean=mean + turned)
+        return self.motion(mean.shape[-1]).moments(mean, covariance, t)
 
     def observe(self, mean: Tensor, covariance: Tensor, t: Any) -> PropagatedMoments:
-        return self._sensor().moments(mean, covariance, t)
+        return self.sensor().moments(mean, covariance, t)
 
     def sample_next(self, x: Tensor, t: Any, generator: torch.Generator | None) -> Tensor:
-        return self._motion(x.shape[-1]).sample(x, t, generator)
+        return self.motion(x.shape[-1]).sample(x, t, generator)
 
     def sample_observation(self, x: Tensor, t: Any, generator: torch.Generator | None) -> Tensor:
-        return self._sensor().sample(x, t, generator)
+        return self.sensor().sample(x, t, generator)
 
     def log_likelihood(self, x: Tensor, y: Tensor, observed: Tensor | None, t: Any) -> Tensor:
         """log p(y_t | x_t); with noise that is not additive, of the normal law that the rule finds over the noise."""
         if not self.additive_observation_noise:
             return super().log_likelihood(x, y, observed, t)
-        sensor = self._sensor()
+        sensor = self.sensor()
         noise = sensor.noise_at(t)
         return normal_log_density(y, sensor.evaluate((x,), t, noise.shape[-1]), noise, observed, self.angles)
 
-    def _motion(self, d: int) -> NoisyMap:
+    def motion(self, d: int, name: str = "dynamics") -> NoisyMap:
+        """x_{t−1} ↦ x_t with its noise."""
         additive, angles = self.additive_process_noise, self.state_angles
-        return NoisyMap("dynamics", self.dynamics, self.process_noise, additive, self.rule, angles, d)
+        return NoisyMap(name, self.dynamics, self.process_noise, additive, self.rule, angles, d, continues=True)
 
-    def _sensor(self) -> NoisyMap:
+    def sensor(self, name: str = "observation") -> NoisyMap:
+        """x_t ↦ y_t with its noise."""
         additive, angles = self.additive_observation_noise, self.angles
-        return NoisyMap("observation", self.observation, self.observation_noise, additive, self.rule, angles)
+        return NoisyMap(name, self.observation, self.observation_noise, additive, self.rule, angles)
 
 
 def _no_covariance(x: Tensor) -> Tensor:

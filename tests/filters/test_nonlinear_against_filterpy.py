@@ -86,9 +86,7 @@ def falling_body():
     return Problem(
         f=f,
         h=lambda x, step: torch.sqrt(1 + x[..., :1] ** 2),
-        plain_f=lambda x: np.array(
-            [x[0] + dt * x[1], x[1] + dt * (x[2] * np.exp(-drag * x[0]) * x[1] ** 2 - 1), x[2]]
-        ),
+        plain_f=lambda x: np.array([x[0] + dt * x[1], x[1] + dt * (x[2] * np.exp(-drag * x[0]) * x[1] ** 2 - 1), x[2]]),
         plain_h=lambda x: np.array([np.sqrt(1 + x[0] ** 2)]),
         jacobian_f=jacobian,
         jacobian_h=lambda x: np.array([[x[0] / np.sqrt(1 + x[0] ** 2), 0, 0]]),
