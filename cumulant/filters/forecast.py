@@ -4,8 +4,9 @@ Without observations the means and covariances given each mode follow equations 
 
     w'_j = Σ_i w_i P(j | i),    m'_j = F_j m̄_j + b_j,    P'_j = F_j P̄_j F_jᵀ + Q_j      m̄_j, P̄_j mixed by w_i P(j | i)
 
-which is a step of the engine without an observation. The collapse keeps means and covariances, so that the forecast has
-exactly those of the mixture over all mode paths to come; it adds no approximation to that of the filter.
+which is a step of the engine without an observation. The collapse keeps means and covariances, so that the forecast of
+a linear model has exactly those of the mixture over all mode paths to come; it adds no approximation to that of the
+filter. Modes that are functions take means and covariances on by their rules.
 """
 
 from __future__ import annotations
@@ -17,11 +18,14 @@ from torch import Tensor
 
 from cumulant.checks import sentence
 from cumulant.filters.linear_gaussian import SwitchingLinearGaussian
-from cumulant.filters.packed import Normal, pack
+from cumulant.filters.nonlinear import SwitchingNonlinear
+from cumulant.filters.packed_normal import Normal, pack
 from cumulant.filters.projection import m_projection
 from cumulant.filters.records import Filtered, Hypotheses, StepRecord
-from cumulant.filters.smoother import at, require_linear, require_record
+from cumulant.filters.smoother import require_record
 from cumulant.filters.switching import FilterState, Slots, init, step
+
+NormalModel = SwitchingLinearGaussian | SwitchingNonlinear
 
 
 class Forecast(NamedTuple):
@@ -41,7 +45,7 @@ class Forecast(NamedTuple):
     observation_covariance: Tensor
 
 
-def forecast(model: SwitchingLinearGaussian, filtered: Filtered, steps: int, *, order: int = 2) -> Forecast:
+def forecast(model: NormalModel, filtered: Filtered, steps: int, *, order: int = 2) -> Forecast:
     """The next steps after those of a filter, p(x_{T+k} | y_1 … y_T), observations missing (module docstring).
 
     filtered  what `gpb`, `imm`, `kalman` or `exact` returned for this model; with a mask, each sequence goes on from
@@ -60,8 +64,10 @@ def forecast(model: SwitchingLinearGaussian, filtered: Filtered, steps: int, *, 
     >>> [part.flatten().tolist() for part in (ahead.mean, ahead.covariance, ahead.observation_covariance)]
     [[1.0, 1.0], [1.5, 2.5], [2.5, 3.5]]
     """
-    require_linear("forecast.model", model)
-    require_record("forecast.filtered", model, filtered)
+    if not isinstance(model, SwitchingLinearGaussian | SwitchingNonlinear):
+        expected, advice = "a SwitchingLinearGaussian or SwitchingNonlinear", "Beliefs must be normal."
+        raise TypeError(sentence("forecast.model", expected, type(model).__name__, advice))
+    require_record("forecast.filtered", model, filtered)  # pyright: ignore[reportArgumentType]
     done = filtered.log_likelihood.shape[-1]
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
         raise ValueError(sentence("forecast.steps", "an integer ≥ 0", steps, "It counts time steps."))
@@ -73,13 +79,13 @@ def forecast(model: SwitchingLinearGaussian, filtered: Filtered, steps: int, *, 
     for _ in range(steps):
         state, record = step(state, missing)
         records.append(record)
-    laws = [_law(model, record, done + k) for k, record in enumerate(records)]
+    laws = [_law(state, record, done + k) for k, record in enumerate(records)]
     if not laws:
         return _no_steps(model, filtered)
     return Forecast(*(torch.stack(part, len(state.batch_shape)) for part in zip(*laws, strict=True)))
 
 
-def _resume(model: SwitchingLinearGaussian, filtered: Filtered, slots: Slots) -> FilterState:
+def _resume(model: NormalModel, filtered: Filtered, slots: Slots) -> FilterState:
     """A filter after the last step of a record."""
     state = init(model, slots=slots, batch_shape=filtered.log_likelihood.shape[:-1])
     done = filtered.log_likelihood.shape[-1]
@@ -95,15 +101,17 @@ def _resume(model: SwitchingLinearGaussian, filtered: Filtered, slots: Slots) ->
     return state._replace(t=done, hypotheses=hypotheses, axes=min(slots.after, 1))
 
 
-def _law(model: SwitchingLinearGaussian, record: StepRecord, t: int) -> Forecast:
-    h, c, r = (at(model, name, t) for name in ("observation", "observation_offset", "observation_noise"))
-    mean = (h @ record.mode_means[..., None])[..., 0] + c
-    covariance = h @ record.mode_covariances @ h.mT + r
+def _law(state: FilterState, record: StepRecord, t: int) -> Forecast:
+    batch, count = state.batch_shape, state.batch_shape.numel()
+    parts = record.mode_means, record.mode_covariances
+    law = pack(*(part.reshape(count, *part.shape[len(batch) :]) for part in parts))
+    image = state.propagator.observation_moments(Normal(law.movedim(0, -1)), t)
+    mean, covariance = (part.movedim(-1, 0).reshape(*batch, *part.shape[:-1]) for part in image)
     observation = m_projection(record.mode_probabilities, mean, covariance)
     return Forecast(record.mean, record.covariance, record.mode_probabilities, *observation)
 
 
-def _no_steps(model: SwitchingLinearGaussian, filtered: Filtered) -> Forecast:
+def _no_steps(model: NormalModel, filtered: Filtered) -> Forecast:
     batch, m = filtered.log_likelihood.shape[:-1], model.observed
     sizes = (model.dim,), (model.dim, model.dim), (model.modes,), (m,), (m, m)
     return Forecast(*(filtered.mean.new_zeros(*batch, 0, *size) for size in sizes))

@@ -126,7 +126,8 @@ def _stacked(parts: list[PropagatedMoments]) -> ModeMoments:
             pairs = zip(rests, parts, strict=True)
             rest = torch.stack([each.expand_as(part.covariance) for each, part in pairs], -4)
     mean = torch.stack([part.mean for part in parts], -3)
-    covariance, cross = (torch.stack([part[k] for part in parts], -4) for k in (1, 2))
+    covariance = torch.stack([part.covariance for part in parts], -4)
+    cross = torch.stack([part.cross for part in parts], -4)
     return _events_first(PropagatedMoments(mean, covariance, cross, rest))
 
 
@@ -135,5 +136,5 @@ def _events_first(image: PropagatedMoments) -> ModeMoments:
     if rest is not None:
         rest = rest.movedim((-2, -1), (0, 1))
         rest = rest[..., None] if rest.ndim == 3 else rest  # (k, k, M, 1)
-    matrices = (part.movedim((-2, -1), (0, 1)) for part in (covariance, cross))
-    return ModeMoments(mean.movedim(-1, 0), *matrices, rest)
+    covariance, cross = (part.movedim((-2, -1), (0, 1)) for part in (covariance, cross))
+    return ModeMoments(mean.movedim(-1, 0), covariance, cross, rest)

@@ -127,7 +127,7 @@ def _linearised(function: Function, mean: Tensor, size: int) -> tuple[Tensor, Te
     if torch.is_inference_mode_enabled():  # no derivative of the Jacobian is asked for: less to keep track of
         value, rows = _pulled(function, points, hot)
     else:
-        value, pull = torch.func.vjp(function, points.contiguous().movedim(0, -1))
+        value, pull, *_ = torch.func.vjp(function, points.contiguous().movedim(0, -1))
         (rows,) = pull(hot)  # (k, n, d): every copy has the derivatives of its own entry
     return value[0].mT.contiguous(), rows.transpose(1, 2).contiguous()  # sums over small axes then run along n
 

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from cumulant.checks import sentence, shape
 from cumulant.filters.batch_last import semidefinite_root
+from cumulant.filters.linear_laws import regression
 from cumulant.filters.moment_rules import MomentRule, PropagatedMoments, wrap
-from cumulant.filters.smoother import regression
 
 Map = Tensor | Callable[..., Tensor]
 Noise = Tensor | Callable[[Any], Tensor]
@@ -125,9 +125,10 @@ def joint_moments(maps: Sequence[NoisyMap], mean: Tensor, covariance: Tensor, t:
     if first.continues and first.angles:
         moments = moments._replace(mean=mean + wrap((moments.mean - mean).mT, first.angles).mT)
     mean, covariance, cross, rest = moments
-    parts = (part.unflatten(0, lead) for part in (mean, covariance, cross))
-    own = rest if rest is None or (len(rest) == len(maps) and noise.ndim == 3) else rest.unflatten(0, lead)
-    return PropagatedMoments(*parts, own)
+    mean, covariance, cross = (part.unflatten(0, lead) for part in (mean, covariance, cross))
+    if rest is not None and (len(rest) != len(maps) or noise.ndim > 3):
+        rest = rest.unflatten(0, lead)
+    return PropagatedMoments(mean, covariance, cross, rest)
 
 
 def _evaluate_all(

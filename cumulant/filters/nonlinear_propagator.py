@@ -21,12 +21,12 @@ from torch import Tensor
 from cumulant.checks import holds, sentence
 from cumulant.filters.batch_last import semidefinite_root
 from cumulant.filters.joseph import joseph
+from cumulant.filters.linear_laws import LinearLaw, regression
 from cumulant.filters.mode_bank import NAME, Method, ModeBank, ModeMoments
 from cumulant.filters.moment_rules import wrap
 from cumulant.filters.nonlinear_modes import GaussianMode
 from cumulant.filters.packed_normal import Elimination, Normal, PackedNormal, pack, unpack
-from cumulant.filters.protocol import Start, Updated, contract, is_tracked
-from cumulant.filters.smoother import regression
+from cumulant.filters.protocol import Start, StateMoments, Updated, contract, is_tracked
 
 
 class NonlinearGaussian(PackedNormal):
@@ -68,6 +68,24 @@ class NonlinearGaussian(PackedNormal):
         moments = torch.cat([torch.ones_like(image.mean[:1]), image.mean, triangle])
         self._check("dynamics", moments, image.mean, t)
         return Normal(moments.movedim(0, -2).contiguous())
+
+    def transition_law(self, belief: Normal, t: int) -> LinearLaw:
+        moments, image = belief.moments, self._moments("predict", belief.moments, t)
+        mean, covariance = self._sequences_first(moments)  # (*older, M or 1, batch, …)
+        slope = regression(image.cross.movedim((0, 1), (-2, -1)), covariance)
+        if image.unexplained is None:
+            rest = image.covariance.movedim((0, 1), (-2, -1)) - slope @ image.cross.movedim((0, 1), (-2, -1))
+            rest = (rest + rest.mT) / 2
+        else:
+            rest = image.unexplained.movedim((0, 1), (-2, -1))
+        offset = image.mean.movedim(0, -1) - (slope @ mean[..., None])[..., 0]
+        return LinearLaw(slope.movedim(-3, -1), offset.mT, rest.movedim(-3, -1))
+
+    def observation_moments(self, belief: Normal, t: int) -> StateMoments:
+        image = self._moments("observe", belief.moments, t)
+        first = image.mean[..., :1, :]
+        mean = first + wrap(image.mean - first, self.angles)  # modes on one side of ±π
+        return StateMoments(mean.movedim(0, -2), image.covariance.movedim((0, 1), (-3, -2)))
 
     def update(self, predicted: Normal, y: Tensor, observed: Tensor | None, t: int) -> Updated:
         moments = predicted.moments

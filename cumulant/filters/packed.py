@@ -22,7 +22,7 @@ from cumulant.checks import sentence
 from cumulant.filters.joseph import joseph
 from cumulant.filters.linear_laws import LinearLaw
 from cumulant.filters.packed_normal import Normal, PackedNormal, pack, positions, unpack
-from cumulant.filters.protocol import Start, Updated, is_tracked
+from cumulant.filters.protocol import Start, StateMoments, Updated, is_tracked
 
 SQUARED = 8  # state size up to which a step is one matrix product, of about d⁴/4 entries
 BLOCK = 256  # time steps whose maps are formed together where they vary
@@ -92,6 +92,14 @@ class LinearGaussian(PackedNormal):
         if self.steps is not None:
             parts = [part[0] for part in parts]
         return LinearLaw(*(part[..., None] for part in parts))
+
+    def observation_moments(self, belief: Normal, t: int) -> StateMoments:
+        here = self._between(t, t + 1)
+        parts = here.observation, here.observation_offset, here.observation_noise
+        h, c, r = parts if self.steps is None else (part[0] for part in parts)
+        mean, covariance = (part.movedim(-1, 0) for part in unpack(belief.moments, self.d, self.full))
+        image = (h @ mean[..., None])[..., 0] + c[..., 0], h @ covariance @ h.mT + r
+        return StateMoments(*(part.movedim(0, -1) for part in image))
 
     def state(self, predicted: Normal) -> Normal:
         return Normal(predicted.moments.narrow(-2, predicted.moments.shape[-2] - self.size, self.size))

@@ -130,6 +130,14 @@ class Propagator(ABC):
             self._missing("transition_law", "a family with normal beliefs", "Smoothing needs it.")
         )
 
+    def observation_moments(self, belief: Belief, t: int) -> StateMoments:
+        """Mean (*hypotheses, m, batch) and covariance (*hypotheses, m, m, batch) of y_t given each mode, for forecasts.
+
+        ``belief`` is about x_t; its newest hypothesis axis is the mode at t.
+        """
+        expected, advice = "a family that predicts observations", "Forecasts need it."
+        raise NotImplementedError(self._missing("observation_moments", expected, advice))
+
     def record(self, belief: Belief) -> Belief | None:
         """The entry `Filtered.beliefs` for beliefs (T, M, *event, batch); None where the moments determine them."""
         return belief

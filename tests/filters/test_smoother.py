@@ -677,7 +677,7 @@ def test_calls_that_cannot_be_answered():
     filtered = gpb(model, y)
     counts = SwitchingConjugate(GammaPoisson(t([1.0, 2.0])), t([[0.5, 0.5], [0.5, 0.5]]), t([1.0, 1.0]))
     for call in (lambda: smooth(counts, y), lambda: kim(counts, filtered), lambda: forecast(counts, filtered, 1)):
-        with pytest.raises(TypeError, match="expected a SwitchingLinearGaussian, got SwitchingConjugate"):
+        with pytest.raises(TypeError, match=r"expected a SwitchingLinearGaussian.*, got SwitchingConjugate"):
             call()
     for call in (lambda: kim(model, y), lambda: forecast(model, y, 1)):
         with pytest.raises(TypeError, match="expected a Filtered record, got Tensor"):
