@@ -49,6 +49,11 @@ class PropagatedMoments(NamedTuple):
     cross        (…, d, k)  Cov(x, z)
     unexplained  (…, k, k) or (k, k): the part of Cov(z) that no linear function of x explains, such as additive noise;
                  None where it is not known. It keeps the digits of an update with a vague prior.
+
+    >>> import torch
+    >>> one = torch.ones(1, 1, 1)
+    >>> PropagatedMoments(mean=one[0], covariance=5 * one, cross=2 * one).unexplained is None      # z = 2 x + noise
+    True
     """
 
     mean: Tensor
@@ -58,7 +63,13 @@ class PropagatedMoments(NamedTuple):
 
 
 class SigmaPoints(NamedTuple):
-    """points ξ (s, d) of the unit normal law, and their weights in means (s) and covariances (s)."""
+    """points ξ (s, d) of the unit normal law, and their weights in means (s) and covariances (s).
+
+        E[g(ξ)] ≈ Σ_s w_s g(ξ_s)
+
+    >>> Cubature().unit_points(1).points[:, 0].tolist()
+    [1.0, -1.0]
+    """
 
     points: Tensor
     mean_weights: Tensor
@@ -66,7 +77,17 @@ class SigmaPoints(NamedTuple):
 
 
 class MomentRule(ABC):
-    """A rule by which moments pass through a function; one method."""
+    """A rule by which moments pass through a function, x ~ N(m, P) ↦ E[g(x)], Cov(g(x)), Cov(x, g(x)); one method.
+
+    >>> import torch
+    >>> class Frozen(MomentRule):                                # the function at the mean, as if nothing else were
+    ...     def transform(self, function, mean, covariance, angles=(), size=None):
+    ...         z = function(mean)
+    ...         none = z.new_zeros(*z.shape, z.shape[-1])
+    ...         return PropagatedMoments(z, none, z.new_zeros(*mean.shape, z.shape[-1]), none)
+    >>> Frozen().transform(torch.exp, torch.zeros(1, 1), torch.ones(1, 1, 1)).mean
+    tensor([[1.]])
+    """
 
     @abstractmethod
     def transform(
@@ -144,7 +165,16 @@ def _pulled(function: Function, points: Tensor, hot: Tensor) -> tuple[Tensor, Te
 
 
 class SigmaPointRule(MomentRule):
-    """A rule that evaluates the function at points with weights; one method says which."""
+    """A rule that evaluates the function at points with weights, E[g(x)] ≈ Σ_s w_s g(m + L ξ_s); one method says which.
+
+    >>> import torch
+    >>> class TwoPoints(SigmaPointRule):                                                     # for one entry: ±1
+    ...     def unit_points(self, d):
+    ...         half = torch.full((2,), 0.5)
+    ...         return SigmaPoints(torch.tensor([[1.0], [-1.0]]), half, half)
+    >>> TwoPoints().transform(torch.square, torch.tensor([[3.0]]), torch.tensor([[[0.25]]])).mean
+    tensor([[9.2500]])
+    """
 
     @abstractmethod
     def unit_points(self, d: int) -> SigmaPoints:
