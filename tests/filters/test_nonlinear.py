@@ -1,5 +1,6 @@
 """Non-linear modes: linear functions against the linear engine, angles, iterations, refusals."""
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -187,10 +188,7 @@ def test_iterations_of_an_extended_update_end_at_the_mode_of_the_posterior():
 def test_iterations_change_nothing_for_linear_functions_or_missing_rows():
     p = parameters(modes=2)
     linear = as_functions(p, Cubature())
-    modes = [
-        NonlinearMode(m.dynamics, m.process_noise, m.observation, m.observation_noise, rule=m.rule, iterations=3)
-        for m in linear.mode_models
-    ]
+    modes = [replace(m, iterations=3) for m in linear.mode_models if isinstance(m, NonlinearMode)]
     law = {name: getattr(linear, name) for name in ("initial_mean", "initial_covariance", "initial_modes")}
     same(imm(SwitchingNonlinear(linear.transition, modes, **law), GAPPY), imm(linear, GAPPY), 1e-10)
 
