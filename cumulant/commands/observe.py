@@ -42,6 +42,20 @@ def observe(
             show_default="none",
         ),
     ] = None,
+    audio: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A WAV file, or a directory of them, for a model that reads speech (whisper). May be repeated.",
+            show_default="none",
+        ),
+    ] = None,
+    transcript: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="What is said in each --audio, in their order.",
+            show_default="the model writes it",
+        ),
+    ] = None,
     column: Annotated[
         str | None,
         typer.Option(help="The column of JSONL or Parquet that holds the text.", show_default="found"),
@@ -111,7 +125,7 @@ def observe(
         typer.Option("--allow-pickle", help="Load weights from pickle, which can run code."),
     ] = False,
 ) -> None:
-    """Look into a transformer: the law of its heads and of its hidden states while it reads a text.
+    """Look into a transformer: the law of its heads and of its hidden states while it reads or hears.
 
     Writes heads.parquet, layers.parquet, tokens.parquet, moments.safetensors, record.json and report.html, a page to
     look at. Numbers stand beside those of the same architecture at random initialisation and with shuffled keys.
@@ -127,6 +141,8 @@ def observe(
             ),
             sources=tuple(text or ()),
             prompts=tuple(prompt or ()),
+            audio=tuple(audio or ()),
+            transcripts=tuple(transcript or ()),
             column=column,
             out=out,
             checkpoints=checkpoints,

@@ -194,7 +194,7 @@ class TokenMasks:
 
         A model that takes no mask, or got one that is not (batch, length), leaves the answer to the model around it. A
         mask of images or sound counts pixels or samples, not queries; there, and where attention is called without its
-        model, the mask of the call is all that is known.
+        model, the mask of the call is all that is known, but for frames of sound (`position_mask`).
         """
         masks = self._masks
         for path in sorted(masks, key=len, reverse=True):
@@ -203,7 +203,7 @@ class TokenMasks:
             in_decoder = self._two_sided(path) and "decoder" in name.removeprefix(path).split(".")
             wanted = MASK_ARGUMENTS[1] if in_decoder else MASK_ARGUMENTS[0]
             if not in_decoder and getattr(self.models[path], "main_input_name", "input_ids") != "input_ids":
-                return rows_from_mask(mask, q)
+                return rows_from_mask(mask, q) if mask is not None else self._rows_of_frames(name, batch, q)
             if wanted not in masks[path]:
                 continue
             tokens = masks[path][wanted]
@@ -212,6 +212,15 @@ class TokenMasks:
             if isinstance(tokens, Tensor) and tokens.ndim == 2:
                 return tokens[:, -q:].bool() if len(tokens) == batch and tokens.shape[1] >= q else None
         return None if masks else rows_from_mask(mask, q)
+
+    def _rows_of_frames(self, name: str, batch: int, q: int) -> Tensor | None:
+        """Positions with sound, by the mask of frames that a model around the attention module got."""
+        for path, given in self._masks.items():
+            frames = given.get(MASK_ARGUMENTS[0])
+            around = not path or name.startswith(f"{path}.")
+            if around and isinstance(frames, Tensor) and frames.ndim == 2 and len(frames) == batch:
+                return position_mask(frames, q)
+        return None
 
     def tokens(self, name: str, batch: int, n: int) -> Tensor | None:
         """(batch, n) ids of the tokens that are the keys of the attention module at path ``name``; None if unknown.
@@ -242,6 +251,20 @@ def is_cross_attention(name: str) -> bool:
     (True, False)
     """
     return not CROSS_ATTENTION.isdisjoint(name.lower().split("."))
+
+
+def position_mask(frames: Tensor, q: int) -> Tensor | None:
+    """(batch, q) True where a position has sound, from a mask (batch, r·q) of frames of which r make a position.
+
+    None if the frames are not a multiple of the positions.
+
+    >>> import torch
+    >>> position_mask(torch.tensor([[1, 1, 1, 0, 0, 0]]), 3)
+    tensor([[ True,  True, False]])
+    """
+    if frames.shape[1] % q:
+        return None
+    return frames[:, :: frames.shape[1] // q].bool()
 
 
 def rows_from_mask(mask: Tensor | None, q: int) -> Tensor | None:

@@ -32,6 +32,9 @@ OPTIONS = {  # arguments of functions → options of the command line
     "quantities": "--quantities",
     "allow pickle (allow_pickle=True)": "pass --allow-pickle",
     "plan.prompts": "--prompt",
+    "plan.audio": "--audio",
+    "plan.transcripts": "--transcript",
+    "Sound is given as audio=...": "Sound is given as --audio",
     "a passage itself as prompts=['…']": 'a passage itself as --prompt "…"',
 }
 

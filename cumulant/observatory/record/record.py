@@ -60,6 +60,17 @@ class AttentionLayer(NamedTuple):
     width: int
     scale: float
 
+    @property
+    def side(self) -> str:
+        """Of a model with an encoder and a decoder: "encoder", "decoder", or "cross-attention" from one to the other.
+
+        >>> AttentionLayer("model.decoder.layers.0.self_attn", "self", 6, 6, 64, 64, 0.125).side
+        'decoder'
+        """
+        parts = self.name.split(".")
+        sides = [side for side in ("encoder", "decoder") if side in parts]
+        return "cross-attention" if self.kind == "cross" else (sides[0] if len(sides) == 1 else "")
+
 
 class Excerpt(NamedTuple):
     """The beginning of a text, token by token: values[quantity][layer name] is (heads, tokens)."""

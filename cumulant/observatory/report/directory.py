@@ -226,7 +226,9 @@ def page_data(tables: Tables, nulls: dict[str, Tables], ablation: dict | None = 
     looked = any(name in record.quantities for name in TARGETS)
     return {
         "meta": record.meta.to_json() | {"sample_fraction": 1 / SAMPLE, "notes": notes_of(record.meta)},
-        "remarkable": [head._asdict() for head in standing_out(heads, nulls)],
+        "remarkable": [
+            head._asdict() | {"side": record.modules[head.layer].side} for head in standing_out(heads, nulls)
+        ],
         "types": [kind._asdict() | {"heads": [h._asdict() for h in kind.heads]} for kind in heads_by_type(heads)],
         "rules": [{"name": kind.name, "rule": kind.rule, "looks": kind.looks} for kind in HEAD_TYPES if looked],
         "verdicts": [
@@ -235,7 +237,7 @@ def page_data(tables: Tables, nulls: dict[str, Tables], ablation: dict | None = 
         "quantities": _definitions(record, heads),
         "definitions": [_definition(q) for q in SHOWN_STATES if tables.layers],
         "layers": [
-            {"index": i, "name": layer.name, "kind": layer.kind, "heads": layer.heads}
+            {"index": i, "name": layer.name, "kind": layer.kind, "heads": layer.heads, "side": layer.side}
             for i, layer in enumerate(record.modules)
         ],
         **page_parts(tables, {name: null.heads for name, null in nulls.items()}),

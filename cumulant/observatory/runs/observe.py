@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from cumulant.checks import sentence
 from cumulant.files import versions
@@ -27,7 +27,8 @@ from cumulant.observatory.record.recorder import NOT_RECORDED, Recorder, attach,
 from cumulant.observatory.record.weights import with_weights
 from cumulant.observatory.runs.repeated import with_probe
 from cumulant.observatory.runs.settings import ObservationSettings
-from cumulant.observatory.text.corpus import Corpus, Shard, Text, UnreadableDocument, hash_of, texts_of
+from cumulant.observatory.runs.speech import SpeechBatch, SpeechBatches, require_speech_model, speech_notes
+from cumulant.observatory.text.corpus import Corpus, Shard, Text, UnreadableDocument, hash_of, reads_audio, texts_of
 from cumulant.observatory.text.windows import Batch, NoTokens, batches, delimiters, special_tokens, token_strings
 
 if TYPE_CHECKING:
@@ -55,9 +56,9 @@ def observe(
 ) -> Record:
     """Let a model read texts and keep the law of its heads and of its hidden states.
 
-    model       what `models.load` gives, or a transformers model with its ``tokenizer``; one that reads images or sound
-                is for `attach`
-    texts       strings, or what `read_texts` yields
+    model       what `models.load` gives, or a transformers model with its ``tokenizer``; one that reads images is for
+                `attach`
+    texts       strings, or what `read_texts` yields; for a model that reads speech `plan(audio=...).texts()`
     quantities  names or groups; all if None
     max_tokens  where to stop; None reads everything
     max_length  tokens of a window; longer texts are cut
@@ -81,17 +82,22 @@ def observe(
     """
     network, tokenizer = (model.model, model.tokenizer) if isinstance(model, Loaded) else (model, tokenizer)
     network = unwrapped(network)
-    require_text_model(network)
-    if tokenizer is None:
-        advice = "Pass tokenizer=..., or attach(model) and call the model yourself."
-        raise ValueError(sentence("observe.tokenizer", "the tokenizer of the model", None, advice))
     limits = {"max_length": max_length, "batch_size": batch_size, "max_tokens": max_tokens}
-    stream = batches(texts, tokenizer, **limits, unreadable=unreadable)
+    if isinstance(model, Loaded) and model.features is not None:
+        stream = SpeechBatches(model, texts, **limits)
+        longest = stream.positions
+    else:
+        require_text_model(network)
+        if tokenizer is None:
+            advice = "Pass tokenizer=..., or attach(model) and call the model yourself."
+            raise ValueError(sentence("observe.tokenizer", "the tokenizer of the model", None, advice))
+        stream, longest = batches(texts, tokenizer, **limits, unreadable=unreadable), max_length
     device = next(network.parameters()).device
-    excerpts: dict[int, Excerpt] = {}  # by the number of the text, as batches are sorted by length
+    excerpts: dict[int, Excerpt] = {}  # by twice the number of the text, as batches are sorted by length
     tokens = sequences = 0
     complete = True
-    known = {"seed": seed, "hidden_states": hidden_states, "delimiters": delimiters(tokenizer)}
+    separating = None if tokenizer is None else delimiters(tokenizer)
+    known = {"seed": seed, "hidden_states": hidden_states, "delimiters": separating}
     with attach(network, quantities, **known, alter=alter) as recorder:
         try:
             for batch in stream:
@@ -100,7 +106,7 @@ def observe(
                     batch.text_index,
                     batch.offset,
                     excerpts=first.nonzero()[:, 0].tolist(),
-                    covariance_share=covariance_share(batch_size, max_length),
+                    covariance_share=covariance_share(batch_size, longest),
                 )
                 with torch.inference_mode():
                     network(**batch.inputs(device), **_decoder(network, batch, device))
@@ -119,7 +125,7 @@ def observe(
         model=loaded.name if loaded else type(network).__name__,
         fingerprint=loaded.fingerprint if loaded else "",
         source=loaded.source if loaded else "",
-        notes=(*(loaded.notes if loaded else ()), *bypass_notes(record), *few_tokens_notes(tokens)),
+        notes=(*(loaded_notes(loaded) if loaded else ()), *bypass_notes(record), *few_tokens_notes(tokens)),
         tokens=tokens,
         sequences=sequences,
         skipped=stream.skipped,
@@ -131,7 +137,13 @@ def observe(
         versions=versions("torch", "transformers", "tokenizers", "safetensors"),
     )
     record = replace(record, excerpts=tuple(excerpts[number] for number in sorted(excerpts)), meta=meta)
-    return with_probe(with_weights(record, network), network, tuple(tokenizer.all_special_ids)) if weights else record
+    special = () if tokenizer is None else tuple(tokenizer.all_special_ids)
+    return with_probe(with_weights(record, network), network, special) if weights else record
+
+
+def loaded_notes(loaded: Loaded) -> tuple[str, ...]:
+    """The notes of a model, and what a token is if it reads sound."""
+    return loaded.notes if loaded.features is None else (*loaded.notes, *speech_notes(loaded))
 
 
 def bypass_notes(record: Record) -> list[str]:
@@ -147,7 +159,7 @@ def bypass_notes(record: Record) -> list[str]:
 def _decoder(network: nn.Module, batch: Batch, device: torch.device) -> dict:
     """An encoder–decoder writes what it reads: its decoder gets the same tokens, shifted by its start token."""
     config: Any = getattr(network, "config", None)
-    if not getattr(config, "is_encoder_decoder", False):
+    if isinstance(batch, SpeechBatch) or not getattr(config, "is_encoder_decoder", False):
         return {}
     start = config.decoder_start_token_id if config.decoder_start_token_id is not None else config.bos_token_id
     ids = batch.input_ids.roll(1, 1)
@@ -159,16 +171,25 @@ def _decoder(network: nn.Module, batch: Batch, device: torch.device) -> dict:
 
 def _excerpts(recorder: Recorder, batch: Batch, tokenizer: Any) -> dict[int, Excerpt]:
     out = {}
-    whole = batch.input_ids.shape[1]
     for sequence, values in sorted(recorder.token_values.items()):
         length = min(EXCERPT_TOKENS, int(batch.attention_mask[sequence].sum()))
-        tokens = tuple(token_strings(tokenizer, batch.input_ids[sequence, :length].tolist()))
-        cut = {
-            quantity: {name: t[:, :length].contiguous() for name, t in by_layer.items() if t.shape[1] == whole}
-            for quantity, by_layer in values.items()
-        }
-        out[int(batch.text_number[sequence])] = Excerpt(batch.names[sequence], tokens, cut)
+        ids, name = batch.input_ids[sequence, :length].tolist(), batch.names[sequence]
+        tokens = tuple(token_strings(tokenizer, ids) if tokenizer is not None else (f"<{i}>" for i in ids))
+        number = int(batch.text_number[sequence])
+        out[2 * number] = Excerpt(name, tokens, _beginning(values, batch.input_ids.shape[1], length))
+        if isinstance(batch, SpeechBatch):
+            times = batch.times(sequence)[:EXCERPT_TOKENS]
+            cut = _beginning(values, batch.positions, len(times))
+            out[2 * number + 1] = Excerpt(f"{name}, seconds of sound", times, cut)
     return out
+
+
+def _beginning(values: dict[str, dict[str, Tensor]], whole: int, length: int) -> dict[str, dict[str, Tensor]]:
+    """The first tokens of a sequence of ``whole``, of the attention that reads it."""
+    return {
+        quantity: {name: t[:, :length].contiguous() for name, t in by_layer.items() if t.shape[1] == whole}
+        for quantity, by_layer in values.items()
+    }
 
 
 class ShardObservation(NamedTuple):
@@ -223,7 +244,7 @@ def observe_shard(
     except NoTokens as error:
         return ShardObservation(None, texts.sha256(), 0, 0, tuple(unreadable), error.skipped)
     meta = record.meta
-    plain = replace(meta, created="", notes=(*loaded.notes, *bypass_notes(record)))
+    plain = replace(meta, created="", notes=(*loaded_notes(loaded), *bypass_notes(record)))
     counts = meta.tokens, meta.sequences
     return ShardObservation(replace(record, meta=plain), texts.sha256(), *counts, tuple(unreadable), meta.skipped)
 
@@ -308,11 +329,14 @@ def observe_corpus(
     left = max_tokens
     partial: ShardObservation | None = None
     loaded = loaded if loaded is not None else settings.load()
-    require_text_model(loaded.model)
-    if loaded.tokenizer is None:
-        advice = "Put one beside the model, or attach(model) and call the model yourself."
-        raise ValueError(sentence("observe.tokenizer", "the tokenizer of the model", None, advice))
-    added, complete = added_tokens(loaded), True
+    if reads_audio(corpus):
+        require_speech_model(loaded)
+    else:
+        require_text_model(loaded.model)
+        if loaded.tokenizer is None:
+            advice = "Put one beside the model, or attach(model) and call the model yourself."
+            raise ValueError(sentence("observe.tokenizer", "the tokenizer of the model", None, advice))
+    added, complete = 0 if reads_audio(corpus) else added_tokens(loaded), True
     if max_tokens is not None and max_tokens <= added:
         raise ValueError(sentence("observe_corpus.max_tokens", f"at least {added + 1}", max_tokens, "Raise it."))
     try:

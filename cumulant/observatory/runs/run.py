@@ -203,7 +203,7 @@ class _CorpusRun:
         with _bar(self.errors, model.name, store.settings.null, store.max_tokens) as progress:
             record = self._read(store, model, progress)
         if store.settings.null != "shuffled":
-            special = tuple(model.tokenizer.all_special_ids)
+            special = () if model.tokenizer is None else tuple(model.tokenizer.all_special_ids)
             record = with_probe(with_weights(record, model.model), model.model, special)
         record = replace(record, meta=replace(record.meta, **(meta or {})))
         if store is self.stores[0]:

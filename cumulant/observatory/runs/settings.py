@@ -52,7 +52,10 @@ class ObservationSettings(NamedTuple):
 
     def with_null(self, loaded: Loaded) -> Loaded:
         """The model that is observed, from one that is in memory."""
-        return replace(loaded, model=random_twin(loaded, self.seed)) if self.null == "random" else loaded
+        if self.null != "random":
+            return loaded
+        writer = None if loaded.features is None else loaded.model  # random weights write nothing of what they hear
+        return replace(loaded, model=random_twin(loaded, self.seed), transcriber=writer)
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,8 @@ class Settings:
     observation    model, quantities, windows, seed
     sources        files, directories, URIs, or "-"; Python's own help if none
     prompts        passages to read in the place of sources
+    audio          WAV files or directories of them, for a model that reads speech
+    transcripts    what is said in each recording; the model writes it if none
     column         of JSONL and Parquet that holds the text; found if None
     out            directory of tables and page; `directory` if None
     checkpoints    directory of checkpoints: observe a model over its training
@@ -76,6 +81,8 @@ class Settings:
     observation: ObservationSettings
     sources: tuple[str, ...] = ()
     prompts: tuple[str, ...] = ()
+    audio: tuple[str, ...] = ()
+    transcripts: tuple[str, ...] = ()
     column: str | None = None
     out: Path | None = None
     checkpoints: Path | None = None
@@ -104,7 +111,7 @@ class Settings:
 
     @property
     def text_name(self) -> str:
-        return ", ".join(self.sources or map(quoted, self.prompts)) or DEFAULT_TEXT
+        return ", ".join(self.sources or self.audio or map(quoted, self.prompts)) or DEFAULT_TEXT
 
     @property
     def token_limit(self) -> int | None:
@@ -114,7 +121,8 @@ class Settings:
 
     def corpus(self) -> Corpus:
         """The texts in shards; not of standard input, which is read once."""
-        return plan(self.sources, prompts=self.prompts, column=self.column, shard_bytes=self.shard_bytes)
+        spoken = {"audio": self.audio, "transcripts": self.transcripts}
+        return plan(self.sources, prompts=self.prompts, **spoken, column=self.column, shard_bytes=self.shard_bytes)
 
     @property
     def reads_stdin(self) -> bool:
@@ -128,6 +136,10 @@ class Settings:
             yield sentence("--max-tokens", expected, self.max_tokens, "Raise it.")
         if self.prompts and self.sources:
             yield sentence("--prompt", "no --text beside it", "both", "Leave one of them out.")
+        if self.transcripts and not self.audio:
+            yield sentence("--transcript", "--audio beside it", "none", "Give the recording that it is of.")
+        if self.audio:
+            yield from self._audio_contradictions()
         if self.resume and self.force:
             advice = "The one goes on with a run, the other starts anew."
             yield sentence("--resume", "no --force beside it", "both", advice)
@@ -146,6 +158,19 @@ class Settings:
             }
             for option in (option for option, value in twice.items() if value):
                 yield sentence(option, "texts that can be read twice", "standard input", "Give a file.")
+
+    def _audio_contradictions(self) -> Iterator[str]:
+        alone = {
+            "--text": self.sources,
+            "--prompt": self.prompts,
+            "--checkpoints": self.checkpoints,
+            "--ablate": self.ablation,
+            "--ray": self.ray,
+            "--column": self.column,
+            "--shard-bytes": self.shard_bytes,
+        }
+        for option in (option for option, value in alone.items() if value):
+            yield sentence(option, "no --audio beside it", "both", "Leave one of them out.")
 
     def _checkpoint_contradictions(self) -> Iterator[str]:
         alone = {

@@ -1,4 +1,5 @@
-"""Texts to read, from files, directories, URIs or standard input: in shards of a corpus, or as one stream.
+"""Texts to read, from files, directories, URIs or standard input: in shards of a corpus, or as one stream. Recordings
+are texts with their sound.
 
 A corpus is an ordered list of shards, which say what parts of which files belong together and never hold the text:
 whoever observes a shard reads its text from the files. What a document is, its number and its name depend on its file
@@ -22,6 +23,7 @@ from cumulant.observatory.text.documents import (
     jsonl_column,
     parquet_rows,
     plain_parts,
+    recording,
     row_groups,
     stream_parts,
 )
@@ -34,6 +36,7 @@ from cumulant.observatory.text.files import (
     kind_of,
     open_file,
 )
+from cumulant.observatory.text.wav import Sound
 
 DEFAULT_SHARDS = 256  # about so many if there is enough text
 MIN_SHARD_BYTES = 1 << 15  # unless another size is asked for
@@ -50,6 +53,7 @@ class Text(NamedTuple):
     body   the characters
     start  how many characters of the text come before
     more   whether another part follows
+    sound  of a recording, whose body is the transcript that was given, or empty
     """
 
     index: int
@@ -57,6 +61,7 @@ class Text(NamedTuple):
     body: str
     start: int = 0
     more: bool = False
+    sound: Sound | None = None
 
 
 class UnreadableDocument(NamedTuple):
@@ -70,10 +75,11 @@ class FileRange(NamedTuple):
     """Part of a file.
 
     number       of the file in the order of the corpus
-    path         or URI; of a prompt the passage itself
-    kind         "text", "jsonl", "parquet", "topic" for a page of Python's own help, or "prompt"
+    path         or URI; of a prompt or a transcript the passage itself
+    kind         "text", "jsonl", "parquet", "topic" for a page of Python's own help, "prompt", "audio" for a WAV file,
+                 or "transcript" for what is said in the one before
     start, stop  bytes of a plain text (multiples of `PART_BYTES`, or its size), bytes of JSONL (the lines that begin
-                 there), row groups of Parquet; 0 and 1 for a topic or a prompt
+                 there), row groups of Parquet; 0 and 1 for all others
     """
 
     number: int
@@ -127,12 +133,16 @@ def plan(
     sources: Sources = (),
     *,
     prompts: Sequence[str] = (),
+    audio: Sources = (),
+    transcripts: Sequence[str] = (),
     column: str | None = None,
     shard_bytes: int | None = None,
 ) -> Corpus:
     """Cut files, directories and URIs into shards; from nothing, the topics of Python's own help.
 
     prompts      passages, each a text, in the place of files
+    audio        WAV files, directories of them or URIs, in the place of texts: one shard a file
+    transcripts  what is said in each file of ``audio``, in their order; none: a model writes it
     column       where JSONL and Parquet have their text; None: their only column of strings, else the first of "text",
                  "content", "body", "document" that holds strings
     shard_bytes  how large shards should be; None: a 256th of all, but at least 32 KiB. Plain text is cut only at
@@ -155,6 +165,8 @@ def plan(
         raise TypeError(sentence("plan.column", "the name of a column", repr(column), "Give a string."))
     if prompts:
         return _passages(names, prompts)
+    if _listed(audio):
+        return _recordings(names, _listed(audio), transcripts)
     files = [file for source in names for file in find_files("plan.sources", source, _in_corpus)]
     files = files if names else [FileLocation(name, len(body.encode()), False) for name, body in _topics()]
     _require_indices(files)
@@ -178,6 +190,36 @@ def _passages(sources: list[str | Path], prompts: Sequence[str]) -> Corpus:
     sizes = [len(passage.encode("utf-8", "replace")) for passage in prompts]
     ranges = tuple(FileRange(number, passage, "prompt", 0, 1) for number, passage in enumerate(prompts))
     return Corpus((Shard(0, ranges, sum(sizes)),), tuple(zip(prompts, sizes, strict=True)), None)
+
+
+def _recordings(sources: list[str | Path], audio: list[str | Path], transcripts: Sequence[str]) -> Corpus:
+    """WAV files, each a shard, with the transcripts that were given."""
+    if sources:
+        raise ValueError(sentence("plan.audio", "no sources beside it", "both", "Leave one of them out."))
+    files = [file for source in audio for file in find_files("plan.audio", source, _is_wav)]
+    if transcripts and len(transcripts) != len(files):
+        expected, got = f"one for each of {len(files)} recordings", str(len(transcripts))
+        raise ValueError(sentence("plan.transcripts", expected, got, "Give them in the order of the recordings."))
+    _require_indices(files)
+    shards = []
+    for number, file in enumerate(files):
+        ranges = (FileRange(number, file.path, "audio", 0, 1),)
+        if transcripts:
+            ranges += (FileRange(number, transcripts[number], "transcript", 0, 1),)
+        if file.named and (document := recording(file.path, "")).body is None:
+            got, advice = f"{document.reason} in {file.path}", "Leave the file out, or convert it to WAV."
+            raise ValueError(sentence("plan.audio", "WAV files", got, advice))
+        shards.append(Shard(number, ranges, file.size))
+    return Corpus(tuple(shards), tuple((file.path, file.size) for file in files), None)
+
+
+def reads_audio(corpus: Corpus) -> bool:
+    """Whether a corpus is of recordings."""
+    return any(part.kind == "audio" for shard in corpus.shards for part in shard.ranges)
+
+
+def _is_wav(name: str) -> bool:
+    return name.lower().endswith((".wav", ".wave"))
 
 
 def texts_of(shard: Shard, column: str | None = None, unreadable: list[UnreadableDocument] | None = None) -> ShardTexts:
@@ -211,7 +253,7 @@ class ShardTexts(Iterator[Text]):
         for index, document in self._documents:
             self._update(index, document)
             if document.body is not None:
-                return Text(index, document.name, document.body)
+                return Text(index, document.name, document.body, sound=document.sound)
             if self._unreadable is not None:
                 self._unreadable.append(UnreadableDocument(document.name, document.reason))
         raise StopIteration
@@ -223,7 +265,7 @@ class ShardTexts(Iterator[Text]):
         return self._hash.hexdigest()
 
     def _update(self, index: int, document: Document) -> None:
-        content = (document.reason if document.body is None else document.body).encode()
+        content = document.content()
         self._hash.update(b"%d %d %d " % (index, document.body is not None, len(content)) + content)
 
 
@@ -303,8 +345,12 @@ def _in_corpus(name: str) -> bool:
 
 
 def _documents(shard: Shard, column: str | None) -> Iterator[tuple[int, Document]]:
+    words = {part.number: part.path for part in shard.ranges if part.kind == "transcript"}
     for part in shard.ranges:
-        for document in _read(part, column):
+        if part.kind == "audio":
+            yield part.number << POSITION_BITS, recording(part.path, words.get(part.number, ""))
+            continue
+        for document in _read(part, column) if part.kind != "transcript" else ():
             yield part.number << POSITION_BITS | document.position, document
 
 
@@ -388,4 +434,5 @@ def _require_text(file: FileLocation, kind: str, column: str | None) -> None:
         reasons.append(document.reason)
     expected = EXPECTED[kind] if reasons else "text"
     got = f"{reasons[0] if reasons else 'nothing'} in {file.path}"
-    raise ValueError(sentence("plan.sources", expected, got, "Leave the file out, or convert it."))
+    advice = "Sound is given as audio=..." if _is_wav(file.path) else "Leave the file out, or convert it."
+    raise ValueError(sentence("plan.sources", expected, got, advice))

@@ -1,4 +1,4 @@
-"""Documents of files: parts of a plain text, lines of JSONL, rows of Parquet.
+"""Documents of files: parts of a plain text, lines of JSONL, rows of Parquet, recordings.
 
 A document depends on its file alone and not on the range it is read with: a range is given by its borders, and the
 documents that begin between them belong to it.
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 from cumulant.checks import sentence
 from cumulant.extras import install
 from cumulant.observatory.text.files import compressed, open_file
+from cumulant.observatory.text.wav import Sound, UnreadableSound, open_wav
 
 if TYPE_CHECKING:
     from pyarrow.parquet import ParquetFile
@@ -41,12 +42,21 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class Document(NamedTuple):
-    """The position of a document in its file, its name, and its characters, or None and why they cannot be read."""
+    """The position of a document in its file, its name, and its characters, or None and why they cannot be read.
+
+    Of a recording there is the sound, and the characters are its transcript, if one was given.
+    """
 
     position: int
     name: str
     body: str | None
     reason: str = ""
+    sound: Sound | None = None
+
+    def content(self) -> bytes:
+        """What the hash of a corpus is taken of."""
+        text = (self.reason if self.body is None else self.body).encode()
+        return text if self.sound is None else text + b"\0" + self.sound.sha256().encode()
 
 
 def plain_parts(path: str, start: int, stop: int) -> Iterator[Document]:
@@ -260,6 +270,14 @@ def _group(
         if guarded.failed:
             raise
         yield Document(row, f"{path}:{row}", None, BROKEN)
+
+
+def recording(path: str, transcript: str) -> Document:
+    """The recording in a WAV file, with what is said in it; an empty transcript is for the model to write."""
+    try:
+        return Document(0, path, transcript, sound=open_wav(path))
+    except UnreadableSound as error:
+        return Document(0, path, None, str(error))
 
 
 def row_groups(path: str, column: str | None) -> list[int]:

@@ -55,7 +55,8 @@ def find_files(where: str, source: str | Path, wanted: Callable[[str], bool]) ->
         files = _local_files(local, wanted)
     if not files:
         advice = "Name files to read them whatever their suffix."
-        raise ValueError(sentence(where, "a directory with text files", f"{source} with none", advice))
+        kind = "WAV" if where == "plan.audio" else "text"
+        raise ValueError(sentence(where, f"a directory with {kind} files", f"{source} with none", advice))
     return files
 
 

@@ -1,5 +1,7 @@
 // The map of layers and heads.
 
+const SIDES = { encoder: "E ", decoder: "D ", "cross-attention": "X " };
+
 // A number that fits into a square: fewer digits, then a power of ten.
 function brief(value, digits) {
   for (let count = digits; count > 0; count -= 1) {
@@ -37,7 +39,7 @@ function drawMap(width) {
     shape("text", { class: "label", x: 0, y: 22 }, "layer"),
   );
   rows.forEach((layer, row) => {
-    const label = shape("text", { x: left - 8, y: 30 + (row + 0.5) * tall + 4, "text-anchor": "end" }, String(layer));
+    const label = shape("text", { x: left - 8, y: 30 + (row + 0.5) * tall + 4, "text-anchor": "end" }, `${SIDES[layerOf(layer)?.side] ?? ""}${layer}`);
     const { name, kind } = layerOf(layer) ?? {};
     if (name || kind) hint(label, () => [name, kind].filter(Boolean).join("\n"));
     svg.append(label);
@@ -159,6 +161,7 @@ function startMap() {
       name: "heads",
       on: ["quantity", "view"],
       draw: drawMap,
+      note: () => (DATA.layers.some((layer) => layer.side) ? "E: encoder, D: decoder, X: the decoder looks at the encoder." : ""),
     }),
   );
   watch(["quantity"], defineQuantity);

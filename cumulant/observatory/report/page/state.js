@@ -44,7 +44,10 @@ function definitionOf(name) {
 }
 
 const layerOf = (index) => DATA.layers.find((layer) => layer.index === index);
-const headName = (head) => `Layer ${head.layer}, head ${head.head}`;
+const headName = (head) => {
+  const side = layerOf(head.layer)?.side;
+  return `Layer ${head.layer}, head ${head.head}${side ? ` (${side})` : ""}`;
+};
 const CLASSES = ["I", "II", "III", "IV"];
 const CLASS_WORDS = {
   I: "very many keys",

@@ -59,7 +59,11 @@ function lookAround(reading, text) {
 }
 
 function rampKey(range, ramp, quantity) {
-  if (!range) return html("span", { class: "key" }, "Nothing was recorded of this head for this text.");
+  if (!range) {
+    const elsewhere = DATA.texts.some((text) => text.values?.[quantity] && tokenKey(text.values[quantity], state.head));
+    const words = elsewhere ? "This head does not read this text; it reads another of the list." : "Nothing was recorded of this head for this text.";
+    return html("span", { class: "key" }, words);
+  }
   const shades = `background:linear-gradient(90deg,${css(ramp(0))},${css(ramp(1))})`;
   const parts = [show(range.low, 3), html("i", { class: "ramp", style: shades })];
   const words = [show(range.high, 3), withUnit(quantity)].map((text) => html("span", {}, text));
