@@ -81,7 +81,7 @@ def observe(
     ] = None,
     quantities: Annotated[
         list[str] | None,
-        typer.Option(help="Names or groups (cheap, full, sampled). May be repeated.", show_default="all"),
+        typer.Option(help="Names or groups (cheap, full, targets, sampled, depth). May be repeated.", show_default="all"),
     ] = None,
     null: Annotated[
         list[str] | None,
@@ -91,6 +91,13 @@ def observe(
             autocompletion=lambda: ["random", "shuffled", "none"],
         ),
     ] = None,
+    exact_depth: Annotated[
+        bool,
+        typer.Option(
+            "--exact-depth",
+            help="Take every token for the logit lens and for what heads add to the stream, not a sample. Slow.",
+        ),
+    ] = False,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of the sample of queries and of the nulls.")] = 0,
     ablation: Annotated[
         str | None,
@@ -137,7 +144,8 @@ def observe(
     with sentences(options=OPTIONS):
         settings = Settings(
             ObservationSettings(
-                model, device, dtype, allow_pickle, tuple(quantities or ()) or None, max_length, batch_size, seed
+                *(model, device, dtype, allow_pickle, tuple(quantities or ()) or None, max_length, batch_size, seed),
+                exact_depth=exact_depth,
             ),
             sources=tuple(text or ()),
             prompts=tuple(prompt or ()),

@@ -150,7 +150,7 @@ def test_the_command_prints_what_matches():
     assert "_null_shuffled" in heads
     assert "tokens.parquet" not in heads
     assert "Mardia" in invoke("columns", "kurt*_low")
-    assert [group.table for group in select_columns("entropy_p95")] == ["heads"]
+    assert [group.table for group in select_columns("max_score_p95")] == ["heads"]
 
 
 def test_looking_up_a_column_imports_no_torch():

@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -73,8 +73,28 @@ class ModelPass:
     number: int
     masks: dict[str, Tensor]
     texts: Tensor | None
+    arguments: dict[str, Any]  # of the call
     sequences: dict[str, Tensor] = field(default_factory=dict)  # those that `expect` named as sampled and perturbed
     tokens: dict[tuple[str, int, int], PassTokens] = field(default_factory=dict)
+
+
+class BlockPass(NamedTuple):
+    """One call of a block: its state at each stage, the stages, the calls inside it, its tokens, what it returned."""
+
+    block: str
+    values: dict[str, Tensor]
+    plan: BlockStages
+    trace: BlockTrace
+    tokens: PassTokens
+    output: object
+
+
+class PassObserver(Protocol):
+    """Who is told of every call of a block, and of the end of a pass."""
+
+    def block(self, call: BlockPass) -> None: ...
+
+    def end(self, running: ModelPass, output: object) -> None: ...
 
 
 @dataclass
@@ -131,6 +151,7 @@ class HiddenStateObserver:
         self.passes = self.texts = 0
         self.expected: dict[str, Tensor] = {}
         self.latest: tuple[Tensor, str] | None = None  # the last output, and the key of its statistics
+        self.observers: list[PassObserver] = []
         for path in dict.fromkeys(block_of(model, name) for name in attention_modules(model)):
             if path is not None:
                 inside = self.two_sided and "decoder" in path.split(".")
@@ -201,12 +222,15 @@ class HiddenStateObserver:
         texts = self.expected.get("texts")
         masks |= {k: v.bool() for k, v in self.expected.items() if k.endswith("rows")}
         sequences = {k: v.nonzero()[:, 0] for k, v in self.expected.items() if k in ("sampled", "perturbed")}
-        self.running, self.expected, self.latest = ModelPass(self.passes, masks, texts, sequences), {}, None
+        self.running, self.expected, self.latest = ModelPass(self.passes, masks, texts, bound, sequences), {}, None
 
+    @torch.no_grad()
     def end(self, model: nn.Module, args: tuple, kwargs: dict, output: object) -> None:
         """Hook: the model has returned."""
         if self.running is not None:
             self.passes += 1
+            for observer in self.observers:
+                observer.end(self.running, output)
         self.running = self.latest = None
 
     def enter(self, block: ObservedBlock, args: tuple, kwargs: dict) -> None:
@@ -237,6 +261,8 @@ class HiddenStateObserver:
             if stage != "in" or block.cell == f"{block.name}/in":
                 self._add_states(f"{block.name}/{stage}", value.detach(), tokens, ends=stage in ("in", "out"))
         self._add_norms(block, trace, tokens)
+        for observer in self.observers:
+            observer.block(BlockPass(block.name, values, plan, trace, tokens, output))
         usual = tokens.sampled if self.running.number % PERTURBED_PASSES == 0 else tokens.sampled[:0]
         perturbed = self.running.sequences.get("perturbed", usual)
         if self.perturb and len(perturbed) and not block.module.training:
@@ -302,7 +328,7 @@ class HiddenStateObserver:
         before = self.statistics.get(f"{key}/sample")
         new = state_statistics(x, tokens, ends=ends, covariance=self.covariance, before=before)
         for quantity, statistic in new.items():
-            self._add(f"{key}/{quantity}", statistic)
+            self.add(f"{key}/{quantity}", statistic)
 
     def _add_norms(self, block: ObservedBlock, trace: BlockTrace, tokens: PassTokens) -> None:
         rows, position = tokens.rows[tokens.sampled], tokens.position[tokens.sampled]
@@ -314,11 +340,11 @@ class HiddenStateObserver:
             x = x - x.mean(-1, keepdim=True) if block.centred[call.norm] else x
             sigma = torch.linalg.vector_norm(x, dim=-1) / x.shape[-1] ** 0.5
             key = f"{block.name}/norm {call.norm}"
-            self._add(f"{key}/inverse", tally(1 / sigma, position[rows]))
+            self.add(f"{key}/inverse", tally(1 / sigma, position[rows]))
             in_front = block.plan is not None and call.norm == block.plan.front
             if in_front and self.covariance and x.shape[-1] <= MAX_COVARIANCE_WIDTH:
                 usable = sigma.isfinite() & (sigma > 0)
-                self._add(f"{key}/spread", MeanScatter.of((x / sigma[:, None])[usable]))
+                self.add(f"{key}/spread", MeanScatter.of((x / sigma[:, None])[usable]))
 
     def _perturb(self, block, args, kwargs, key, values, trace, tokens) -> None:
         """Call a twin of the block on its own input plus a little, and tally how the difference grows."""
@@ -347,7 +373,7 @@ class HiddenStateObserver:
         if out is not None:
             after = stage_values(block.plan, moved, out, moved_trace)
             for name, growth in growth_tallies(values, trace, after, moved_trace, block.centred, tokens):
-                self._add(f"{block.name}/{name}", growth)
+                self.add(f"{block.name}/{name}", growth)
 
     def _seeds(self, tokens: PassTokens) -> int | list[int]:
         """Of a perturbation: of each sequence, from its text, if `expect` named them; else of the pass."""
@@ -355,7 +381,8 @@ class HiddenStateObserver:
             return self.seed + self.passes
         return priorities(self.seed, self.running.texts[tokens.sampled]).tolist()
 
-    def _add(self, key: str, new: Statistic) -> None:
+    def add(self, key: str, new: Statistic) -> None:
+        """Merge a statistic into what is kept under `block/stage/quantity`."""
         before = self.statistics.get(key)
         self.statistics[key] = new if before is None else before.merge(new)  # pyright: ignore[reportArgumentType]
 

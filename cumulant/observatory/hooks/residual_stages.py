@@ -64,6 +64,7 @@ class BlockTrace:
 
     events: list[NormCall | str] = field(default_factory=list)
     outputs: list[Tensor] = field(default_factory=list)  # first tokens of the outputs of modules, in the first pass
+    read: list[Tensor] = field(default_factory=list)  # and of their inputs
     inputs: dict[tuple[str, int], Tensor] = field(default_factory=dict)  # first tokens of the inputs of norms, copied
 
     def norms(self) -> list[NormCall]:
@@ -79,7 +80,7 @@ def trace_norms(block: nn.Module, trace: BlockTrace, like: Tensor) -> list:
             if args and isinstance(output, Tensor) and output.numel() == like.numel() == args[0].numel():
                 index = indices[path] = indices.get(path, -1) + 1
                 trace.events.append(NormCall(path, index, args[0].reshape(like.shape), output.reshape(like.shape)))
-                trace.inputs[path, index] = _first_tokens(args[0]).clone()
+                trace.inputs[path, index] = first_tokens(args[0]).clone()
 
         return hook
 
@@ -100,7 +101,9 @@ def trace_modules(block: nn.Module, trace: BlockTrace, like: Tensor) -> list:
     def record_output(module, args, output):
         state = state_of(output)
         if state is not None and state.numel() == like.numel() and state.shape[-1] == like.shape[-1]:
-            trace.outputs.append(_first_tokens(state).clone())
+            trace.outputs.append(first_tokens(state).clone())
+        if args and isinstance(args[0], Tensor) and args[0].shape == like.shape:
+            trace.read.append(first_tokens(args[0]).clone())
 
     paths = attention_modules(block)
     handles = [block.get_submodule(path).register_forward_pre_hook(record_attention(path)) for path in paths]
@@ -111,14 +114,14 @@ def trace_modules(block: nn.Module, trace: BlockTrace, like: Tensor) -> list:
 def find_stages(x: Tensor, out: Tensor, trace: BlockTrace) -> BlockStages:
     """Which inputs and outputs of norms are states of the stream, from those that went into the block and came out."""
     calls = _by_key(trace)
-    intact = {key for key, copied in trace.inputs.items() if torch.equal(_first_tokens(calls[key].input), copied)}
+    intact = {key for key, copied in trace.inputs.items() if torch.equal(first_tokens(calls[key].input), copied)}
     norms = [
         e for e in trace.norms() if (e.norm, e.call_index) in intact
     ]  # what was overwritten in place cannot be used
     ends = (Stage("in"), Stage("out"))
     if not norms:
         return BlockStages(ends, False, None, "no norm was seen inside the block")
-    post = _same(norms[-1].output, out)
+    post = same_states(norms[-1].output, out)
     stages, current, ran, attended, front = [], x, "mlp", 0, None
     for event in trace.events:
         if isinstance(event, str):
@@ -126,7 +129,7 @@ def find_stages(x: Tensor, out: Tensor, trace: BlockTrace) -> BlockStages:
             continue
         if (event.norm, event.call_index) not in intact:
             continue
-        if _same(event.input, current):
+        if same_states(event.input, current):
             front = event.norm if not attended and front is None else front
             continue
         if _on_branch(event, current, norms, out, trace.outputs):
@@ -156,30 +159,32 @@ def stage_values(stages: BlockStages, x: Tensor, out: Tensor, trace: BlockTrace)
 def _on_branch(call: NormCall, current: Tensor, norms: list[NormCall], out: Tensor, outputs: list[Tensor]) -> bool:
     """Whether the input of the norm is not a state of the stream but something that is yet to be added to it."""
     later = [e.input for e in norms[next(i for i, e in enumerate(norms) if e is call) + 1 :]] + [out]
-    if any(_adds(state, current, call.output) for state in later):
+    if any(is_sum(state, current, call.output) for state in later):
         return True
-    if not any(_same(call.input, output) for output in outputs):
+    if not any(same_states(call.input, output) for output in outputs):
         return False  # the sum of an addition in the code of the block
-    others = [output for output in outputs if not _same(output, call.input)]
-    return not any(_adds(call.input, current, output) for output in others)
+    others = [output for output in outputs if not same_states(output, call.input)]
+    return not any(is_sum(call.input, current, output) for output in others)
 
 
 def _by_key(trace: BlockTrace) -> dict[tuple[str, int], NormCall]:
     return {(e.norm, e.call_index): e for e in trace.norms()}
 
 
-def _first_tokens(x: Tensor) -> Tensor:
+def first_tokens(x: Tensor) -> Tensor:
+    """(at most `COMPARED_TOKENS`, D) of states (…, D), by which states are compared."""
     return x.detach().reshape(-1, x.shape[-1])[:COMPARED_TOKENS]
 
 
-def _same(a: Tensor, b: Tensor) -> bool:
-    return torch.equal(_first_tokens(a), _first_tokens(b))
+def same_states(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors of states are the same, to the bit."""
+    return torch.equal(first_tokens(a), first_tokens(b))
 
 
-def _adds(total: Tensor, part: Tensor, more: Tensor) -> bool:
-    """total = part + more, to rounding."""
+def is_sum(total: Tensor, part: Tensor, more: Tensor) -> bool:
+    """Whether total = part + more, to rounding."""
     rounding = 4 * torch.finfo(total.dtype).eps
-    total, part, more = (_first_tokens(t).double() for t in (total, part, more))
+    total, part, more = (first_tokens(t).double() for t in (total, part, more))
     return float((total - part - more).norm()) <= 1e-3 * float(more.norm()) + rounding * float(part.norm())
 
 

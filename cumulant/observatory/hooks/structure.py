@@ -8,6 +8,7 @@ parallelism or a pooling module put around it.
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
@@ -185,9 +186,13 @@ def norm_of(module: nn.Module, dim: int) -> Norm | NotFound:
     return NotFound(f"{type(module).__name__} is neither a LayerNorm nor an RMSNorm")
 
 
-def twin(block: nn.Module) -> nn.Module:
-    """A copy of ``block`` that shares its weights and has no hooks: calling it leaves no trace anywhere."""
+def twin(block: nn.Module, replaced: Mapping[nn.Module, nn.Module] | None = None) -> nn.Module:
+    """A copy of ``block`` that shares its weights and has no hooks: calling it leaves no trace anywhere.
+
+    replaced  modules inside it → what stands in their place in the copy
+    """
     memo: dict[int, object] = {id(t): t for t in (*block.parameters(), *block.buffers())}
+    memo |= {id(module): other for module, other in (replaced or {}).items()}
     for module in block.modules():
         memo |= {id(v): type(v)() for k, v in vars(module).items() if "hooks" in k and isinstance(v, dict)}
         if getattr(module, "config", None) is not None:

@@ -38,7 +38,7 @@ INPUT_PROJECTIONS = (
     ("q", "k", "v"),
     ("q_lin", "k_lin", "v_lin"),
 )
-OUTPUT_PROJECTIONS = ("o_proj", "out_proj", "c_proj", "o", "out_lin", "dense")
+OUTPUT_PROJECTIONS = ("o_proj", "out_proj", "c_proj", "o", "out_lin", "dense", "Wo")
 HEAD_WIDTH = ("head_dim", "attention_head_size", "key_value_proj_dim")
 HEAD_COUNT = ("num_heads", "num_attention_heads", "n_heads")
 CROSS_ATTENTION_SOURCES = ("encoder_hidden_states", "key_value_states")
@@ -95,10 +95,11 @@ def head_weights(model: nn.Module, name: str) -> HeadWeights | NotFound:
     projections = _projections(module)
     if isinstance(projections, NotFound):
         return projections
-    output = _output(model, name, module)
+    output = output_projection(model, name)
     if isinstance(output, NotFound):
         return output
-    matrices = {k: _matrix(getattr(module, path), part) for k, (path, part) in projections.items()} | {"output": output}
+    matrices = {k: _matrix(getattr(module, path), part) for k, (path, part) in projections.items()}
+    matrices["output"] = _matrix(output, (0, 1))
     for k, w in matrices.items():
         if w is None:
             return NotFound(f"the {k} projection of {type(module).__name__} has no matrix of floating numbers")
@@ -185,16 +186,42 @@ def _projections(module: nn.Module) -> Projections | NotFound:
     return NotFound(f"{type(module).__name__} holds {children}: no query, key and value projections by a known name")
 
 
-def _output(model: nn.Module, name: str, module: nn.Module) -> Tensor | NotFound | None:
-    """W_O (D, heads · e): a child, or the dense layer of the sibling `output` (BERT)."""
+def output_projection(model: nn.Module, name: str) -> nn.Module | NotFound:
+    """The module with W_O of the attention module at ``name``: a child, or the dense layer of the sibling `output`
+    (BERT)."""
+    module = model.get_submodule(name)
     for child in OUTPUT_PROJECTIONS:
         if isinstance(getattr(module, child, None), nn.Module):
-            return _matrix(getattr(module, child), (0, 1))
+            return getattr(module, child)
     parent = model.get_submodule(name.rpartition(".")[0])
     dense = getattr(getattr(parent, "output", None), "dense", None)
     if isinstance(dense, nn.Module):
-        return _matrix(dense, (0, 1))
+        return dense
     return NotFound(f"{type(module).__name__} has no output projection by a known name, nor has its parent")
+
+
+def head_outputs(model: nn.Module, name: str) -> Tensor | NotFound:
+    """W_O of the attention module at ``name`` split by head, (heads, D, e), float64.
+
+    >>> from cumulant.nn import MultiheadAttention
+    >>> head_outputs(nn.ModuleDict({"a": MultiheadAttention(8, 2)}), "a").shape
+    torch.Size([2, 8, 4])
+    """
+    projection, module = output_projection(model, name), model.get_submodule(name)
+    if isinstance(projection, NotFound):
+        return projection
+    matrix, heads = _matrix(projection, (0, 1)), head_count(module)
+    if matrix is None:
+        return NotFound(f"the output projection of {type(module).__name__} has no matrix of floating numbers")
+    if not heads or matrix.shape[1] % heads:
+        return NotFound(f"{type(module).__name__} does not say into how many heads {matrix.shape[1]} numbers are split")
+    return matrix.unflatten(1, (heads, -1)).transpose(0, 1)
+
+
+def head_count(module: nn.Module) -> int | None:
+    """Heads of an attention module, as it or its configuration says; None if neither does."""
+    config = getattr(module, "config", None)
+    return next((n for o in (module, config) for a in HEAD_COUNT if isinstance(n := getattr(o, a, None), int)), None)
 
 
 def _matrix(layer: nn.Module, part: tuple[int, int]) -> Tensor | None:
@@ -211,8 +238,7 @@ def _matrix(layer: nn.Module, part: tuple[int, int]) -> Tensor | None:
 def _split(module: nn.Module, w: dict[str, Tensor]) -> dict[str, Tensor] | NotFound:
     """Rows by head; every size must fit."""
     kind = type(module).__name__
-    config = getattr(module, "config", None)
-    count = next((n for o in (module, config) for a in HEAD_COUNT if isinstance(n := getattr(o, a, None), int)), None)
+    count = head_count(module)
     d = next((n for a in HEAD_WIDTH if isinstance(n := getattr(module, a, None), int)), None)
     d = len(w["query"]) // count if d is None and count else d
     if not d or len(w["query"]) % d or len(w["key"]) % d:

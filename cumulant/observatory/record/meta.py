@@ -31,6 +31,7 @@ class Meta:
     notes                 sentences for the reader
     layer_notes           module path → what is not observed there, and why
     unknown_weights       attention module → why its weights are not known
+    undefined             quantity → why it is not defined here, or where it is not
     stages                of the residual stream, in the order of depth
     """
 
@@ -58,6 +59,7 @@ class Meta:
     notes: tuple[str, ...] = ()
     layer_notes: dict[str, str] = field(default_factory=dict)
     unknown_weights: dict[str, str] = field(default_factory=dict)
+    undefined: dict[str, str] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     stages: tuple[StageKey, ...] = ()
 
@@ -90,7 +92,8 @@ class Meta:
         both = {f.name: [getattr(meta, f.name) for meta in (self, other, empty)] for f in fields(self)}
         values = {name: other if own == default else own for name, (own, other, default) in both.items()}
         values |= {name: both[name][0] + both[name][1] for name in ("tokens", "sequences", "skipped")}
-        values |= {"layer_notes": other.layer_notes | self.layer_notes, "complete": self.complete and other.complete}
+        values |= {"layer_notes": other.layer_notes | self.layer_notes, "undefined": other.undefined | self.undefined}
+        values["complete"] = self.complete and other.complete
         return Meta(**values)
 
 

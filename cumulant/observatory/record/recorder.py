@@ -18,7 +18,9 @@ from cumulant.nn.attention_interface import is_cross_attention
 from cumulant.nn.calls import AttentionCall
 from cumulant.nn.wrappers import is_transformers
 from cumulant.observatory.hooks.attention import ModelHooks, observe_attention, unrecordable
+from cumulant.observatory.hooks.contributions import ContributionObserver
 from cumulant.observatory.hooks.hidden_states import HiddenStateObserver, observe_hidden_states
+from cumulant.observatory.hooks.logit_lens import LogitLens
 from cumulant.observatory.hooks.structure import attention_modules, unwrapped
 from cumulant.observatory.hooks.weights import HeadWeights, head_weights
 from cumulant.observatory.models.load import stream_dimension
@@ -34,10 +36,11 @@ from cumulant.observatory.statistics.heads import (
     select_quantities,
     top_keys,
 )
-from cumulant.observatory.statistics.quantities import TOP_KEY_NAMES
+from cumulant.observatory.statistics.quantities import DEPTH, TOP_KEY_NAMES
 from cumulant.observatory.statistics.sampling import uniform
 from cumulant.observatory.statistics.tally import Tally
 from cumulant.observatory.statistics.targets import TARGETS, SequenceTokens, first_query, target_masses
+from cumulant.observatory.statistics.undefined import NOT_OBSERVED, ORDERED, reason_in_words, target_reason
 
 SAMPLE = 32  # one query in so many is sampled for the costly quantities
 NOT_RECORDED = "its attention does not go through transformers' AttentionInterface: it is not in this record"
@@ -53,6 +56,7 @@ def attach(
     *,
     seed: int = 0,
     hidden_states: bool = True,
+    exact_depth: bool = False,
     delimiters: Sequence[int] | None = None,
     alter: Callable[[AttentionCall], AttentionCall] | None = None,
 ) -> Iterator[Recorder]:
@@ -63,6 +67,7 @@ def attach(
     quantities     names or groups of `cumulant.observatory.statistics.quantities.QUANTITIES`; all if None
     seed           of the sample of queries on which costly quantities are computed
     hidden_states  also keep the law of the hidden states before and after every sublayer
+    exact_depth    take every token for the logit lens and for what is added to the stream, not a sample
     delimiters     ids of tokens that separate (`text.windows.delimiters` has those of a tokenizer), for delimiter_mass
     alter          what is measured in the place of a call, for nulls; the model itself goes on with its own
 
@@ -87,7 +92,12 @@ def attach(
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         recorder.hooks = stack.enter_context(observe_attention(model, observe))
         if hidden_states:
-            recorder.watch = stack.enter_context(observe_hidden_states(model, seed=seed))
+            recorder.watch = watch = stack.enter_context(observe_hidden_states(model, seed=seed))
+            if recorder.wanted & {q.name for q in DEPTH}:
+                recorder.lens = LogitLens(model, watch.add, exact=exact_depth)
+                recorder.added = ContributionObserver(model, watch.add, exact=exact_depth)
+                watch.observers += [recorder.lens, recorder.added]
+                stack.enter_context(recorder.added.hooks())
         yield recorder
 
 
@@ -96,6 +106,8 @@ class LayerSums:
     """Statistics of one attention module so far."""
 
     layer: AttentionLayer
+    ordered: bool = True  # its tokens are a sequence, not parts of an image
+    tokens: bool = False  # the ids of its keys were known in some call
     tallies: dict[str, Tally] = field(default_factory=dict)
     sums: dict[str, Tensor] = field(default_factory=dict)
 
@@ -118,6 +130,8 @@ class Recorder:
         self.calls: dict[str, int] = {}
         self.tokens = self.sequences = self.counted = 0  # what was read, and the last pass that is in these counts
         self.watch: HiddenStateObserver | None = None
+        self.lens: LogitLens | None = None
+        self.added: ContributionObserver | None = None
         self.hooks: ModelHooks | None = None
 
     def batch(
@@ -169,15 +183,25 @@ class Recorder:
             self._sample(part, call)
 
     def _targets(self, part: LayerSums, call: AttentionCall, positions: Tensor) -> None:
-        found = target_masses(call, self.targets, self._sequence_tokens(call))
+        part.ordered, part.tokens = self._is_ordered(call.name), part.tokens or call.tokens is not None
+        wanted = self.targets if part.ordered else self.targets - ORDERED
+        found = target_masses(call, wanted, self._sequence_tokens(call))
         seen = {name: mass for name, mass in found.masses.items() if bool(mass.isfinite().any())}
         for name, mass in seen.items():
             self._tally(part, name, mass.movedim(1, 0).flatten(1), positions.repeat(len(mass)))
         sums = {f"{name}/chance": _sum(share) for name, share in found.baseline.items() if name in seen}
-        sums["distance/mass"] = _sum(found.by_distance)
-        sums["distance/count"] = found.by_distance[..., 0].isfinite().double().sum((0, 2)).cpu()
+        if part.ordered:
+            sums["distance/mass"] = _sum(found.by_distance)
+            sums["distance/count"] = found.by_distance[..., 0].isfinite().double().sum((0, 2)).cpu()
         for name, value in sums.items():
             part.sums[name] = part.sums[name] + value if name in part.sums else value
+
+    def _is_ordered(self, name: str) -> bool:
+        """Whether the tokens of an attention module are a sequence: those of an image are not."""
+        models = {} if self.hooks is None else self.hooks.masks.models
+        around = [path for path in models if not path or name.startswith(f"{path}.")]
+        nearest = models.get(max(around, key=len, default=""))
+        return getattr(nearest, "main_input_name", "") != "pixel_values"
 
     def _keep_top_keys(self, call: AttentionCall, sequence: int) -> None:
         """Where every token of an excerpt looks most, under `TOP_KEY_NAMES`; NaN for padding and without keys."""
@@ -258,6 +282,29 @@ class Recorder:
         silent = [r for r in silent if not any(f"{p}.".startswith(f"{r}.") for p in self.parts)]
         return dict.fromkeys(silent, NOT_RECORDED)
 
+    def _added_tallies(self, layers: Sequence[AttentionLayer]) -> dict[str, Tally]:
+        """What heads add to the stream, of the modules that are recorded."""
+        tallies = {} if self.added is None else self.added.tallies
+        heads = {layer.name: layer.heads for layer in layers}
+        return {key: tally for key, tally in tallies.items() if heads.get(key.rpartition("/")[0]) == len(tally.count)}
+
+    def _undefined(self, layers: Sequence[AttentionLayer]) -> dict[str, str]:
+        """Quantity → why it is not defined, or where it is not."""
+        out = {name: NOT_OBSERVED for name in sorted(self.wanted & {q.name for q in DEPTH}) if self.added is None}
+        out |= {} if self.lens is None else self.lens.undefined
+        out |= {} if self.added is None else self.added.undefined([layer.name for layer in layers])
+        for quantity in sorted(self.wanted & {*TARGETS, "sink_mass", "max_score"}):
+            missing = [part for part in self.parts.values() if quantity not in part.tallies]
+            reasons = {part.layer.name: self._reason(quantity, part) for part in missing}
+            reasons = {name: reason for name, reason in reasons.items() if reason is not None}
+            out |= {quantity: reason_in_words(reasons, len(layers))} if reasons else {}
+        return out
+
+    def _reason(self, quantity: str, part: LayerSums) -> str | None:
+        """Why a module has no numbers of a quantity."""
+        delimiters, cross = self.delimiters is not None, part.layer.kind == "cross"
+        return target_reason(quantity, cross=cross, ordered=part.ordered, tokens=part.tokens, delimiters=delimiters)
+
     def record(self, *, weights: bool = True, **meta: Any) -> Record:
         """The record so far.
 
@@ -274,6 +321,7 @@ class Recorder:
         tallies = {
             f"{name}/{quantity}": tally for name in names for quantity, tally in self.parts[name].tallies.items()
         }
+        tallies |= self._added_tallies(layers)
         sums = {f"{name}/{key}": value for name in names for key, value in self.parts[name].sums.items()}
         hidden = {} if self.watch is None else self.watch.state()
         stages = () if self.watch is None else tuple(self.watch.names())
@@ -289,6 +337,7 @@ class Recorder:
             created=datetime.now(UTC).isoformat(timespec="seconds"),
             versions=versions("torch", "transformers"),
             layer_notes=notes,
+            undefined=self._undefined(layers),
             stages=stages,
         )
         record = Record(layers, tallies, sums, hidden, {}, (), replace(described, **meta))

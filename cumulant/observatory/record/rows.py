@@ -111,8 +111,8 @@ class HeadRow:
 class LayerRow(NamedTuple):
     """The hidden states at one stage of a block.
 
-    Which stage is in `quantities.STAGE_NAMES`, what is measured there in `quantities.STATES`, `COVARIANCES`,
-    `DISTANCES` and `STATE_COUNTS`.
+    Which stage is in `quantities.STAGE_NAMES`, what is measured there in `quantities.STATES`, `LENS`, `ADDED`,
+    `COVARIANCES`, `DISTANCES` and `STATE_COUNTS`.
     """
 
     block: str
@@ -128,6 +128,16 @@ class LayerRow(NamedTuple):
     step: TokenStatistics = TokenStatistics()
     inverse: TokenStatistics = TokenStatistics()
     contraction: TokenStatistics = TokenStatistics()
+    lens_entropy: TokenStatistics = TokenStatistics()
+    lens_kl: TokenStatistics = TokenStatistics()
+    lens_loss: TokenStatistics = TokenStatistics()
+    lens_agreement: TokenStatistics = TokenStatistics()
+    attention_contribution: TokenStatistics = TokenStatistics()
+    attention_contribution_cosine: TokenStatistics = TokenStatistics()
+    cross_attention_contribution: TokenStatistics = TokenStatistics()
+    cross_attention_contribution_cosine: TokenStatistics = TokenStatistics()
+    mlp_contribution: TokenStatistics = TokenStatistics()
+    mlp_contribution_cosine: TokenStatistics = TokenStatistics()
     variance: float = nan
     effective_rank: float = nan
     participation_ratio: float = nan

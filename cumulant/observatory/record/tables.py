@@ -21,7 +21,7 @@ from cumulant.observatory.statistics.gaussianity import (
     principal_axes,
     reconstructed_vectors,
 )
-from cumulant.observatory.statistics.quantities import TOP_KEY_NAMES, distance_names
+from cumulant.observatory.statistics.quantities import ADDED, LENS, TOP_KEY_NAMES, distance_names
 from cumulant.observatory.statistics.states import MeanScatter, StateSample, Statistic, WithinScatter, unflatten
 from cumulant.observatory.statistics.tally import Tally, bin_edges, first_positions
 from cumulant.special import effective_rank
@@ -31,7 +31,9 @@ LINK_SUMS = (
     *("keys/count", "keys/sum", "keys/square"),
 )
 STATES = {"size": "rms", "cosine": "cosine_to_mean", "pairwise": "pairwise_cosine"}  # under the cell of a stage
+STATES |= {q.name: q.name for q in LENS}
 PERTURBATIONS = ("growth", "step", "inverse", "contraction")  # under the block and stage themselves
+SUBLAYERS = tuple(q.name for q in ADDED)  # under the block and its end
 TOKEN_COLUMNS = {  # of tokens.parquet
     **{"excerpt": int, "text": str, "position": int, "token": str, "layer": int, "head": int},
     **{"entropy": float, "log_normalizer": float},
@@ -210,7 +212,7 @@ def layer_rows(
     for block, stage, cell, role in stages:
         if cell not in cells:
             cells[cell] = _cell_columns(statistics, cell, seed, drawn)
-        own = {quantity: statistics.get(f"{block}/{stage}/{quantity}") for quantity in PERTURBATIONS}
+        own = {name: statistics.get(f"{block}/{stage}/{name}") for name in (*PERTURBATIONS, *SUBLAYERS)}
         perturbed = own["growth"] if isinstance(own["growth"], Tally) else own["contraction"]
         row = cells[cell] | {quantity: _token_statistics(tally) for quantity, tally in own.items()}
         row["perturbed"] = int(perturbed.count) if isinstance(perturbed, Tally) else 0

@@ -49,6 +49,7 @@ def observe(
     batch_size: int = 16,
     seed: int = 0,
     hidden_states: bool = True,
+    exact_depth: bool = False,
     weights: bool = True,
     alter: Callable[[AttentionCall], AttentionCall] | None = None,
     progress: Progress | None = None,
@@ -62,6 +63,7 @@ def observe(
     quantities  names or groups; all if None
     max_tokens  where to stop; None reads everything
     max_length  tokens of a window; longer texts are cut
+    exact_depth  take every token for the logit lens and for what is added to the stream, not a sample
     weights     also what follows from the weights: gradient-ness and ascent index of every head
     progress    called with the number of tokens of every batch that is done
     unreadable  takes the texts that the tokenizer cannot read, which are then left out; without it they are refused
@@ -97,7 +99,7 @@ def observe(
     tokens = sequences = 0
     complete = True
     separating = None if tokenizer is None else delimiters(tokenizer)
-    known = {"seed": seed, "hidden_states": hidden_states, "delimiters": separating}
+    known = {"seed": seed, "hidden_states": hidden_states, "exact_depth": exact_depth, "delimiters": separating}
     with attach(network, quantities, **known, alter=alter) as recorder:
         try:
             for batch in stream:
@@ -236,6 +238,7 @@ def observe_shard(
             batch_size=settings.batch_size,
             seed=settings.seed,
             hidden_states=not shuffles,
+            exact_depth=settings.exact_depth,
             weights=False,
             alter=shuffled_keys(settings.seed + shard.ordinal) if shuffles else None,
             progress=progress,

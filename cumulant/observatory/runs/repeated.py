@@ -70,19 +70,29 @@ def repeated_induction(
 
 
 def with_probe(record: Record, model: nn.Module, excluded: tuple[int, ...] = ()) -> Record:
-    """The record with `repeated_induction` of every head; as it is where a model is not causal or reads no ids."""
+    """The record with `repeated_induction` of every head, or with the reason why it is not defined."""
     config = getattr(unwrapped(model), "config", None)
-    two_sided = getattr(config, "is_encoder_decoder", False)
-    if two_sided or _vocabulary(model) is None or not any(t.endswith("/induction_mass") for t in record.tallies):
-        return record
-    if any(f"{layer.name}/next_mass" in record.tallies for layer in record.modules):
-        return record  # it sees the next token anyway: there is nothing to look up
     limit = getattr(config, "max_position_embeddings", None) or 2 * LENGTH
     length = min(LENGTH, int(limit) // 2, max(1, _vocabulary(model) or 1) - len(excluded))
-    if length < 2:
-        return record
+    reason = _undefined(record, model, length)
+    if reason is not None:
+        undefined = record.meta.undefined | {PROBE: reason}
+        return replace(record, meta=replace(record.meta, undefined=undefined))
     numbers = repeated_induction(model, length=length, excluded=excluded)
     return replace(record, weights=record.weights | {f"{name}/{PROBE}": mean for name, mean in numbers.items()})
+
+
+def _undefined(record: Record, model: nn.Module, length: int) -> str | None:
+    """Why a model cannot be tested on tokens that repeat; None: it can."""
+    if getattr(getattr(unwrapped(model), "config", None), "is_encoder_decoder", False):
+        return "the model reads two sequences: tokens that repeat in one can be looked up in the other"
+    if _vocabulary(model) is None:
+        return "the model reads no token ids"
+    if any(f"{layer.name}/next_mass" in record.tallies for layer in record.modules):
+        return "the model sees the token that follows: there is nothing to look up"
+    if not any(key.endswith("/induction_mass") for key in record.tallies):
+        return "induction_mass was not observed, or no token of the text occurs twice"
+    return "its positions or its vocabulary are too few for a sequence that repeats" if length < 2 else None
 
 
 def _vocabulary(model: nn.Module) -> int | None:

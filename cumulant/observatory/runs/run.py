@@ -140,6 +140,7 @@ def _observe_stream(settings: Settings, errors: Console, loaded: Loaded, meta: d
             max_length=observation.max_length,
             batch_size=observation.batch_size,
             seed=observation.seed,
+            exact_depth=observation.exact_depth,
             progress=progress,
         )
     record = replace(record, meta=replace(record.meta, text_hash=texts.sha256, **meta))

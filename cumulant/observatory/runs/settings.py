@@ -27,6 +27,7 @@ class ObservationSettings(NamedTuple):
     model, device, dtype, allow_pickle        as in `models.load`; dtype by name
     quantities, max_length, batch_size, seed  as in `observe`
     null                                      None, "random" (weights) or "shuffled" (keys)
+    exact_depth                               as in `observe`
 
     >>> ObservationSettings("minilm").null is None
     True
@@ -41,6 +42,7 @@ class ObservationSettings(NamedTuple):
     batch_size: int = 16
     seed: int = 0
     null: str | None = None
+    exact_depth: bool = False
 
     def load(self) -> Loaded:
         """The model that is observed: for the null "random" its twin with other weights."""
@@ -179,6 +181,7 @@ class Settings:
             "--ablate": self.ablation,
             "--ray": self.ray,
             "--shard-bytes": self.shard_bytes,
+            "--exact-depth": self.observation.exact_depth,
         }
         for option in (option for option, value in alone.items() if value):
             advice = "Leave it out; a single step can be observed with it."

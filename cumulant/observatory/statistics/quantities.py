@@ -38,6 +38,8 @@ BASES = {
     "sequences": Basis("sampled", "whole sequences, about 2048 tokens of a batch"),
     "within": Basis("sampled", "states about the means of their sequences: 512 of them, their covariance from all"),
     "repeated": Basis("sampled", "8 sequences of 48 random tokens, each twice in a row"),
+    "lens": Basis("sampled", "one token in 256, and 16 of the first text; every token with --exact-depth"),
+    "added": Basis("sampled", "one token in 16, and 16 of the first text; every token with --exact-depth"),
     "perturbed": Basis("sampled", "one sequence in 16, and the first"),
     "row": Basis("as its quantity", "see the quantity of the row"),
 }
@@ -76,7 +78,8 @@ class Quantity(NamedTuple):
     unit      nats, keys, share, tokens, …; "" for a number without unit
     basis     what it is computed from, a key of `BASES`
     group     of quantities of heads, as --quantities selects them: "cheap" from the fused kernel, "full" from one
-              streaming pass, "targets" where heads look, "sampled" on a sample of queries
+              streaming pass, "targets" where heads look, "sampled" on a sample of queries, "depth" what is added to the
+              stream, and with it the logit lens
     """
 
     name: str
@@ -123,6 +126,8 @@ QUANTITIES: tuple[Quantity, ...] = (
     Quantity("mean_distance", "mean distance", "Σⱼ pᵢⱼ |i − j|", "How many tokens away the keys are that a head looks at.", "tokens", "queries", "sampled"),
     Quantity("received_top", "largest attention received", "maxⱼ Σᵢ pᵢⱼ/N", "Share of all attention that goes to one key: the implied source marginal (S2-C8).", "share", "received", "sampled"),
     Quantity("received_effective", "keys that receive", "1/Σⱼ σⱼ²,  σⱼ = Σᵢ pᵢⱼ/N", "How many keys are attended to by a sequence; N if doubly stochastic.", "keys", "received", "sampled"),
+    Quantity("contribution", "contribution to the stream", "|W_O o| / |x|", "How much the head adds to the residual stream, beside what was there before; biases are no head's.", "", "added", "depth"),
+    Quantity("contribution_cosine", "direction of the contribution", "⟨W_O o, u⟩/(|W_O o||u|),  u = out − in", "Cosine of what the head adds with the whole update of its block: below 0 it works against the others.", "", "added", "depth"),
 )  # fmt: skip
 BY_NAME = {q.name: q for q in QUANTITIES}
 
@@ -201,6 +206,27 @@ DISTANCES = (
     Quantity("kurtosis", "kurtosis", "meanᵢ |yᵢ|⁴ / (k(k + 2))", "Mardia's kurtosis of the whitened states in k principal directions; 1 for a Gaussian.", "", "within"),
     Quantity("lle_error", "error of local linear reconstruction", "|x − Σ wⱼxⱼ| / |x − mean|", "Of a state rebuilt from its 8 nearest neighbours with weights that sum to 1; a trimmed mean.", "", "within"),
 )  # fmt: skip
+LENS = (
+    Quantity("lens_entropy", "entropy of the prediction", "H(pₗ) = −Σᵥ pₗ(v) log pₗ(v)", "Of what the model's own final norm and language head predict from the state here (logit lens).", "nats", "lens"),
+    Quantity("lens_kl", "KL to the final prediction", "KL(p ‖ pₗ) = Σᵥ p(v) log p(v)/pₗ(v)", "From the prediction p of the last layer to the one from the state here: 0 where nothing is left to change.", "nats", "lens"),
+    Quantity("lens_loss", "loss of the prediction", "−log pₗ(next token)", "Of the next token, predicted from the state here.", "nats", "lens"),
+    Quantity("lens_agreement", "agreement with the final prediction", "[argmax pₗ = argmax p]", "Share of tokens for which the likeliest next token is already that of the last layer.", "share", "lens"),
+)  # fmt: skip
+
+
+def _sublayer(name: str, words: str) -> tuple[Quantity, Quantity]:
+    return (
+        Quantity(f"{name}_contribution", f"contribution of {words}", "|added| / |x|", f"How much {words} adds to the residual stream, beside what was there before. Rows out only.", "", "added"),
+        Quantity(f"{name}_contribution_cosine", f"direction of {words}", "⟨added, u⟩/(|added||u|),  u = out − in", f"Cosine of what {words} adds with the whole update of the block. Rows out only.", "", "added"),
+    )  # fmt: skip
+
+
+ADDED = (
+    *_sublayer("attention", "attention"),
+    *_sublayer("cross_attention", "cross-attention"),
+    *_sublayer("mlp", "the MLP"),
+)
+DEPTH = tuple(q for q in QUANTITIES if q.group == "depth")
 ABLATION = Quantity("ablation_damage", "damage if replaced", "1 − cos, or relative change of perplexity", "What the model loses if this head alone becomes its Gaussian approximation (S1-C1).", "", "run")  # fmt: skip
 PERTURBATIONS = (  # on the page: `step` and `contraction` of a block side by side
     Quantity("expansion", "expansion", "log |δ after| / |δ before|", "Growth of a small random perturbation of all tokens by a sublayer with its residual.", "nats", "perturbed"),
@@ -308,13 +334,16 @@ class ColumnGroup(NamedTuple):
 NULLS = RANDOM_NULL | SHUFFLED_NULL
 SECTIONS = (
     ColumnGroup("heads", "Which head", HEAD_NAMES, {}),
-    ColumnGroup("heads", "Means over tokens", QUANTITIES, OVER_TOKENS | NULLS),
+    ColumnGroup("heads", "Means over tokens", tuple(q for q in QUANTITIES if q not in DEPTH), OVER_TOKENS | NULLS),
+    ColumnGroup("heads", "What it adds to the stream", DEPTH, OVER_TOKENS | RANDOM_NULL),
     ColumnGroup("heads", "Where it looks", (*CHANCES, *DISTANCE_SHARES), NULLS),
     ColumnGroup("heads", "Fits", FITS, NULLS),
     ColumnGroup("heads", "From the weights", WEIGHT_NUMBERS, RANDOM_NULL),
     ColumnGroup("heads", "On tokens that repeat", PROBES, RANDOM_NULL),
     ColumnGroup("layers", "Which stage", STAGE_NAMES, {}),
     ColumnGroup("layers", "Means over tokens", STATES, OVER_TOKENS),
+    ColumnGroup("layers", "What the model would predict from here", LENS, OVER_TOKENS),
+    ColumnGroup("layers", "What sublayers add to the stream", ADDED, OVER_TOKENS),
     ColumnGroup("layers", "From the covariance of the states", COVARIANCES, {}),
     ColumnGroup("layers", "Distances to a Gaussian of the same covariance", DISTANCES, GAUSSIAN_NULL),
     ColumnGroup("layers", "What those distances were computed from", STATE_COUNTS, {}),

@@ -19,6 +19,7 @@ from cumulant.observatory.statistics.tally import Tally
 
 SAMPLE_SIZE = 512  # vectors that are kept per stage
 MAX_COVARIANCE_WIDTH = 1024  # states with more channels keep no covariance
+FIRST_TOKENS = 16  # of the first text, which are in every sample of tokens
 
 
 @dataclass(frozen=True, eq=False)
@@ -213,6 +214,20 @@ class PassTokens(NamedTuple):
     priority: Tensor
     texts: Tensor
     sampled: Tensor
+
+    def one_in(self, number: int) -> tuple[Tensor, Tensor]:
+        """Sequence and index of one token in ``number``, by a hash, and of `FIRST_TOKENS` of the first text.
+
+        >>> import torch
+        >>> priority = torch.arange(20)[None] * 2**58                          # 0, 1/32, 2/32, … of the largest
+        >>> tokens = PassTokens(torch.ones(1, 20, dtype=torch.bool), priority, priority, torch.tensor([7]), priority[0])
+        >>> [i.tolist() for i in tokens.one_in(16)], len(tokens._replace(texts=torch.tensor([0])).one_in(16)[0])
+        ([[0, 0], [0, 1]], 16)
+        """
+        drawn = self.priority <= (2**63 - 1) // number
+        first = self.priority.masked_fill(~self.rows, torch.iinfo(torch.int64).max).argsort(1).argsort(1) < FIRST_TOKENS
+        chosen = (drawn | (first & (self.texts == 0)[:, None])) & self.rows
+        return chosen.nonzero(as_tuple=True)  # pyright: ignore[reportReturnType]
 
 
 def state_statistics(
