@@ -26,6 +26,7 @@ from cumulant.observatory.statistics.contributions import (
     CONTRIBUTIONS,
     SUBLAYERS,
     Contribution,
+    HeadProjection,
     contribution,
     head_contributions,
 )
@@ -33,7 +34,7 @@ from cumulant.observatory.statistics.states import Statistic, tally
 from cumulant.observatory.statistics.tally import Tally
 from cumulant.observatory.statistics.undefined import reason_in_words
 
-CONTRIBUTION_TOKENS = 16  # one token in so many is taken
+CONTRIBUTION_TOKENS = 32  # one token in so many is taken
 NOT_SEEN = "it is in no block whose states were observed"
 BETWEEN = "between its output projection and the stream stands something that is neither a norm nor a factor"
 
@@ -44,7 +45,7 @@ class HeadWriter(NamedTuple):
     sublayer       "attention" or "cross_attention"
     before, after  stages of the block; None: attention and MLP are not seen apart
     parallel       then whether the MLP reads the stream without what attention adds
-    output         (heads, D, e) slices of the output projection, with gain of the norm and factor folded in
+    projection     slices of the output projection, with gain of the norm and factor folded in
     factor         of what is projected; 1 where nothing stands between
     path, norm     in the block, of the norm on the branch, which divides by a number of each token; or None
     """
@@ -53,7 +54,7 @@ class HeadWriter(NamedTuple):
     before: str
     after: str | None
     parallel: bool
-    output: Tensor
+    projection: HeadProjection
     factor: float
     path: str | None
     norm: Norm | None
@@ -134,9 +135,8 @@ class ContributionObserver:
                 self._add_sublayer(call.block, writer.sublayer, attention, position)
                 stream = values["in"] if writer.parallel else values["in"] + made
                 self._add_sublayer(call.block, "mlp", contribution(update - made, stream, update), position)
-            heads = _rows(projected.read, index).unflatten(1, (len(writer.output), -1))
-            output = writer.output.to(heads.device)
-            found = head_contributions(heads, output, values[writer.before], update, factor)
+            heads = _rows(projected.read, index).unflatten(1, (len(writer.projection.gram), -1))
+            found = head_contributions(heads, writer.projection, values[writer.before], update, factor)
             for quantity, numbers in zip(CONTRIBUTIONS, found, strict=True):
                 self._merge(f"{name}/{quantity}", Tally.of(numbers, position))
 
@@ -174,7 +174,8 @@ class ContributionObserver:
             rest = None if after is not None else [y for y in _others(call) if is_sum(whole, call.values["in"] + made, y)]
             if factor is not None and (rest is None or rest):
                 parallel = not any(is_sum(read, call.values["in"], made) for read in call.trace.read)
-                return HeadWriter(sublayer, before, after, parallel, weights * factor, factor, path, norm)
+                projection = HeadProjection.of(weights.to(made.device) * factor)
+                return HeadWriter(sublayer, before, after, parallel, projection, factor, path, norm)
         return NotFound(call.plan.note or BETWEEN if after is None else BETWEEN)
 
     def _ways(self, call: BlockPass, made: Tensor, output: Tensor) -> Iterator[tuple]:

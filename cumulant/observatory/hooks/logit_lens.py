@@ -21,9 +21,9 @@ from cumulant.observatory.hooks.structure import attention_modules, input_of, tw
 from cumulant.observatory.statistics.logit_lens import LENS, lens_statistics
 from cumulant.observatory.statistics.states import PassTokens, Statistic, tally
 
-LENS_TOKENS = 256  # one token in so many is looked at through the lens
+LENS_TOKENS = 512  # one token in so many is looked at through the lens
 CHECKED_TOKENS = 64  # whose logits must be those of the pass
-MAX_LOGITS = 1 << 22  # held at once, unless the layers of one token have more
+MAX_LOGITS = 1 << 23  # held at once, unless the layers of one token have more
 
 
 class GivenState(nn.Module):

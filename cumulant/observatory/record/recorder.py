@@ -294,7 +294,8 @@ class Recorder:
         out |= {} if self.lens is None else self.lens.undefined
         out |= {} if self.added is None else self.added.undefined([layer.name for layer in layers])
         for quantity in sorted(self.wanted & {*TARGETS, "sink_mass", "max_score"}):
-            missing = [part for part in self.parts.values() if quantity not in part.tallies]
+            found = {name: part.tallies.get(quantity) for name, part in self.parts.items()}
+            missing = [self.parts[name] for name, tally in found.items() if tally is None or not tally.count.any()]
             reasons = {part.layer.name: self._reason(quantity, part) for part in missing}
             reasons = {name: reason for name, reason in reasons.items() if reason is not None}
             out |= {quantity: reason_in_words(reasons, len(layers))} if reasons else {}

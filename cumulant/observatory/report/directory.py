@@ -31,6 +31,7 @@ from cumulant.observatory.record.tables import (
     token_rows,
 )
 from cumulant.observatory.report import verdicts as rules_of_verdicts
+from cumulant.observatory.report.depth import depth_rows, undefined_rows
 from cumulant.observatory.report.page import render_page
 from cumulant.observatory.report.verdicts import Answer, Number, verdicts
 from cumulant.observatory.statistics import gaussianity
@@ -44,10 +45,12 @@ from cumulant.observatory.statistics.head_types import (
 )
 from cumulant.observatory.statistics.quantities import (
     ABLATION,
+    ADDED,
     CHANCES,
     COVARIANCES,
     DISTANCE_SHARES,
     FITS,
+    LENS,
     PERTURBATIONS,
     PROBES,
     QUANTITIES,
@@ -235,12 +238,13 @@ def page_data(tables: Tables, nulls: dict[str, Tables], ablation: dict | None = 
             a._asdict() | {"numbers": [n._asdict() for n in a.numbers]} for a in answers(tables, nulls, ablation)
         ],
         "quantities": _definitions(record, heads),
-        "definitions": [_definition(q) for q in SHOWN_STATES if tables.layers],
+        "definitions": [_definition(q) for q in _shown_states(tables)],
+        "undefined": undefined_rows(record.meta),
         "layers": [
             {"index": i, "name": layer.name, "kind": layer.kind, "heads": layer.heads, "side": layer.side}
             for i, layer in enumerate(record.modules)
         ],
-        **page_parts(tables, {name: null.heads for name, null in nulls.items()}),
+        **page_parts(tables, nulls),
     }
 
 
@@ -249,13 +253,16 @@ def standing_out(heads: list[HeadRow], nulls: dict[str, Tables]) -> list[Remarka
     return remarkable_heads(heads, counterparts(heads, {name: null.heads for name, null in nulls.items()}))
 
 
-def page_parts(tables: Tables, nulls: dict[str, list[HeadRow]]) -> dict:
-    """The parts of the page that differ between steps of a training; ``nulls`` are rows of heads."""
+def page_parts(tables: Tables, nulls: dict[str, Tables]) -> dict:
+    """The parts of the page that differ between steps of a training."""
     record, heads, layers = tables
+    others = counterparts(heads, {name: null.heads for name, null in nulls.items()})
+    random = nulls["random"].layers if "random" in nulls else ()
     spectra = layer_spectra(record.hidden, record.meta.stages)
     return {
-        "heads": [_head(record, row, others) for row, others in zip(heads, counterparts(heads, nulls), strict=True)],
+        "heads": [_head(record, row, beside) for row, beside in zip(heads, others, strict=True)],
         "states": _states(layers),
+        "depth": depth_rows(layers, heads, random),
         "spectra": [
             {"block": name.removesuffix("/out"), "eigenvalues": values}
             for name, values in spectra.items()
@@ -270,6 +277,15 @@ def _definitions(record: Record, heads: list[HeadRow]) -> list[dict]:
     measured = [q for q in QUANTITIES if q.name in record.quantities]
     numbers = [q for q in NUMBERS.values() if any(known([row.value(q.name)]) for row in heads)]
     return [_definition(q) for q in (*measured, *PERTURBATIONS, *numbers)]
+
+
+def _shown_states(tables: Tables) -> list[Quantity]:
+    """Quantities of hidden states that the page shows: those that were measured."""
+    if not tables.layers:
+        return []
+    cells = {name for row in tables.layers for name, value in row.columns().items() if value == value}
+    depth = [q for q in (*LENS, *ADDED) if q.name in cells]
+    return [*SHOWN_STATES, *depth]
 
 
 def _definition(quantity: Quantity) -> dict:

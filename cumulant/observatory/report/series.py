@@ -83,8 +83,7 @@ def series_data(steps: Steps) -> dict:
     first, last = numbers[0], numbers[-1]
     nulls = {"random": steps[first]} if first == 0 and len(numbers) > 1 else {}
     data = page_data(steps[last], nulls)
-    null_heads = {name: tables.heads for name, tables in nulls.items()}
-    parts = [page_parts(steps[step], null_heads) for step in numbers[:-1]]
+    parts = [page_parts(steps[step], nulls) for step in numbers[:-1]]
     notes = [f"{len(numbers)} steps of a training, from {first:,} to {last:,}: the slider chooses one"]
     notes += ["the null is step 0, the weights before training"] if nulls else []
     meta = data["meta"] | {"notes": [*notes, *data["meta"]["notes"]]}

@@ -19,6 +19,18 @@ CONTRIBUTIONS = ("contribution", "contribution_cosine")
 SUBLAYERS = ("attention", "cross_attention", "mlp")  # of a block, whose contributions are `attention_contribution`, …
 
 
+class HeadProjection(NamedTuple):
+    """The slices W_O of an output projection: matrix (D, heads · e), gram W_Oᵀ W_O (heads, e, e)."""
+
+    matrix: Tensor
+    gram: Tensor
+
+    @classmethod
+    def of(cls, output: Tensor) -> HeadProjection:
+        """output (heads, D, e)."""
+        return cls(output.transpose(0, 1).flatten(1), output.mT @ output)
+
+
 class Contribution(NamedTuple):
     """size |c|/|x| and cosine with the update of the block, of the same shape; NaN where a length is 0."""
 
@@ -27,26 +39,25 @@ class Contribution(NamedTuple):
 
 
 def head_contributions(
-    heads: Tensor, output: Tensor, before: Tensor, update: Tensor, factor: Tensor | None = None
+    heads: Tensor, projection: HeadProjection, before: Tensor, update: Tensor, factor: Tensor | None = None
 ) -> Contribution:
     """Of every head, (heads, n).
 
     heads   (n, heads, e) outputs of the heads of n tokens
-    output  (heads, D, e) slices of the output projection
     before  (n, D) the stream that they are added to
     update  (n, D) of the whole block
     factor  (n,) by which what is projected is multiplied before it is added, as by the norm on the branch; None: 1
 
     >>> import torch
     >>> eye = torch.eye(2, dtype=torch.float64)
-    >>> found = head_contributions(eye[:1, :, None] * 3, eye[:, :, None], 2 * eye[:1], eye[:1])
+    >>> found = head_contributions(eye[:1, :, None] * 3, HeadProjection.of(eye[:, :, None]), 2 * eye[:1], eye[:1])
     >>> found.size.T, found.cosine.T                        # the first head adds 3 along the update, the second nothing
     (tensor([[1.5000, 0.0000]], dtype=torch.float64), tensor([[1., nan]], dtype=torch.float64))
     """
-    gram = output.mT @ output  # (heads, e, e)
     heads = heads.transpose(0, 1)  # (heads, n, e)
-    square = torch.linalg.vecdot(heads @ gram, heads).clamp_min(0)
-    along = torch.linalg.vecdot(heads, update @ output)
+    square = torch.linalg.vecdot(heads @ projection.gram, heads).clamp_min(0)
+    read = (update @ projection.matrix).unflatten(1, (len(heads), -1))  # W_Oᵀ u of all heads at once
+    along = torch.linalg.vecdot(heads, read.transpose(0, 1))
     factor = torch.ones_like(along[0]) if factor is None else factor
     length = square.sqrt() * factor.abs()
     return _compared(length, along * factor, before, update)

@@ -32,9 +32,8 @@ def lens_statistics(logits: Tensor, following: Tensor | None = None) -> dict[str
     wide = torch.promote_types(logits.dtype, torch.float32)
     best = logits.argmax(-1)
     log_p = torch.log_softmax(logits.to(wide), -1).clamp_min_(torch.finfo(wide).min)  # 0 · log 0 = 0, not NaN
-    p = log_p.exp()
-    entropy = -torch.linalg.vecdot(p, log_p)
-    cross = -torch.linalg.vecdot(p[-1:].expand_as(log_p), log_p)
+    cross = -torch.einsum("nv,lnv->ln", log_p[-1].exp(), log_p)
+    entropy = -torch.linalg.vecdot(log_p.exp(), log_p)
     out = {
         "lens_entropy": entropy,
         "lens_kl": (cross - entropy[-1:]).clamp_min(0),

@@ -38,8 +38,8 @@ BASES = {
     "sequences": Basis("sampled", "whole sequences, about 2048 tokens of a batch"),
     "within": Basis("sampled", "states about the means of their sequences: 512 of them, their covariance from all"),
     "repeated": Basis("sampled", "8 sequences of 48 random tokens, each twice in a row"),
-    "lens": Basis("sampled", "one token in 256, and 16 of the first text; every token with --exact-depth"),
-    "added": Basis("sampled", "one token in 16, and 16 of the first text; every token with --exact-depth"),
+    "lens": Basis("sampled", "one token in 512, and 16 of the first text; every token with --exact-depth"),
+    "added": Basis("sampled", "one token in 32, and 16 of the first text; every token with --exact-depth"),
     "perturbed": Basis("sampled", "one sequence in 16, and the first"),
     "row": Basis("as its quantity", "see the quantity of the row"),
 }
@@ -227,6 +227,7 @@ ADDED = (
     *_sublayer("mlp", "the MLP"),
 )
 DEPTH = tuple(q for q in QUANTITIES if q.group == "depth")
+WITH_REASONS = (*QUANTITIES, *PROBES, *LENS)  # where they have no numbers, a record says why
 ABLATION = Quantity("ablation_damage", "damage if replaced", "1 − cos, or relative change of perplexity", "What the model loses if this head alone becomes its Gaussian approximation (S1-C1).", "", "run")  # fmt: skip
 PERTURBATIONS = (  # on the page: `step` and `contraction` of a block side by side
     Quantity("expansion", "expansion", "log |δ after| / |δ before|", "Growth of a small random perturbation of all tokens by a sublayer with its residual.", "nats", "perturbed"),

@@ -23,7 +23,7 @@ from cumulant.files import write
 from cumulant.observatory.report.page.packing import packed, unpacked
 
 HERE = Path(__file__).parent
-FIGURES = ("steps", "map", "distribution", "looks", "head", "texts", "states", "spectra", "table", "remarkable")
+FIGURES = ("steps", "map", "distribution", "looks", "head", "texts", "depth", "states", "spectra", "table", "remarkable")
 SCRIPTS = ("dom", "unpack", "colour", "plot", "state", *FIGURES, "start")  # in this order
 MAX_BYTES = 4_900_000
 PARTS = {
@@ -38,9 +38,11 @@ PARTS = {
     "spectra",
     "texts",
     "definitions",
+    "depth",
+    "undefined",
 }
 DIRECTIONS = re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-DRAWN = {"heads", "states", "spectra", "texts"}  # by the page itself, from what `pack` wrote
+DRAWN = {"heads", "depth", "states", "spectra", "texts"}  # by the page itself, from what `pack` wrote
 ANSWERS = {"yes": "✓", "no": "✕", "partly": "◐", "open": "○"}  # distinct without colour
 
 
@@ -70,9 +72,9 @@ def render_page(data: dict, path: Path) -> None:
     distributions, curves and texts are coarser so that the page stays below 5 MB; the page says so.
 
     data   meta, remarkable (heads), types (with all heads of each), rules (of the types), verdicts, quantities, layers,
-           heads, states, spectra, texts; any may be missing, numbers may be None.
-           series: steps, log (whether their axis is), and parts, the heads, states, spectra and texts of all steps but
-           the last, which is the page itself
+           heads, depth, states, spectra, texts, undefined (reasons); any may be missing, numbers may be None.
+           series: steps, log (whether their axis is), and parts, the heads, depth, states, spectra and texts of all steps
+           but the last, which is the page itself
     """
     _check(data)
     Path(path).parent.mkdir(parents=True, exist_ok=True)
@@ -217,7 +219,7 @@ def unpack(letters: str) -> dict:
 def condensed(data: dict, detail: Detail) -> dict:
     """The parts of ``data`` that figures are drawn from, plain and no finer than ``detail``."""
     heads = [{**head, "values": _statistics(head.get("values") or {}, detail)} for head in data.get("heads") or []]
-    parts = {key: data.get(key) or [] for key in ("quantities", "layers", "states", "spectra")}
+    parts = {key: data.get(key) or [] for key in ("quantities", "layers", "depth", "states", "spectra")}
     parts |= {"heads": heads, "texts": _texts(data.get("texts") or [], detail.tokens)}
     parts["model"] = (data.get("meta") or {}).get("model")
     if data.get("series"):

@@ -15,8 +15,8 @@ const GAUSSIAN = { name: "sliced_w2", title: "Distance from a Gaussian", against
 // the last step is the page itself; its parts join those of the others
 function prepareSteps() {
   if (!DATA.series) return;
-  const { heads, states, spectra, texts } = DATA;
-  DATA.series.parts.push({ heads, states, spectra, texts });
+  const { heads, depth, states, spectra, texts } = DATA;
+  DATA.series.parts.push({ heads, depth, states, spectra, texts });
   for (const part of DATA.series.parts) part.heads.sort((a, b) => a.layer - b.layer || a.head - b.head);
 }
 
@@ -26,8 +26,8 @@ const atStep = () => (DATA.series ? `, step ${show(DATA.series.steps[state.step]
 
 function goTo(step) {
   if (step === state.step || !DATA.series.parts[step]) return;
-  const { heads, states, spectra, texts } = DATA.series.parts[step];
-  Object.assign(DATA, { heads, states, spectra, texts });
+  const { heads, depth, states, spectra, texts } = DATA.series.parts[step];
+  Object.assign(DATA, { heads, depth, states, spectra, texts });
   const same = (head) => head.layer === state.head?.layer && head.head === state.head?.head;
   set({ step, head: heads.find(same) ?? null });
 }
