@@ -81,7 +81,9 @@ def observe(
     ] = None,
     quantities: Annotated[
         list[str] | None,
-        typer.Option(help="Names or groups (cheap, full, targets, sampled, depth). May be repeated.", show_default="all"),
+        typer.Option(
+            help="Names or groups: cheap, full, targets, sampled, depth. May be repeated.", show_default="all"
+        ),
     ] = None,
     null: Annotated[
         list[str] | None,

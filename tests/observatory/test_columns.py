@@ -48,17 +48,27 @@ def with_a_sink():
 
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory, with_a_sink):
-    """Columns of the tables of a run with both nulls, of a series, and of a model with a sink."""
+def with_next_tokens():
+    """Of a model that sees the tokens that follow."""
+    model = make("bert")
+    with attach(model, ["next_mass"], hidden_states=False) as recorder, torch.no_grad():
+        model(**inputs("bert"))
+    return Tables.of(recorder.record(weights=False))
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory, with_a_sink, with_next_tokens):
+    """Columns of the tables of a run with both nulls, of a series, and of models with a sink or with next tokens."""
     place = tmp_path_factory.mktemp("columns")
     run = make_run(place / "run", numbers=(1,))
     (place / "text.txt").write_text(TEXT)
     sizes = ("--text", place / "text.txt", "--max-tokens", "120", "--max-length", "24")
     invoke("observe", run / "step-000001", "--out", place / "one", *sizes)
     invoke("observe", "--checkpoints", run, "--out", place / "all", *sizes)
-    (place / "sink").mkdir()
-    write_tables(with_a_sink, place / "sink", {"random": with_a_sink, "shuffled": with_a_sink})
-    paths = [path for directory in ("one", "all", "sink") for path in (place / directory).glob("*.parquet")]
+    for name, tables in (("sink", with_a_sink), ("next", with_next_tokens)):
+        (place / name).mkdir()
+        write_tables(tables, place / name, {"random": tables, "shuffled": tables})
+    paths = [path for directory in ("one", "all", "sink", "next") for path in (place / directory).glob("*.parquet")]
     tables = {table: [p for p in paths if p.stem == table] for table in TABLES}
     return {table: [pl.read_parquet(path) for path in found] for table, found in tables.items()}
 

@@ -334,7 +334,9 @@ def test_models_whose_depth_cannot_be_seen_say_why():
     embedded = language_model("llama").float()
     with attach(embedded, "depth") as recorder, torch.no_grad():
         embedded(inputs_embeds=torch.randn(2, 5, 24))
-    assert recorder.record(weights=False).meta.undefined == {"lens_loss": "the ids of the tokens were not given to the model"}
+    assert recorder.record(weights=False).meta.undefined == {
+        "lens_loss": "the ids of the tokens were not given to the model"
+    }
 
 
 def test_a_head_that_adds_something_else_is_refused():

@@ -344,10 +344,8 @@ def test_rows_hold_every_quantity():
     assert [(r.block, r.stage) for r in rows] == [(n.block, n.stage) for n in layers.names()]
     assert len({tuple(r.columns()) for r in rows}) == 1  # the same columns everywhere
     out = next(r for r in rows if r.stage == "out")
-    others = ("inverse", "contraction", *(q.name for q in (*LENS, *ADDED)))  # norms have them, and tests/…/test_depth.py
-    assert all(
-        math.isfinite(v) for k, v in out.columns().items() if isinstance(v, float) and not k.startswith(others)
-    )
+    others = ("inverse", "contraction", *(q.name for q in (*LENS, *ADDED)))  # of norms, and of test_depth.py
+    assert all(math.isfinite(v) for k, v in out.columns().items() if isinstance(v, float) and not k.startswith(others))
     assert out.tokens == out.perturbed == 280
     assert 1 <= out.participation_ratio <= out.effective_rank <= 24
     norm = next(r for r in rows if r.role == "norm")

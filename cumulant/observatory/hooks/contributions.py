@@ -142,8 +142,9 @@ class ContributionObserver:
 
     def undefined(self, modules: Sequence[str]) -> dict[str, str]:
         """Quantity → why it is not defined in some of these attention modules."""
-        missing = {name: self.reasons.get(name, NOT_SEEN) for name in modules if f"{name}/contribution" not in self.tallies}
-        return dict.fromkeys(CONTRIBUTIONS, reason_in_words(missing, len(modules))) if missing else {}
+        missing = [name for name in modules if f"{name}/{CONTRIBUTIONS[0]}" not in self.tallies]
+        reasons = {name: self.reasons.get(name, NOT_SEEN) for name in missing}
+        return dict.fromkeys(CONTRIBUTIONS, reason_in_words(reasons, len(modules))) if missing else {}
 
     # ------------------------------------------------------------------ the first pass
 
@@ -171,8 +172,8 @@ class ContributionObserver:
         whole = call.values[after or "out"]
         for made, weights, path, norm in self._ways(call, projected.made, output):
             factor = 1.0 if after is None else _multiple(whole, call.values[before], made)
-            rest = None if after is not None else [y for y in _others(call) if is_sum(whole, call.values["in"] + made, y)]
-            if factor is not None and (rest is None or rest):
+            accounted = after is not None or any(is_sum(whole, call.values["in"] + made, y) for y in _others(call))
+            if factor is not None and accounted:
                 parallel = not any(is_sum(read, call.values["in"], made) for read in call.trace.read)
                 projection = HeadProjection.of(weights.to(made.device) * factor)
                 return HeadWriter(sublayer, before, after, parallel, projection, factor, path, norm)

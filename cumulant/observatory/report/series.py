@@ -14,8 +14,10 @@ from cumulant.observatory.record.rows import HeadRow, LayerRow, columns, known
 from cumulant.observatory.record.tables import Tables
 from cumulant.observatory.report.directory import NUMBERS, STATES, page_data, page_parts
 from cumulant.observatory.report.page import render_page
+from cumulant.observatory.statistics.quantities import ADDED, LENS
 
 Steps = dict[int, Tables]  # in order
+DEPTH_QUANTITIES = tuple(q.name for q in (*LENS, *ADDED))
 
 
 def read_steps(records: dict[int, Record]) -> Steps:
@@ -49,10 +51,11 @@ def _head_rows(row: HeadRow) -> list[dict]:
 def _state_rows(row: LayerRow) -> list[dict]:
     where = {"layer": row.layer, "name": row.block, "head": None, "stage": row.stage}
     cells = {}
-    for name in (*STATES, "growth", "step"):
+    for name in (*STATES, "growth", "step", *DEPTH_QUANTITIES):
         cell: dict[str, Any] = columns(name, getattr(row, name))
+        count = cell[f"{name}_count"] if name in DEPTH_QUANTITIES else row.tokens
         if known([cell[name]]):
-            cells[name] = (cell[name], cell.get(f"{name}_std", nan), row.tokens, cell.get(f"{name}_null", nan))
+            cells[name] = (cell[name], cell.get(f"{name}_std", nan), count, cell.get(f"{name}_null", nan))
     return [{**where, "quantity": name, **_numbers(*cell)} for name, cell in cells.items()]
 
 

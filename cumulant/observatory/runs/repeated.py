@@ -7,12 +7,14 @@ can be had by knowing language.
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from cumulant.checks import require_integer, sentence
+from cumulant.nn.wrappers import is_transformers
 from cumulant.observatory.hooks.structure import unwrapped
 from cumulant.observatory.record.record import Record
 from cumulant.observatory.record.recorder import attach
@@ -44,7 +46,7 @@ def repeated_induction(
 ) -> dict[str, Tensor]:
     """Attention module → (heads,) mean of pᵢ,ᵢ₋ₗ₊₁ over the second copy of random tokens of length L that repeat.
 
-    model     a causal model of transformers that takes input_ids
+    model     a causal model that takes input_ids
     excluded  ids that are not drawn, such as special tokens
 
     >>> from transformers import LlamaConfig, LlamaModel
@@ -72,7 +74,8 @@ def repeated_induction(
 def with_probe(record: Record, model: nn.Module, excluded: tuple[int, ...] = ()) -> Record:
     """The record with `repeated_induction` of every head, or with the reason why it is not defined."""
     config = getattr(unwrapped(model), "config", None)
-    limit = getattr(config, "max_position_embeddings", None) or 2 * LENGTH
+    limits = (getattr(config, name, None) for name in ("max_position_embeddings", "n_positions", "context"))
+    limit = next((limit for limit in limits if limit), 2 * LENGTH)
     length = min(LENGTH, int(limit) // 2, max(1, _vocabulary(model) or 1) - len(excluded))
     reason = _undefined(record, model, length)
     if reason is not None:
@@ -96,5 +99,9 @@ def _undefined(record: Record, model: nn.Module, length: int) -> str | None:
 
 
 def _vocabulary(model: nn.Module) -> int | None:
+    """How many tokens a model knows; None if it reads no ids."""
+    model = unwrapped(model)
     embedding = getattr(model, "get_input_embeddings", lambda: None)()
+    if not is_transformers(model) and "input_ids" in inspect.signature(model.forward).parameters:
+        embedding = next((module for module in model.modules() if isinstance(module, nn.Embedding)), None)
     return embedding.num_embeddings if isinstance(embedding, nn.Embedding) else None

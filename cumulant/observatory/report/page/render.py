@@ -23,8 +23,8 @@ from cumulant.files import write
 from cumulant.observatory.report.page.packing import packed, unpacked
 
 HERE = Path(__file__).parent
-FIGURES = ("steps", "map", "distribution", "looks", "head", "texts", "depth", "states", "spectra", "table", "remarkable")
-SCRIPTS = ("dom", "unpack", "colour", "plot", "state", *FIGURES, "start")  # in this order
+FIGURES = ("steps", "map", "distribution", "looks", "head", "texts", "depth", "states", "spectra", "table")
+SCRIPTS = ("dom", "unpack", "colour", "plot", "state", *FIGURES, "remarkable", "start")  # in this order
 MAX_BYTES = 4_900_000
 PARTS = {
     "remarkable",
@@ -73,8 +73,8 @@ def render_page(data: dict, path: Path) -> None:
 
     data   meta, remarkable (heads), types (with all heads of each), rules (of the types), verdicts, quantities, layers,
            heads, depth, states, spectra, texts, undefined (reasons); any may be missing, numbers may be None.
-           series: steps, log (whether their axis is), and parts, the heads, depth, states, spectra and texts of all steps
-           but the last, which is the page itself
+           series: steps, log (whether their axis is), and parts, the heads, depth, states, spectra and texts of all
+           steps but the last, which is the page itself
     """
     _check(data)
     Path(path).parent.mkdir(parents=True, exist_ok=True)
