@@ -31,7 +31,7 @@ from cumulant.observatory.record.tables import (
     token_rows,
 )
 from cumulant.observatory.report import verdicts as rules_of_verdicts
-from cumulant.observatory.report.depth import depth_rows, undefined_rows
+from cumulant.observatory.report.depth_profile import depth_rows, undefined_rows
 from cumulant.observatory.report.page import render_page
 from cumulant.observatory.report.verdicts import Answer, Number, verdicts
 from cumulant.observatory.statistics import gaussianity
