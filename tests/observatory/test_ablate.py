@@ -15,7 +15,8 @@ from cumulant.observatory import load  # noqa: E402
 from cumulant.observatory.hooks.attention import observe_attention, replace_attention  # noqa: E402
 from cumulant.observatory.models.load import Loaded  # noqa: E402
 from cumulant.observatory.report.page.render import unpack  # noqa: E402
-from cumulant.observatory.runs.ablate import ablate, gaussian_output, heads_of, mixture_output  # noqa: E402
+from cumulant.observatory.runs.ablate import ablate  # noqa: E402
+from cumulant.observatory.runs.interventions import gaussian_output, heads_of, mixture_output  # noqa: E402
 from tests.observatory.tiny_models import GROUPED, hooks_of, inputs, make  # noqa: E402
 
 TEXTS = [f"{i} head of {i * i} is an average of values, and of {i + 3} more" for i in range(9)]

@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import Tensor
 
 from cumulant.checks import sentence
 from cumulant.nn.calls import AttentionCall
-from cumulant.nn.closures import DifferentKeysError, approximate_by_gaussian, approximate_by_mixture
-from cumulant.observatory.hooks.attention import observe_attention, replace_attention, unrecordable
-from cumulant.observatory.hooks.structure import block_of
-from cumulant.observatory.models.load import CAUSAL, Loaded
+from cumulant.observatory.models.load import Loaded
+from cumulant.observatory.runs.interventions import (
+    HeadOutput,
+    ReplacingPasses,
+    by_module,
+    gaussian_output,
+    mixture_output,
+)
 from cumulant.observatory.text.corpus import Text
 from cumulant.observatory.text.windows import Batch, batches
 
 THRESHOLDS = {"cosine": 0.001, "perplexity": 0.01}
 TOKENS = {"cosine": 1024, "perplexity": 256}  # a decoder with 270 heads is through in minutes
-Approximation = Callable[[AttentionCall], Tensor | None]
+MEASURES = {"embedding": "cosine", "loss": "perplexity"}  # how damage is told
 
 
 class AblatedHead(NamedTuple):
@@ -129,7 +131,7 @@ def _one_by_one(trial: _Trial, read: list[Batch], bar: _Bar) -> tuple[_Score, di
         cells = trial.cells()
         bar.total = len(read) * (len(cells) + 2 + len(cells).bit_length())  # each alone, two sets, and a bisection
         for name, head in cells:
-            score = trial.score(batch, plain, trial.altered(batch, {name: [head]}, outputs))
+            score = trial.score(batch, plain, trial.altered(batch, [(name, head)], outputs))
             damage[name, head] = damage.get((name, head), _Score()) + score
             bar.advance(1)
     if base.count == 0:
@@ -163,8 +165,8 @@ def _largest(items: list[int], fits: Callable[[list[int]], bool]) -> list[int]:
     return items[:low]
 
 
-def _approximation(kind: str, components: int, seed: int) -> Approximation:
-    known: dict[str, Approximation] = {
+def _approximation(kind: str, components: int, seed: int) -> HeadOutput:
+    known: dict[str, HeadOutput] = {
         "gaussian": gaussian_output,
         "mixture": lambda call: mixture_output(call, components, seed),
     }
@@ -192,52 +194,17 @@ def _damage(measure: str, score: _Score, base: _Score) -> float:
 
 
 class _Trial:
-    """A model with some of its heads replaced."""
+    """A model with some of its heads replaced by one approximation, and how well that predicts each head."""
 
-    def __init__(self, loaded: Loaded, approximate: Approximation):
-        self.network: Any = loaded.model
-        config = self.network.config
-        kind = type(self.network).__name__
-        if getattr(config, "is_encoder_decoder", False):
-            advice = "There is no one number yet for the damage to an encoder–decoder."
-            raise ValueError(sentence("ablate.model", "an encoder or a decoder", kind, advice))
-        if loaded.tokenizer is None:
-            advice = "Load a model with a tokenizer beside it."
-            raise ValueError(sentence("ablate.model", "a model with its tokenizer", None, advice))
+    def __init__(self, loaded: Loaded, approximate: HeadOutput):
+        self.passes = ReplacingPasses(loaded, "ablate")
         self.approximate = approximate
-        self.measure = "perplexity" if kind.endswith(CAUSAL) else "cosine"
-        self.options = {"use_cache": False} if getattr(config, "use_cache", False) else {}
-        self.device = next(self.network.parameters()).device
+        self.measure = MEASURES[self.passes.measure]
         self.sums: dict[str, tuple[Tensor, Tensor]] = {}
-
-    def run(self, batch: Batch) -> Tensor:
-        """Logits, or pooled embeddings (batch, D)."""
-        with torch.inference_mode():
-            out = self.network(**batch.inputs(self.device), **self.options)
-            if self.measure == "perplexity":
-                return out.logits
-            state = getattr(out, "last_hidden_state", None)
-            if state is None:
-                got, advice = type(self.network).__name__, "Load it without the head on top."
-                raise ValueError(sentence("ablate.model", "a language model or a last hidden state", got, advice))
-            mask = batch.attention_mask.to(self.device)[..., None]
-            return (state.float() * mask).sum(1) / mask.sum(1)
 
     def plain(self, batch: Batch) -> tuple[Tensor, dict[str, Any]]:
         """Output of the untouched model, and of its blocks; adds to the sums of how well each head is predicted."""
-        names: list[str] = []
-
-        def add(call: AttentionCall) -> None:
-            names.append(call.name)
-            self._fit(call)
-
-        with observe_attention(self.network, add), _block_outputs(self.network) as outputs:
-            result = self.run(batch)
-        if not names:
-            raise ValueError(unrecordable(self.network))
-        blocks = [block_of(self.network, name) for name in names]
-        again = len(set(names)) < len(names) or None in blocks
-        return result, {} if again else {b: outputs[b] for b in dict.fromkeys(blocks) if b is not None}
+        return self.passes.plain(batch, self._fit)
 
     def _fit(self, call: AttentionCall) -> None:
         mine, mean = self.approximate(call), gaussian_output(replace(call, eta=torch.zeros_like(call.eta)))
@@ -253,132 +220,25 @@ class _Trial:
         before = self.sums.get(call.name, (0.0, 0.0))
         self.sums[call.name] = (before[0] + left, before[1] + whole)
 
-    def altered(self, batch: Batch, heads: dict[str, list[int]], outputs: dict[str, Any]) -> Tensor:
-        """The model with these heads replaced; blocks before the first of them return what they returned before."""
-
-        def change(call: AttentionCall) -> Tensor | None:
-            replaced = heads.get(call.name)
-            new = self.approximate(heads_of(call, replaced)) if replaced else None
-            if new is None:  # nothing to replace: the untouched pass has refused what has no approximation
-                return None
-            out = call.output.clone()
-            out[:, replaced] = new.to(out.dtype)
-            return out
-
-        first = {block_of(self.network, name) for name in heads}
-        with replace_attention(self.network, change), _skipping_blocks_before(self.network, first, outputs):
-            return self.run(batch)
+    def altered(self, batch: Batch, cells: list[tuple[str, int]], blocks: dict[str, Any]) -> Tensor:
+        return self.passes.altered(batch, by_module(cells), self.approximate, blocks)
 
     def together(self, read: list[Batch], cells: list[tuple[str, int]]) -> _Score:
-        heads: dict[str, list[int]] = {}
-        for name, head in cells:
-            heads.setdefault(name, []).append(head)
         total = _Score()
         for batch in read:
-            with torch.inference_mode():
-                plain = self.run(batch)
-            total += self.score(batch, plain, self.altered(batch, heads, {}) if heads else plain)
+            plain = self.passes.run(batch)
+            total += self.score(batch, plain, self.altered(batch, cells, {}) if cells else plain)
         return total
 
     def score(self, batch: Batch, plain: Tensor, altered: Tensor) -> _Score:
-        if self.measure == "cosine":
-            away = 1 - functional.cosine_similarity(plain.double(), altered.double(), -1)
-            return _Score(float(away.sum()), len(away))
-        total = _Score()
-        for ids, mask, logits in zip(batch.input_ids, batch.attention_mask, altered, strict=True):
-            length = int(mask.sum())  # padding is on the right
-            target = ids[1:length].to(logits.device)
-            loss = functional.cross_entropy(logits[: length - 1].float(), target, reduction="sum")
-            total += (float(loss), length - 1)
-        return total
+        total, count = self.passes.window_scores(batch, plain, altered).sum(0).tolist()
+        return _Score(total, int(count))
 
     def cells(self) -> list[tuple[str, int]]:
-        order = {name: i for i, (name, _) in enumerate(self.network.named_modules())}
+        order = {name: i for i, (name, _) in enumerate(self.passes.network.named_modules())}
         return [(name, h) for name in sorted(self.sums, key=order.__getitem__) for h in range(len(self.sums[name][0]))]
 
     def row(self, name: str, head: int, damage: float) -> AblatedHead:
         layer = list(dict.fromkeys(n for n, _ in self.cells())).index(name)
         left, whole = (float(x[head]) for x in self.sums[name])
         return AblatedHead(layer, head, name, damage, 1 - left / whole if whole > 0 else None)
-
-
-def heads_of(call: AttentionCall, heads: list[int]) -> AttentionCall:
-    """The call restricted to these heads, each with keys of its own."""
-    group = call.eta.shape[1] // call.key.shape[1]
-    shared = [head // group for head in heads]
-    return replace(
-        call,
-        eta=call.eta[:, heads],
-        key=call.key[:, shared],
-        value=call.value[:, shared],
-        output=call.output[:, heads],
-        support=call.support.of_heads(heads),
-    )
-
-
-@contextmanager
-def _block_outputs(network: nn.Module) -> Iterator[dict[str, Any]]:
-    """What every module that is an element of a list returned, by its path."""
-    outputs: dict[str, Any] = {}
-    with ExitStack() as stack:
-        for name, module in network.named_modules():
-            if isinstance(network.get_submodule(name.rpartition(".")[0]), nn.ModuleList):
-
-                def keep(module, args, out, name=name):
-                    outputs[name] = out
-
-                stack.callback(module.register_forward_hook(keep).remove)
-        yield outputs
-
-
-@contextmanager
-def _skipping_blocks_before(network: nn.Module, first: set[str | None], outputs: dict[str, Any]) -> Iterator[None]:
-    """Blocks that come before the first of these, in the order of ``outputs``, return what they returned."""
-    earlier: list[str] = []
-    for block in outputs:
-        if block in first:
-            break
-        earlier.append(block)
-    modules = {name: network.get_submodule(name) for name in earlier}
-    before: dict[str, Any] = {name: vars(module).get("forward") for name, module in modules.items()}
-    try:
-        for name, module in modules.items():
-            module.forward = lambda *args, out=outputs[name], **kwargs: out
-        yield
-    finally:
-        for name, module in modules.items():
-            if before[name] is None:
-                vars(module).pop("forward", None)
-            else:
-                module.forward = before[name]
-
-
-def gaussian_output(call: AttentionCall) -> Tensor:
-    """Output of every head if the visible keys are replaced by one Gaussian, (batch, heads, q, e).  S1-C1"""
-    _require_linear("gaussian_output", call)
-    return approximate_by_gaussian(call.eta, call.key, call.value, **call.support.arguments())
-
-
-def mixture_output(call: AttentionCall, components: int, seed: int = 0) -> Tensor | None:
-    """Output of every head if its keys are replaced by a few Gaussians, from k-means on them.  S1-P2′
-
-    components  how many at most; 1 is `gaussian_output`
-    seed        of the first centres; they do not depend on the other sequences of the batch
-
-    None if the queries do not all see the same keys: each would need clusters of its own.
-    """
-    if components < 1:
-        raise ValueError(sentence("mixture_output.components", "at least 1", components, "Use 1 for one Gaussian."))
-    _require_linear("mixture_output", call)
-    try:
-        return approximate_by_mixture(
-            call.eta, call.key, call.value, components=components, seed=seed, **call.support.arguments()
-        )
-    except DifferentKeysError:
-        return None
-
-
-def _require_linear(where: str, call: AttentionCall) -> None:
-    if call.capped:
-        advice = "A Gaussian approximates exponential families in the query only."
-        raise ValueError(sentence(f"{where}({call.name})", "scores linear in the query", "capped ones", advice))
