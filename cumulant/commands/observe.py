@@ -9,6 +9,7 @@ import typer
 
 from cumulant.observatory.models.packaged import PACKAGED_MODELS
 from cumulant.observatory.runs.defaults import (
+    DEFAULT_CAUSES_TOKENS,
     DEFAULT_MAX_TOKENS,
     DEFAULT_MODEL,
     DEFAULT_STEP_TOKENS,
@@ -17,6 +18,7 @@ from cumulant.observatory.runs.defaults import (
 from cumulant.terminal import importing, sentences
 
 EXTRAS = "hf,report"
+CAUSES = "{loss:,}, or {embedding:,} for models without a language head".format(**DEFAULT_CAUSES_TOKENS)
 MAX_TOKENS = f"{DEFAULT_MAX_TOKENS:,}, or {DEFAULT_STEP_TOKENS:,} at each step of --checkpoints"
 
 
@@ -110,6 +112,14 @@ def observe(
             autocompletion=lambda: ["gaussian", "mixture"],
         ),
     ] = None,
+    causes: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Tokens on which the ten heads that stand out most are removed, to see what the model loses; 0: none.",
+            show_default=CAUSES,
+        ),
+    ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with a run in --out that was stopped or killed.")
     ] = False,
@@ -159,6 +169,7 @@ def observe(
             max_tokens=max_tokens,
             nulls=tuple(null or ()),
             ablation=ablation,
+            causes=causes,
             resume=resume,
             force=force,
             shard_bytes=shard_bytes,

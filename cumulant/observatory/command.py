@@ -13,11 +13,12 @@ from cumulant.observatory.record.manifest import PAGE
 from cumulant.observatory.record.meta import notes_of
 from cumulant.observatory.record.record import Record
 from cumulant.observatory.record.tables import Tables
+from cumulant.observatory.report.causes import CONFIRMED, judgements
 from cumulant.observatory.report.directory import answers, read_answers, read_nulls, write_report
 from cumulant.observatory.report.verdicts import Answer, Number
 from cumulant.observatory.runs.ablate import AblatedHead, Ablation
 from cumulant.observatory.runs.over_training import SETTINGS
-from cumulant.observatory.runs.run import run, run_ablation
+from cumulant.observatory.runs.run import run, run_ablation, run_causes
 from cumulant.observatory.runs.settings import Settings
 from cumulant.observatory.series_command import observe_checkpoints, rewrite_series
 from cumulant.terminal import INTERRUPTED, sentences
@@ -53,6 +54,11 @@ def observe_command(settings: Settings) -> None:
     if settings.ablation is not None:
         with sentences(errors, "no head was judged; the record is complete"):
             print_ablation(screen, run_ablation(settings, observed, errors))
+    if settings.removes_heads:
+        with sentences(errors, "the record is complete, without what the model does without heads"):
+            causes = run_causes(settings, observed, errors)
+        if causes is not None:
+            print_causes(screen, causes)
 
 
 def report_command(directory: Path) -> None:
@@ -155,6 +161,24 @@ def print_ablation(screen: Console, ablation: Ablation) -> None:
     names = _head_names(ablation.together)
     screen.print(
         f"{len(ablation.together)} heads can go together, within {ablation.threshold:g}: {names}.", highlight=False
+    )
+
+
+def print_causes(screen: Console, causes: dict) -> None:
+    """What the model does without the heads that stand out, a sentence each."""
+    if causes["reason"] is not None:
+        screen.print(f"Note: no head was removed. {causes['reason']}", highlight=False, markup=False)
+        return
+    judged = judgements(causes)
+    table = Table("head", "type", "what happens without it", title="Heads that stand out", title_justify="left")
+    for j in judged:
+        table.add_row(f"{j.layer}.{j.head}", j.kind, escape(j.words))
+    screen.print(table)
+    confirmed = sum(j.verdict == CONFIRMED for j in judged)
+    screen.print(
+        f"{confirmed} of {len(judged)} heads that stand out do what their type says, on {causes['tokens']:,} tokens; "
+        "--causes 4096 tells more exactly.",
+        highlight=False,
     )
 
 

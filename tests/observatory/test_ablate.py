@@ -16,8 +16,14 @@ from cumulant.observatory.hooks.attention import observe_attention, replace_atte
 from cumulant.observatory.models.load import Loaded  # noqa: E402
 from cumulant.observatory.report.page.render import unpack  # noqa: E402
 from cumulant.observatory.runs.ablate import ablate  # noqa: E402
-from cumulant.observatory.runs.interventions import gaussian_output, heads_of, mixture_output  # noqa: E402
-from tests.observatory.tiny_models import GROUPED, hooks_of, inputs, make  # noqa: E402
+from cumulant.observatory.runs.interventions import (  # noqa: E402
+    gaussian_output,
+    heads_of,
+    mixture_output,
+    removed_output,
+    uniform_output,
+)
+from tests.observatory.tiny_models import hooks_of, inputs, language_model, letter_tokenizer, make  # noqa: E402
 
 TEXTS = [f"{i} head of {i * i} is an average of values, and of {i + 3} more" for i in range(9)]
 
@@ -101,6 +107,20 @@ def test_gaussian_output_is_the_sum_written_out(name, monkeypatch):
     torch.testing.assert_close(gaussian_output(call), by_hand(call), rtol=1e-11, atol=1e-11)
     part = heads_of(call, [3, 1])
     torch.testing.assert_close(gaussian_output(part), by_hand(call)[:, [3, 1]], rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("name", SUPPORTS)
+def test_uniform_output_is_the_mean_of_visible_values(name):
+    q, n, support = SUPPORTS[name]
+    call = call_of(q, n, **support)
+    expected = torch.zeros_like(call.output)
+    for b, h, i in torch.cartesian_prod(*map(torch.arange, expected.shape[:3])).tolist():
+        _, value, base = measure(replace(call, support=replace(call.support, sink=None)), b, h, i)
+        if bool((base > -torch.inf).any()):
+            expected[b, h, i] = value[base > -torch.inf].mean(0)
+    torch.testing.assert_close(uniform_output(call), expected, rtol=1e-11, atol=1e-11)
+    torch.testing.assert_close(uniform_output(heads_of(call, [3, 1])), expected[:, [3, 1]], rtol=1e-11, atol=1e-11)
+    assert not removed_output(call).any()
 
 
 def test_gaussian_output_in_single_precision_and_longer_than_a_chunk():
@@ -191,20 +211,7 @@ def test_own_output_in_its_own_place_changes_nothing(kind, implementation):
 
 @pytest.fixture(scope="module")
 def letters():
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
-    known = ["<pad>", "<end>", "<unk>", *"abcdefghijklmnopqrstuvwxyz0123456789,"]
-    tokenizer = Tokenizer(models.WordLevel({letter: i for i, letter in enumerate(known)}, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    return hf.PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<end>")
-
-
-def language_model():
-    torch.manual_seed(0)
-    model = hf.LlamaForCausalLM(hf.LlamaConfig(**GROUPED)).eval()
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter.data, std=0.3)
-    return model.requires_grad_(False)
+    return letter_tokenizer()
 
 
 def loaded(model, tokenizer) -> Loaded:

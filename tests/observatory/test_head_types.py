@@ -10,9 +10,8 @@ from cumulant.observatory.record.rows import HeadRow, TokenStatistics
 from cumulant.observatory.record.tables import head_rows
 from cumulant.observatory.runs.repeated import repeated_induction, repeated_tokens
 from cumulant.observatory.statistics.head_types import HEAD_TYPES, head_types, remarkable_heads
-from tests.observatory.tiny_models import hf, make, transformer
-
-LENGTH, VOCABULARY = 20, 48
+from tests.observatory.induction_model import LENGTH, VOCABULARY, trained_model, untrained_model
+from tests.observatory.tiny_models import make, transformer
 
 
 def head(layer: int = 0, number: int = 0, **values: float) -> HeadRow:
@@ -92,33 +91,16 @@ def test_a_model_without_tokens_is_refused():
 
 @pytest.mark.long
 def test_a_model_trained_on_repeated_sequences_has_previous_token_and_induction_heads():
-    """Two layers: the first moves the previous token along, the second looks for it (and random weights do neither).
-
-    Sequences of one length would do without: what was there one length before can be found by its place.
-    """
-    torch.manual_seed(0)
-    sizes = {"vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
-    config = hf.LlamaConfig(**sizes, num_attention_heads=4, max_position_embeddings=64)
-    model = hf.LlamaForCausalLM(config)
-    before = repeated_induction(model.eval(), length=LENGTH)
+    """Two layers: the first moves the previous token along, the second looks for it (and random weights do neither)."""
+    before = repeated_induction(untrained_model(), length=LENGTH)
     assert max(float(mean.max()) for mean in before.values()) < 0.2
-    optimiser = torch.optim.AdamW(model.train().parameters(), lr=3e-3, weight_decay=0.01)
-    steps, loss = 1200, torch.tensor(float("inf"))
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, 3e-3, total_steps=steps)
-    for step in range(steps):
-        length = 8 + step % 17
-        ids = repeated_tokens(VOCABULARY, length=length, sequences=32, seed=1000 + step)
-        loss = model(ids, labels=torch.where(torch.arange(2 * length) < length, -100, ids)).loss
-        optimiser.zero_grad()
-        loss.backward()
-        optimiser.step()
-        schedule.step()
+    model, loss = trained_model()
     ids = repeated_tokens(VOCABULARY, length=LENGTH, sequences=16, seed=1)
     quantities = ("cheap", "targets", "first_mass", "kl_to_base")
-    with attach(model.eval(), quantities, hidden_states=False) as recorder, torch.no_grad():
+    with attach(model, quantities, hidden_states=False) as recorder, torch.no_grad():
         model(ids)
     rows = head_rows(recorder.record(weights=False))
     types = {(row.layer, row.head): [kind.name for kind in head_types(row)] for row in rows}
-    assert float(loss.detach()) < 0.5
+    assert loss < 0.5
     assert any("previous-token" in types[0, h] for h in range(4)), types
     assert any("induction" in types[1, h] for h in range(4)), types

@@ -462,5 +462,5 @@ def test_a_page_is_flat_in_the_number_of_texts(minilm):
 def test_the_directory_is_where_it_was_asked_for(directory):
     assert {p.name for p in Path(directory).iterdir()} == {
         *("heads.parquet", "layers.parquet", "tokens.parquet", "moments.safetensors", "record.json", "report.html"),
-        *("null-random", "null-shuffled", "manifest.json"),
+        *("null-random", "null-shuffled", "manifest.json", "causes.json", "causes.parquet"),
     }

@@ -1,6 +1,7 @@
 """The page of a record in a real browser: what is chosen is shown, what is hostile is text, nothing is asked for."""
 
 import csv
+import html
 import io
 import re
 import sys
@@ -10,8 +11,10 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
+from cumulant.observatory.report.causes import causes_part
 from cumulant.observatory.report.page import render
 from cumulant.observatory.report.page.render import render_page, unpack
+from tests.observatory.effects import TEN, rows_of
 from tests.observatory.page_data import HOSTILE, QUANTITIES, page_data
 
 
@@ -198,6 +201,40 @@ def test_phone_does_not_scroll_sideways_and_page_is_light(visit, tmp_path, layer
     assert page.inner_text("#chosen h3") == f"Layer {layers - 1}, head 2"
     assert sideways(page) <= 0
     assert (tmp_path / "page0.html").stat().st_size < 5_000_000
+
+
+def test_what_happens_without_heads_is_shown_beside_them(visit, small):
+    """In the list, in the card of the head and in a table that sorts; hostile words stay words."""
+    causes = rows_of("induction", "loss", "removed", 1.9, 0.3, TEN)
+    causes["rows"] = [{**row, "layer": 3, "type": row["type"] and HOSTILE} for row in causes["rows"]]
+    words = "Removing it raises the loss by 1.9 nats"
+    remarkable = [{"layer": 3, "head": 1, "kind": "induction", "quantity": "entropy", "words": "x", "cause": words}]
+    part = causes_part(causes)
+    page = visit(small | {"causes": part, "remarkable": remarkable}, width=390, height=844)
+    assert words in page.inner_text(".remarkable")
+    assert "1 of 1 heads do what their type says" in page.inner_text("#causes")
+    assert page.locator("[data-sheet='causes'] tbody tr").count() == 11
+    assert HOSTILE in page.inner_text("[data-sheet='causes']")
+    assert page.locator("[data-figure='causes'] svg .point").count() == 11
+    page.click("[data-sheet='causes'] thead button:has-text('Removed')")
+    rows = page.locator("[data-sheet='causes'] tbody tr")
+    assert rows.nth(0).inner_text().startswith("3.1")
+    rows.nth(0).click()
+    assert words in page.inner_text("#chosen")
+    assert sideways(page) <= 0
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({}, "No head stands out, so none was removed."),
+        ({"remarkable": [{"layer": 0, "head": 0}]}, "cumulant observe --causes 256"),
+        ({"causes": {"heads": [], "reason": "causes.model: expected <b>."}}, "causes.model: expected <b>."),
+    ],
+)
+def test_a_page_without_removed_heads_says_how_to_get_it(small, tmp_path, more, words):
+    render_page(small | more, tmp_path / "page.html")
+    assert html.escape(words) in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
 @pytest.mark.long

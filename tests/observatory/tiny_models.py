@@ -198,3 +198,22 @@ def model_config(kind: str, heads: int, key_heads: int, head_dim: int, layers: i
     elif kind == "xglm":
         given = text | {"d_model": width, "ffn_dim": 32, "num_layers": layers, "attention_heads": heads}
     return hf.AutoConfig.for_model(kind, **given)
+
+
+def letter_tokenizer() -> Any:
+    """Every letter and digit is a token; the others are unknown."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    known = ["<pad>", "<end>", "<unk>", *"abcdefghijklmnopqrstuvwxyz0123456789,"]
+    tokenizer = Tokenizer(models.WordLevel({letter: i for i, letter in enumerate(known)}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    return hf.PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<end>")
+
+
+def language_model() -> Any:
+    """A decoder with its language-model head, two queries to a key."""
+    torch.manual_seed(0)
+    model = hf.LlamaForCausalLM(hf.LlamaConfig(**GROUPED)).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter.data, std=0.3)
+    return model.requires_grad_(False)

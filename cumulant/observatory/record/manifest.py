@@ -23,16 +23,19 @@ MANIFEST, FORMAT = "manifest.json", "cumulant manifest 1"
 MOMENTS, RECORD = "moments.safetensors", "record.json"
 TABLES, PAGE = ("heads.parquet", "layers.parquet", "tokens.parquet"), "report.html"
 ABLATION = ("ablation.json", "ablation.parquet")
-WRITTEN = (MOMENTS, RECORD, *TABLES, PAGE, *ABLATION)  # into the directory of a record
+CAUSES = ("causes.json", "causes.parquet")
+WRITTEN = (MOMENTS, RECORD, *TABLES, PAGE, *ABLATION, *CAUSES)  # into the directory of a record
 COLUMNS = {  # by which a table is known
     "heads.parquet": {"layer", "head", "name", "kind"},
     "layers.parquet": {"block", "stage", "role"},
     "tokens.parquet": {"position", "token", "layer", "head"},
     "ablation.parquet": {"layer", "head", "damage", "can_go", "together"},
+    "causes.parquet": {"layer", "head", "replacement", "measure", "effect"},
     "series.parquet": {"step", "layer", "stage", "quantity", "value"},
 }
 JSON_KEYS = {
     "ablation.json": {"rows", "heads", "threshold", "all_at_once"},
+    "causes.json": {"rows", "baseline", "clustered_by", "reason"},
     "settings.json": {"text", "model", "max_tokens", "seed"},
 }
 SHARD = re.compile(r"\d{6,}-[0-9a-f]{16}|until-\d{6,}|\.new-\w+")

@@ -31,6 +31,7 @@ from cumulant.observatory.record.tables import (
     token_rows,
 )
 from cumulant.observatory.report import verdicts as rules_of_verdicts
+from cumulant.observatory.report.causes import causes_part, read_causes, sentence_by_head
 from cumulant.observatory.report.depth_profile import depth_rows, undefined_rows
 from cumulant.observatory.report.page import render_page
 from cumulant.observatory.report.verdicts import Answer, Number, verdicts
@@ -145,7 +146,11 @@ def read_ablation(directory: Path) -> dict | None:
 
 
 def render(
-    record: Record, path: str | Path, nulls: dict[str, Record] | None = None, ablation: dict | None = None
+    record: Record,
+    path: str | Path,
+    nulls: dict[str, Record] | None = None,
+    ablation: dict | None = None,
+    causes: dict | None = None,
 ) -> Path:
     """The page of any record, from `observe`, `attach` or `Record.load`, beside the records of its nulls.
 
@@ -154,6 +159,7 @@ def render(
               in .html: the page alone, which needs nothing beside it
     nulls     name, "random" or "shuffled" → the record of that null
     ablation  what ablation.json holds
+    causes    what causes.json holds
 
     Returns the path of the page. A file of a directory that was not written by this library is not replaced.
 
@@ -171,7 +177,8 @@ def render(
     path, nulls = Path(path), nulls or {}
     require_null_names(nulls)
     if path.suffix.lower() in PAGE_SUFFIXES and not path.is_dir():
-        render_tables(Tables.of(record), path, {name: Tables.of(null) for name, null in nulls.items()}, ablation)
+        null_tables = {name: Tables.of(null) for name, null in nulls.items()}
+        render_tables(Tables.of(record), path, null_tables, ablation, causes)
         return path
     if path.exists() and not path.is_dir():
         advice = "Give a directory, or a path that ends in .html."
@@ -179,7 +186,7 @@ def render(
     record.save(path)
     for name, null in nulls.items():
         null.save(null_directories(path)[name])
-    write_report(record, path, nulls, ablation)
+    write_report(record, path, nulls, ablation, causes)
     return path / PAGE
 
 
@@ -191,23 +198,35 @@ def require_null_names(nulls: dict[str, Record]) -> None:
 
 
 def write_report(
-    record: Record, directory: Path, nulls: dict[str, Record], ablation: dict | None = None
+    record: Record,
+    directory: Path,
+    nulls: dict[str, Record],
+    ablation: dict | None = None,
+    causes: dict | None = None,
 ) -> tuple[Tables, dict[str, Tables]]:
     """Write the tables and the page of a record; returns its tables and those of its nulls.
 
     ablation  what ablation.json holds; read from the directory if None
+    causes    what causes.json holds; in the same way
     """
     ablation = read_ablation(directory) if ablation is None else ablation
+    causes = read_causes(directory) if causes is None else causes
     tables, null_tables = Tables.of(record), {name: Tables.of(null) for name, null in nulls.items()}
     with writing(directory, *TABLES, PAGE):
         write_tables(tables, directory, null_tables)
-        render_tables(tables, directory / PAGE, null_tables, ablation)
+        render_tables(tables, directory / PAGE, null_tables, ablation, causes)
     return tables, null_tables
 
 
-def render_tables(tables: Tables, path: Path, nulls: dict[str, Tables], ablation: dict | None = None) -> None:
+def render_tables(
+    tables: Tables,
+    path: Path,
+    nulls: dict[str, Tables],
+    ablation: dict | None = None,
+    causes: dict | None = None,
+) -> None:
     """`render` with tables that are at hand."""
-    render_page(page_data(tables, nulls, ablation), path)
+    render_page(page_data(tables, nulls, ablation, causes), path)
 
 
 def answers(tables: Tables, nulls: dict[str, Tables], ablation: dict | None = None) -> list[Answer]:
@@ -218,7 +237,9 @@ def answers(tables: Tables, nulls: dict[str, Tables], ablation: dict | None = No
     return verdicts(tables.heads, tables.layers, null_heads, meta.dimension or 1, null_layers, ablation, share)
 
 
-def page_data(tables: Tables, nulls: dict[str, Tables], ablation: dict | None = None) -> dict:
+def page_data(
+    tables: Tables, nulls: dict[str, Tables], ablation: dict | None = None, causes: dict | None = None
+) -> dict:
     """Everything the page shows, as plain data."""
     record, heads, _ = tables
     damage = {(row["layer"], row["head"]): row["damage"] for row in (ablation or {}).get("rows", [])}
@@ -226,13 +247,17 @@ def page_data(tables: Tables, nulls: dict[str, Tables], ablation: dict | None = 
         losses = [{"ablation_damage": damage.get((row.layer, row.head), nan)} for row in heads]
         heads = [replace(row, numbers=row.numbers | loss) for row, loss in zip(heads, losses, strict=True)]
     tables = tables._replace(heads=heads)
+    without = sentence_by_head(causes)
     looked = any(name in record.quantities for name in TARGETS)
     return {
         "meta": record.meta.to_json() | {"sample_fraction": 1 / SAMPLE, "notes": notes_of(record.meta)},
         "remarkable": [
-            head._asdict() | {"side": record.modules[head.layer].side} for head in standing_out(heads, nulls)
+            head._asdict()
+            | {"side": record.modules[head.layer].side, "cause": without.get((head.layer, head.head))}
+            for head in standing_out(heads, nulls)
         ],
         "types": [kind._asdict() | {"heads": [h._asdict() for h in kind.heads]} for kind in heads_by_type(heads)],
+        "causes": causes_part(causes),
         "rules": [{"name": kind.name, "rule": kind.rule, "looks": kind.looks} for kind in HEAD_TYPES if looked],
         "verdicts": [
             a._asdict() | {"numbers": [n._asdict() for n in a.numbers]} for a in answers(tables, nulls, ablation)

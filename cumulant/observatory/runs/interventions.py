@@ -1,13 +1,14 @@
 """A model with some of its heads replaced: what can stand in their place, and passes that compute only what changes.
 
-    removed   0
-    uniform   the mean of the values that a query sees
-    gaussian  v̄ + Cov(v, k) η                          one Gaussian in the place of the keys (S1-C1)
-    mixture   a few Gaussians (S1-P2′)
+removed   0
+uniform   the mean of the values that a query sees
+gaussian  v̄ + Cov(v, k) η                          one Gaussian in the place of the keys (S1-C1)
+mixture   a few Gaussians (S1-P2′)
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -109,6 +110,9 @@ class ReplacingPasses:
 
     where    begins the sentence if the model is refused
     measure  "loss" of a decoder with its language-model head, "embedding" of any other model
+
+    ``first`` is the first token of a window whose loss counts: logits before it are not computed where a model can
+    leave them out.
     """
 
     def __init__(self, loaded: Loaded, where: str):
@@ -125,11 +129,13 @@ class ReplacingPasses:
         self.measure = "loss" if kind.endswith(CAUSAL) else "embedding"
         self.options = {"use_cache": False} if getattr(config, "use_cache", False) else {}
         self.device = next(self.network.parameters()).device
+        self.keeps = self.measure == "loss" and "logits_to_keep" in inspect.signature(self.network.forward).parameters
 
-    def run(self, batch: Batch) -> Tensor:
+    def run(self, batch: Batch, first: int = 1) -> Tensor:
         """Logits (batch, n, vocabulary), or embeddings (batch, D): means of the last hidden state over tokens."""
+        kept = {"logits_to_keep": batch.input_ids.shape[1] - first + 1} if self.keeps and first > 1 else {}
         with torch.inference_mode():
-            out = self.network(**batch.inputs(self.device), **self.options)
+            out = self.network(**batch.inputs(self.device), **self.options, **kept)
             if self.measure == "loss":
                 return out.logits
             state = getattr(out, "last_hidden_state", None)
@@ -141,7 +147,7 @@ class ReplacingPasses:
             mask = batch.attention_mask.to(self.device)[..., None]
             return (state.float() * mask).sum(1) / mask.sum(1)
 
-    def plain(self, batch: Batch, observer: Observer) -> tuple[Tensor, dict[str, Any]]:
+    def plain(self, batch: Batch, observer: Observer, first: int = 1) -> tuple[Tensor, dict[str, Any]]:
         """Output of the untouched model, and of those blocks that `altered` need not compute again."""
         names: list[str] = []
 
@@ -150,7 +156,7 @@ class ReplacingPasses:
             observer(call)
 
         with observe_attention(self.network, observe), _block_outputs(self.network) as outputs:
-            result = self.run(batch)
+            result = self.run(batch, first)
         if not names:
             raise ValueError(unrecordable(self.network))
         blocks = [block_of(self.network, name) for name in names]
@@ -164,6 +170,7 @@ class ReplacingPasses:
         output: HeadOutput,
         blocks: dict[str, Any],
         observer: Observer | None = None,
+        first: int = 1,
     ) -> Tensor:
         """Output of the model with heads replaced; blocks before the first of them return what they returned before.
 
@@ -184,9 +191,9 @@ class ReplacingPasses:
             out[:, replaced] = new.to(out.dtype)
             return out
 
-        first = {block_of(self.network, name) for name in heads}
-        with replace_attention(self.network, change), _skipping_blocks_before(self.network, first, blocks):
-            return self.run(batch)
+        changed = {block_of(self.network, name) for name in heads}
+        with replace_attention(self.network, change), _skipping_blocks_before(self.network, changed, blocks):
+            return self.run(batch, first)
 
     def window_scores(self, batch: Batch, plain: Tensor, altered: Tensor, first: int = 1) -> Tensor:
         """(windows, 2) sum and count: the loss over tokens from the ``first`` on, or 1 − cosine of the embeddings."""
@@ -195,9 +202,10 @@ class ReplacingPasses:
             return torch.stack([away.cpu(), torch.ones_like(away, device="cpu")], 1)
         rows = []
         for ids, mask, logits in zip(batch.input_ids, batch.attention_mask, altered, strict=True):
-            length = int(mask.sum())  # padding is on the right
+            length, missing = int(mask.sum()), len(ids) - len(logits)  # padding is on the right
             target = ids[first:length].to(logits.device)
-            loss = functional.cross_entropy(logits[first - 1 : length - 1].float(), target, reduction="sum")
+            mine = logits[first - 1 - missing : length - 1 - missing].float()
+            loss = functional.cross_entropy(mine, target, reduction="sum")
             rows.append([float(loss), float(len(target))])
         return torch.tensor(rows, dtype=torch.float64)
 

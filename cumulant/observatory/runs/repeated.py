@@ -73,10 +73,7 @@ def repeated_induction(
 
 def with_probe(record: Record, model: nn.Module, excluded: tuple[int, ...] = ()) -> Record:
     """The record with `repeated_induction` of every head, or with the reason why it is not defined."""
-    config = getattr(unwrapped(model), "config", None)
-    limits = (getattr(config, name, None) for name in ("max_position_embeddings", "n_positions", "context"))
-    limit = next((limit for limit in limits if limit), 2 * LENGTH)
-    length = min(LENGTH, int(limit) // 2, max(1, _vocabulary(model) or 1) - len(excluded))
+    length = probe_length(model, excluded)
     reason = _undefined(record, model, length)
     if reason is not None:
         undefined = record.meta.undefined | {PROBE: reason}
@@ -96,6 +93,14 @@ def _undefined(record: Record, model: nn.Module, length: int) -> str | None:
     if not any(key.endswith("/induction_mass") for key in record.tallies):
         return "induction_mass was not observed, or no token of the text occurs twice"
     return "its positions or its vocabulary are too few for a sequence that repeats" if length < 2 else None
+
+
+def probe_length(model: nn.Module, excluded: tuple[int, ...] = (), longest: int = LENGTH) -> int:
+    """How long a sequence can be of which a model reads two in a row; 0 for a model that reads no ids."""
+    config, vocabulary = getattr(unwrapped(model), "config", None), _vocabulary(model)
+    limits = (getattr(config, name, None) for name in ("max_position_embeddings", "n_positions", "context"))
+    limit = next((limit for limit in limits if limit), 2 * longest)
+    return 0 if vocabulary is None else max(0, min(longest, int(limit) // 2, vocabulary - len(excluded)))
 
 
 def _vocabulary(model: nn.Module) -> int | None:

@@ -20,6 +20,7 @@ from cumulant.files import write, write_parquet
 from cumulant.observatory.models.load import Loaded, load
 from cumulant.observatory.record.manifest import (
     ABLATION,
+    CAUSES,
     MOMENTS,
     PAGE,
     RECORD,
@@ -31,14 +32,18 @@ from cumulant.observatory.record.manifest import (
 from cumulant.observatory.record.record import UNREADABLE, Record, claim_directory, null_directories
 from cumulant.observatory.record.tables import Tables
 from cumulant.observatory.record.weights import with_weights
-from cumulant.observatory.report.directory import read_ablation, render_tables, write_report
+from cumulant.observatory.report.causes import CAUSES_COLUMNS, judgements, read_causes
+from cumulant.observatory.report.directory import read_ablation, render_tables, standing_out, write_report
+from cumulant.observatory.report.page.render import plain
 from cumulant.observatory.runs.ablate import Ablation, ablate
+from cumulant.observatory.runs.causes import HeadEffects, head_effects
 from cumulant.observatory.runs.observe import Progress, observe, observe_corpus
 from cumulant.observatory.runs.repeated import with_probe
 from cumulant.observatory.runs.settings import ObservationSettings, Settings, null_names
 from cumulant.observatory.runs.store import Store
 from cumulant.observatory.text.corpus import Corpus, read_texts
 
+REMOVED_HEADS = 10  # of those that stand out
 NULL_SHARE = 4  # nulls read a quarter of the tokens
 MIN_NULL_TOKENS = 5120  # a link fit of heads of width 64 needs more than 128 queries of one in 32
 BAR_TITLES = {None: "reading", "random": "null, random weights", "shuffled": "null, shuffled keys"}
@@ -112,9 +117,60 @@ def run_ablation(settings: Settings, observed: Observation, errors: Console) -> 
     with writing(directory, *ABLATION):
         write_parquet(rows, directory / "ablation.parquet")
         write(directory / "ablation.json", json.dumps(summary | {"rows": rows}, indent=1) + "\n")
-    with writing(directory, PAGE):
-        render_tables(observed.tables, directory / PAGE, observed.nulls, read_ablation(directory))
+    _rewrite_page(observed, directory)
     return ablation
+
+
+def run_causes(settings: Settings, observed: Observation, errors: Console) -> dict | None:
+    """Remove the heads that stand out most, write causes.parquet and causes.json, and the page of the record once more.
+
+    Returns what causes.json holds; None if no head stands out. A model whose heads cannot be removed is no error: the
+    reason is written.
+    """
+    assert observed.corpus is not None
+    heads = standing_out(observed.tables.heads, observed.nulls)[:REMOVED_HEADS]
+    if not heads:
+        return None
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with Bar(*columns, console=errors, transient=True) as bar:
+        task = bar.add_task(f"{escape(observed.loaded.name)}: removing heads")
+        try:
+            effects, reason = (
+                head_effects(
+                    observed.loaded,
+                    observed.corpus.texts([]),
+                    [(head.layer, head.head) for head in heads],
+                    max_tokens=settings.causes,
+                    seed=settings.observation.seed,
+                    progress=lambda done, total: bar.update(task, completed=done, total=total),
+                ),
+                None,
+            )
+        except ValueError as error:
+            effects, reason = HeadEffects((), {}, 0, ""), str(error)
+    kinds = {(head.layer, head.head): head.kind for head in heads}
+    rows = [row._asdict() | {"type": None if row.random else kinds[row.layer, row.head]} for row in effects.rows]
+    causes: dict = plain(effects._asdict() | {"rows": rows, "reason": reason})  # pyright: ignore[reportAssignmentType]
+    verdicts = {(j.layer, j.head, j.replacement, j.measure): j.verdict for j in judgements(causes)}
+    marked = [row | {"verdict": _verdict(row, verdicts)} for row in rows]
+    directory = settings.directory
+    with writing(directory, *CAUSES):
+        write_parquet(marked, directory / CAUSES[1], CAUSES_COLUMNS)
+        write(directory / CAUSES[0], json.dumps(causes, indent=1, allow_nan=False) + "\n")
+    _rewrite_page(observed, directory)
+    return causes
+
+
+def _verdict(row: dict, verdicts: dict[tuple, str]) -> str | None:
+    """On the row that the type of a head is judged by."""
+    key = (row["layer"], row["head"], row["replacement"], row["measure"])
+    return None if row["random"] else verdicts.get(key)
+
+
+def _rewrite_page(observed: Observation, directory: Path) -> None:
+    with writing(directory, PAGE):
+        others = read_ablation(directory), read_causes(directory)
+        render_tables(observed.tables, directory / PAGE, observed.nulls, *others)
 
 
 def command_line() -> str:

@@ -13,7 +13,12 @@ from cumulant.checks import sentence
 from cumulant.files import versions
 from cumulant.observatory.models.load import Loaded, load, random_twin
 from cumulant.observatory.record.record import NULLS
-from cumulant.observatory.runs.defaults import DEFAULT_MAX_TOKENS, DEFAULT_MODEL, DEFAULT_STEP_TOKENS, DEFAULT_TEXT
+from cumulant.observatory.runs.defaults import (
+    DEFAULT_MAX_TOKENS,
+    DEFAULT_MODEL,
+    DEFAULT_STEP_TOKENS,
+    DEFAULT_TEXT,
+)
 from cumulant.observatory.statistics.heads import select_quantities
 from cumulant.observatory.text.corpus import Corpus, plan
 
@@ -75,6 +80,7 @@ class Settings:
     max_tokens     where to stop; 0: read everything; None: the default
     nulls          names of nulls as they were asked for; both if empty
     ablation       "gaussian" or "mixture": replace every head by that
+    causes         tokens on which heads that stand out are removed; 0: none are; None: the default
     resume, force  continue the run in the directory; replace it
     shard_bytes    of text in a shard; None: 1/256 of it
     ray, workers   address of a Ray cluster, and how many models read at once on it
@@ -91,6 +97,7 @@ class Settings:
     max_tokens: int | None = None
     nulls: tuple[str, ...] = ()
     ablation: str | None = None
+    causes: int | None = None
     resume: bool = False
     force: bool = False
     shard_bytes: int | None = None
@@ -121,6 +128,11 @@ class Settings:
         default = DEFAULT_MAX_TOKENS if self.checkpoints is None else DEFAULT_STEP_TOKENS
         return (default if self.max_tokens is None else self.max_tokens) or None
 
+    @property
+    def removes_heads(self) -> bool:
+        """Whether heads that stand out are removed."""
+        return self.causes != 0 and not self.reads_stdin and self.checkpoints is None
+
     def corpus(self) -> Corpus:
         """The texts in shards; not of standard input, which is read once."""
         spoken = {"audio": self.audio, "transcripts": self.transcripts}
@@ -136,6 +148,9 @@ class Settings:
         if self.max_tokens is not None and 0 < self.max_tokens < MIN_TOKENS:
             expected = f"0 for everything, or at least {MIN_TOKENS}"
             yield sentence("--max-tokens", expected, self.max_tokens, "Raise it.")
+        if self.causes is not None and 0 < self.causes < MIN_TOKENS:
+            expected = f"0 for none, or at least {MIN_TOKENS}"
+            yield sentence("--causes", expected, self.causes, "Raise it.")
         if self.prompts and self.sources:
             yield sentence("--prompt", "no --text beside it", "both", "Leave one of them out.")
         if self.transcripts and not self.audio:
@@ -152,6 +167,7 @@ class Settings:
         elif self.reads_stdin:
             twice = {
                 "--ablate": self.ablation,
+                "--causes": self.causes,
                 "--resume": self.resume,
                 "--ray": self.ray,
                 "--column": self.column,
@@ -179,6 +195,7 @@ class Settings:
             "MODEL": self.observation.model != DEFAULT_MODEL,
             "--null": self.nulls and null_names(self.nulls),
             "--ablate": self.ablation,
+            "--causes": self.causes,
             "--ray": self.ray,
             "--shard-bytes": self.shard_bytes,
             "--exact-depth": self.observation.exact_depth,

@@ -1,8 +1,8 @@
 """Means over tokens whose errors are those of whole documents: tokens of one text are not independent.
 
-    r = Σ_c s_c / Σ_c n_c                                       sums s and counts n of the clusters c = 1 … C
-    se² = C/(C − 1) Σ_c (s_c − r n_c)² / (Σ_c n_c)²             of a ratio, to first order
-    r ± t se                                                    t: 97.5 % point of Student's law with C − 1 degrees
+r = Σ_c s_c / Σ_c n_c                                       sums s and counts n of the clusters c = 1 … C
+se² = C/(C − 1) Σ_c (s_c − r n_c)² / (Σ_c n_c)²             of a ratio, to first order
+r ± t se                                                    t: 97.5 % point of Student's law with C − 1 degrees
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 LEVEL = 0.95
@@ -36,6 +35,7 @@ def clustered_mean(total: Tensor, count: Tensor, cluster: Tensor | None = None) 
     total, count  (n,) sums and how many numbers are in each
     cluster       (n,) numbers that say which of them belong together; None: each is one
 
+    >>> import torch
     >>> found = clustered_mean(torch.tensor([2.0, 4.0, 6.0]), torch.tensor([1, 1, 1]))
     >>> found.value, round(found.low, 3), round(found.high, 3), found.clusters
     (4.0, -0.968, 8.968, 3)

@@ -13,6 +13,7 @@ TABLES = {
     "heads": "One row for each attention head.",
     "layers": "One row for each stage of each block: the residual stream and its norms.",
     "tokens": "One row for each token of the first texts, layer and head.",
+    "causes": "One row for each head that was removed, or chosen at random beside those, each replacement and measure.",
     "series": "`cumulant observe --checkpoints`: one row for each step, head or stage, and quantity.",
 }
 
@@ -41,6 +42,7 @@ BASES = {
     "lens": Basis("sampled", "one token in 512, and 16 of the first text; every token with --exact-depth"),
     "added": Basis("sampled", "one token in 32, and 16 of the first text; every token with --exact-depth"),
     "perturbed": Basis("sampled", "one sequence in 16, and the first"),
+    "replaced": Basis("sampled", "`--causes` tokens of the text, and about as many random tokens that repeat"),
     "row": Basis("as its quantity", "see the quantity of the row"),
 }
 
@@ -292,6 +294,23 @@ TOP_KEYS = tuple(
     )
 )  # fmt: skip
 TOP_KEY_NAMES = tuple(column.name for column in TOP_KEYS)
+CAUSE_NAMES = (
+    LAYER,
+    HEAD,
+    _column("name", "Path of the attention module in the model."),
+    _column("type", "What the head does by the rules of the glossary; null for heads chosen at random."),
+    _column("random", "The head was chosen at random, of the layer of one that stands out while there are others."),
+    _column("replacement", '"removed": its output is 0; "uniform": the mean of the values it sees; "gaussian": v̄ + Cov(v, k) η.'),
+    _column("measure", '"loss", "embedding" (1 − cosine), "repeated_loss" (second copy of random tokens), "induction_score" (of later heads).'),
+)  # fmt: skip
+CAUSE_VALUES = (
+    _column("effect", "Measure of the model with the head replaced, less that of the model.", "of the measure", "replaced"),
+    _column("low", "Lower end of the interval of 95 % over documents, windows or sequences.", "of the measure", "replaced"),
+    _column("high", "Upper end of the interval.", "of the measure", "replaced"),
+    _column("clusters", "Documents, windows or sequences that the interval is from; null ends with fewer than two.", "", "replaced"),
+    _column("count", "Tokens behind a loss, else windows or sequences.", "", "replaced"),
+    _column("verdict", '"confirmed" or "not confirmed" on the row that the type of the head is judged by, else null.', "", "replaced"),
+)  # fmt: skip
 SERIES_NAMES = (
     _column("step", "Number of the checkpoint."),
     LAYER._replace(words="Number of the attention module, from 0, or of the first one in the block."),
@@ -351,6 +370,8 @@ SECTIONS = (
     ColumnGroup("tokens", "Which token", TOKEN_NAMES, {}),
     ColumnGroup("tokens", "Its numbers", tuple(BY_NAME[n]._replace(basis="excerpts") for n in ("entropy", "log_normalizer")), {}),
     ColumnGroup("tokens", "Where it looks", TOP_KEYS, {}),
+    ColumnGroup("causes", "Which head, and what stands in its place", CAUSE_NAMES, {}),
+    ColumnGroup("causes", "What that does", CAUSE_VALUES, {}),
     ColumnGroup("series", "Which row", SERIES_NAMES, {}),
     ColumnGroup("series", "Its numbers", SERIES_VALUES, {}),
 )  # fmt: skip

@@ -19,6 +19,7 @@ from cumulant.checks import require_integer, sentence
 from cumulant.observatory.text.corpus import Text, UnreadableDocument
 
 SORTED_BATCHES = 16  # batches whose windows are sorted by length together
+READ_AHEAD = 16  # times as many tokens are read at most to find windows of different texts
 MESSAGE_LENGTH = 200  # characters of a tokenizer's error that are kept
 CONTINUED = "⋯"  # the string of a token that only continues the character of the token before
 _FIRST, _PRINTED = 256, (*range(33, 127), *range(161, 173), *range(174, 256))
@@ -78,6 +79,7 @@ def batches(
     batch_size: int,
     max_tokens: int | None = None,
     unreadable: list[UnreadableDocument] | None = None,
+    spread: bool = False,
 ) -> Batches:
     """Batches of windows of at most ``max_length`` tokens, special ones included.
 
@@ -85,6 +87,8 @@ def batches(
                 fit, and if only special tokens would fit there is none. None: all texts
     unreadable  a list to which texts that the tokenizer fails on are appended, which are left out from there on; None:
                 the error of the tokenizer is raised
+    spread      with ``max_tokens``: one window of each text before the second of any, as far as 16 times as many tokens
+                hold them
 
     Each window gets the special tokens that the tokenizer puts around a text. Windows are sorted by length, longest
     first, among those of `SORTED_BATCHES` batches, so little is padding and the order is always the same.
@@ -97,7 +101,8 @@ def batches(
     require_integer("batches.max_length", max_length, added + 1, limit)
     require_integer("batches.batch_size", batch_size, 1)
     require_integer("batches.max_tokens", max_tokens if max_tokens is not None else added + 1, added + 1)
-    windows = _Windows(texts, tokenizer, max_length - added, added, max_tokens, unreadable)
+    kind = _SpreadWindows if spread and max_tokens is not None else _Windows
+    windows = kind(texts, tokenizer, max_length - added, added, max_tokens, unreadable)
     return Batches(windows, batch_size, (start, end), padding(tokenizer))
 
 
@@ -168,8 +173,12 @@ class _Windows:
     failed: int = 0
 
     def __iter__(self) -> Iterator[Window]:
-        left = sys.maxsize if self.max_tokens is None else self.max_tokens
-        for window in self._all():
+        return self._cut(self._all(), self.max_tokens)
+
+    def _cut(self, windows: Iterable[Window], max_tokens: int | None) -> Iterator[Window]:
+        """Windows until there are so many tokens."""
+        left = sys.maxsize if max_tokens is None else max_tokens
+        for window in windows:
             ids = window.ids[: left - self.added]
             yield window._replace(ids=ids)
             left -= len(ids) + self.added
@@ -215,6 +224,20 @@ class _Windows:
             message = f"{type(error).__name__}: {error}".splitlines()[0][:MESSAGE_LENGTH]
             self.unreadable.append(UnreadableDocument(text.name, f"the tokenizer fails: {message}"))
             return None
+
+
+class _SpreadWindows(_Windows):
+    """The first window of every text, then what else was read on the way to them."""
+
+    def __iter__(self) -> Iterator[Window]:
+        assert self.max_tokens is not None
+        first, more, left = [], [], self.max_tokens
+        for window in self._cut(self._all(), READ_AHEAD * self.max_tokens):
+            (more if window.offset else first).append(window)
+            left -= 0 if window.offset else len(window.ids) + self.added
+            if left <= self.added:
+                break
+        return self._cut([*first, *more], self.max_tokens)
 
 
 def _as_text(number: int, text: Text | str) -> Text:

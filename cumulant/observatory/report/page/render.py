@@ -24,7 +24,7 @@ from cumulant.observatory.report.page.packing import packed, unpacked
 
 HERE = Path(__file__).parent
 FIGURES = ("steps", "map", "distribution", "looks", "head", "texts", "depth", "states", "spectra", "table")
-SCRIPTS = ("dom", "unpack", "colour", "plot", "state", *FIGURES, "remarkable", "start")  # in this order
+SCRIPTS = ("dom", "unpack", "colour", "plot", "state", *FIGURES, "remarkable", "causes", "start")  # in this order
 MAX_BYTES = 4_900_000
 PARTS = {
     "remarkable",
@@ -73,6 +73,7 @@ def render_page(data: dict, path: Path) -> None:
 
     data   meta, remarkable (heads), types (with all heads of each), rules (of the types), verdicts, quantities, layers,
            heads, depth, states, spectra, texts, undefined (reasons); any may be missing, numbers may be None.
+           causes: what the model does without heads, as `report.causes.causes_part` puts it
            series: steps, log (whether their axis is), and parts, the heads, depth, states, spectra and texts of all
            steps but the last, which is the page itself
     """
@@ -93,6 +94,7 @@ def page(data: dict) -> str:
         "heads": heads,
         "untyped": len(heads) - len(typed),
         "meta": plain(data.get("meta") or {}),
+        "causes": plain(data.get("causes") or {}),
         "series": data.get("series"),
         "program": program,
         "policy": base64.b64encode(hashlib.sha256(program.encode()).digest()).decode(),
@@ -221,6 +223,8 @@ def condensed(data: dict, detail: Detail) -> dict:
     heads = [{**head, "values": _statistics(head.get("values") or {}, detail)} for head in data.get("heads") or []]
     parts = {key: data.get(key) or [] for key in ("quantities", "layers", "depth", "states", "spectra")}
     parts |= {"heads": heads, "texts": _texts(data.get("texts") or [], detail.tokens)}
+    if data.get("causes"):
+        parts["causes"] = data["causes"]
     parts["model"] = (data.get("meta") or {}).get("model")
     if data.get("series"):
         parts["series"] = _series(data["series"], detail)

@@ -58,7 +58,7 @@ async function start() {
   startCopy();
   try {
     prepare(await unpacked());
-    for (const part of [startSteps, startMap, startHead, startTexts, startDepth, startStates, startSpectra, startTable, startRemarkable]) part();
+    for (const part of [startSteps, startMap, startHead, startTexts, startDepth, startStates, startSpectra, startTable, startRemarkable, startCauses]) part();
     document.documentElement.dataset.ready = "true";
   } catch (error) {
     trouble(error.message);
