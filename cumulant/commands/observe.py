@@ -147,7 +147,7 @@ def observe(
     """Look into a transformer: the law of its heads and of its hidden states while it reads or hears.
 
     Writes heads.parquet, layers.parquet, tokens.parquet, moments.safetensors, record.json and report.html, a page to
-    look at. Numbers stand beside those of the same architecture at random initialisation and with shuffled keys.
+    look at. Ten heads that stand out are removed to see what the model loses (causes.parquet). Numbers stand beside those of the same architecture at random initialisation and with shuffled keys.
     With --checkpoints it writes series.parquet, the records of all steps in series/, and a page with a slider of steps.
     """
     with importing("observe", EXTRAS):

@@ -26,6 +26,7 @@ from tokenizers.models import BPE  # noqa: E402
 from cumulant.cli import application  # noqa: E402
 from cumulant.observatory import attach  # noqa: E402
 from cumulant.observatory.record.manifest import writing  # noqa: E402
+from tests.observatory.effects import TEN, rows_of  # noqa: E402
 
 WORDS = "the mean of a law is its gradient "
 QUICK = ("--max-length", "16", "--batch-size", "8", "--max-tokens", "48", "--quantities", "cheap")
@@ -125,8 +126,9 @@ def observed(kind: str) -> Path:
     if kind == "record":
         with chdir(base()):
             _succeed(observe(out, "--null", "random"))
-        with writing(out, "ablation.json"):
+        with writing(out, "ablation.json", "causes.json"):
             (out / "ablation.json").write_text(json.dumps(ABLATION))
+            (out / "causes.json").write_text(json.dumps(rows_of("self", "loss", "removed", 0.1, 0.01, TEN)))
     elif kind == "old":
         shutil.copytree(observed("record"), out)
         for path in sorted(out.rglob("manifest.json")):

@@ -43,6 +43,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {  # option → values, right and wrong
     "--null": ("random", "shuffled", "none", "noen", ""),
     "--seed": ("3", "-1", str(2**70), "pi"),
     "--ablate": ("gaussian", "mixture", "gauss", ""),
+    "--causes": ("0", "16", "15", "-1", "some"),
     "--shard-bytes": ("64", "0", "-1"),
     "--workers": ("1", "0", "x"),
     "--checkpoints": ("run", ".", "nowhere", "words.txt"),

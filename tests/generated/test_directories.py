@@ -32,7 +32,7 @@ from cumulant.observatory.statistics.states import unflatten  # noqa: E402
 BASES = ("record", "old", "attached", "begun", "series")
 FILES = {
     "record": ("record.json", "moments.safetensors", "null-random/record.json", "null-random/moments.safetensors")
-    + ("ablation.json", "manifest.json", "null-random/manifest.json", "heads.parquet", "report.html"),
+    + ("ablation.json", "causes.json", "manifest.json", "null-random/manifest.json", "heads.parquet", "report.html"),
     "attached": ("record.json", "moments.safetensors", "manifest.json"),
     "begun": ("shards/plan.json", "SHARD/shard.json", "SHARD/record.json", "SHARD/moments.safetensors"),
     "series": ("series/settings.json", "series/step-000001/record.json", "series/step-000002/moments.safetensors")
@@ -45,7 +45,16 @@ TENSORS = ("gone", "renamed", "fewer", "more axes", "transposed", "empty", "nan"
 COMMANDS = ("report", "compare", "again", "force", "resume")
 USERS = (
     *("notes.txt", "record.json", "moments.safetensors", "manifest.json", "report.html", "heads.parquet"),
-    *("ablation.json", "ablation.csv", "ablation.parquet", "series.parquet", "null-random", "shards"),
+    *(
+        "causes.json",
+        "causes.parquet",
+        "ablation.json",
+        "ablation.csv",
+        "ablation.parquet",
+        "series.parquet",
+        "null-random",
+        "shards",
+    ),
     *("null-random/notes.txt", "null-random/record.json", "null-shuffled/thesis.tex", "null-hypothesis/record.json"),
     *(".shards-old/data.bin", ".shards-abc12345/moments.safetensors", "shards/plan.json", "shards/000001-of-2.bin"),
     *("shards/000000-0123456789abcdef/thesis.tex", "shards/until-000001/notes.txt", "shards/.git/config"),

@@ -1,5 +1,6 @@
 """From a model and a text to a record, its directory and its page; on small random models and on a real one."""
 
+import html
 import json
 import math
 import os
@@ -24,9 +25,11 @@ from cumulant.observatory.hooks.attention import observe_attention  # noqa: E402
 from cumulant.observatory.record.record import Meta, claim_directory  # noqa: E402
 from cumulant.observatory.record.rows import HeadRow, TokenStatistics  # noqa: E402
 from cumulant.observatory.record.tables import head_rows, link_from_sums  # noqa: E402
+from cumulant.observatory.report.causes import judgements  # noqa: E402
 from cumulant.observatory.report.verdicts import verdicts  # noqa: E402
 from cumulant.observatory.runs.observe import shuffled_keys  # noqa: E402
 from cumulant.observatory.runs.settings import null_names  # noqa: E402
+from cumulant.observatory.statistics.quantities import SECTIONS  # noqa: E402
 from cumulant.observatory.statistics.sampling import uniform  # noqa: E402
 from cumulant.observatory.statistics.tally import Tally  # noqa: E402
 from cumulant.observatory.text.corpus import Text  # noqa: E402
@@ -457,6 +460,23 @@ def test_a_page_is_flat_in_the_number_of_texts(minilm):
 
     assert size(short) == size(long)
     assert replace(long, excerpts=()).meta.tokens > 5 * short.meta.tokens
+
+
+def test_heads_that_stand_out_are_removed_and_the_page_says_what_that_does(directory):
+    table = polars.read_parquet(directory / "causes.parquet")
+    assert table.columns == [column.name for group in SECTIONS if group.table == "causes" for column in group.columns]
+    listed = table.filter(~polars.col("random"))
+    heads = listed.select("layer", "head").unique().height
+    assert 0 < heads <= 10
+    assert table.filter("random").select("layer", "head").unique().height == heads
+    assert set(table["replacement"]) == {"removed", "uniform", "gaussian"}
+    assert set(table["measure"]) == {"embedding"}
+    assert listed["verdict"].drop_nulls().len() == heads
+    causes = json.loads((directory / "causes.json").read_text())
+    page = (directory / "report.html").read_text()
+    judged = judgements(causes)
+    assert len(judged) == heads
+    assert all(html.escape(judgement.words) in page for judgement in judged)
 
 
 def test_the_directory_is_where_it_was_asked_for(directory):

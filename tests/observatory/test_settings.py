@@ -15,6 +15,9 @@ SERIES = {"checkpoints": Path("trained/language/convex/seed-0")}
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"causes": 5}, "--causes: expected 0 for none, or at least 16, got 5"),
+        (SERIES | {"causes": 64}, "--causes: expected no --checkpoints beside it, got both"),
+        ({"sources": ("-",), "causes": 64}, "--causes: expected texts that can be read twice"),
         ({"ablation": "gauss"}, "--ablate: expected gaussian or mixture, got 'gauss'"),
         ({"max_tokens": 15}, "--max-tokens: expected 0 for everything, or at least 16, got 15"),
         ({"resume": True, "force": True}, "--resume: expected no --force beside it, got both"),

@@ -8,7 +8,7 @@ cases by the whole interval of 95 %, not by its middle alone.
 from __future__ import annotations
 
 import json
-from math import ceil, isfinite
+from math import ceil
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -17,6 +17,7 @@ from cumulant.checks import sentence
 from cumulant.observatory.record.manifest import CAUSES
 from cumulant.observatory.record.record import UNREADABLE
 
+MAX_NUMBER = 1e300  # in causes.json: whole numbers may be larger than any float
 MIN_RANDOM = 5  # random heads; with fewer nothing is judged
 RANDOM_SHARE = 0.9  # of the random heads, which a head that does something must exceed
 CONFIRMED, NOT_CONFIRMED = "confirmed", "not confirmed"
@@ -265,5 +266,5 @@ def _is_whole(causes: dict) -> bool:
         counts += [r[name] for name in ("layer", "head", "clusters", "count")]
         if type(r["random"]) is not bool or r["replacement"] not in REPLACEMENTS or r["measure"] not in MEASURES:
             return False
-    finite = all(n is None or (type(n) in (int, float) and isfinite(n)) for n in numbers)
+    finite = all(n is None or (type(n) in (int, float) and abs(n) < MAX_NUMBER) for n in numbers)
     return finite and all(type(n) is int for n in counts) and all(isinstance(t, str) for t in texts)
