@@ -18,7 +18,6 @@ from cumulant.observatory.runs.defaults import (
 from cumulant.terminal import importing, sentences
 
 EXTRAS = "hf,report"
-CAUSES = "{loss:,}, or {embedding:,} for models without a language head".format(**DEFAULT_CAUSES_TOKENS)
 MAX_TOKENS = f"{DEFAULT_MAX_TOKENS:,}, or {DEFAULT_STEP_TOKENS:,} at each step of --checkpoints"
 
 
@@ -117,7 +116,7 @@ def observe(
         typer.Option(
             min=0,
             help="Tokens on which the ten heads that stand out most are removed, to see what the model loses; 0: none.",
-            show_default=CAUSES,
+            show_default=f"{DEFAULT_CAUSES_TOKENS}",
         ),
     ] = None,
     resume: Annotated[
@@ -146,9 +145,10 @@ def observe(
 ) -> None:
     """Look into a transformer: the law of its heads and of its hidden states while it reads or hears.
 
-    Writes heads.parquet, layers.parquet, tokens.parquet, moments.safetensors, record.json and report.html, a page to
-    look at. Ten heads that stand out are removed to see what the model loses (causes.parquet). Numbers stand beside those of the same architecture at random initialisation and with shuffled keys.
-    With --checkpoints it writes series.parquet, the records of all steps in series/, and a page with a slider of steps.
+    Writes heads.parquet, layers.parquet, tokens.parquet, causes.parquet, moments.safetensors, record.json and
+    report.html, a page to look at. Numbers stand beside those of the same architecture at random initialisation and
+    with shuffled keys; heads that stand out are removed to see what the model loses. With --checkpoints it writes
+    series.parquet, the records of all steps in series/, and a page with a slider of steps.
     """
     with importing("observe", EXTRAS):
         from cumulant.observatory.command import OPTIONS, observe_command

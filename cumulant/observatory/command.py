@@ -18,7 +18,7 @@ from cumulant.observatory.report.directory import answers, read_answers, read_nu
 from cumulant.observatory.report.verdicts import Answer, Number
 from cumulant.observatory.runs.ablate import AblatedHead, Ablation
 from cumulant.observatory.runs.over_training import SETTINGS
-from cumulant.observatory.runs.run import run, run_ablation, run_causes
+from cumulant.observatory.runs.run import run, run_ablation
 from cumulant.observatory.runs.settings import Settings
 from cumulant.observatory.series_command import observe_checkpoints, rewrite_series
 from cumulant.terminal import INTERRUPTED, sentences
@@ -51,14 +51,11 @@ def observe_command(settings: Settings) -> None:
     print_summary(screen, observed.tables, observed.nulls, settings.directory, resumable=resumable)
     if not observed.complete:
         raise typer.Exit(INTERRUPTED)
+    if observed.causes is not None:
+        print_causes(screen, observed.causes)
     if settings.ablation is not None:
         with sentences(errors, "no head was judged; the record is complete"):
             print_ablation(screen, run_ablation(settings, observed, errors))
-    if settings.removes_heads:
-        with sentences(errors, "the record is complete, without what the model does without heads"):
-            causes = run_causes(settings, observed, errors)
-        if causes is not None:
-            print_causes(screen, causes)
 
 
 def report_command(directory: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from math import nan
 from pathlib import Path
@@ -14,7 +15,7 @@ import torch
 from cumulant.checks import sentence
 from cumulant.files import write_parquet
 from cumulant.observatory.record import tables as tables_of_records
-from cumulant.observatory.record.manifest import PAGE, RECORD, TABLES, sha256, writing
+from cumulant.observatory.record.manifest import PAGE, RECORD, TABLES, require_ours, sha256, writing
 from cumulant.observatory.record.meta import notes_of
 from cumulant.observatory.record.record import NULLS, UNREADABLE, Excerpt, Record, null_directories
 from cumulant.observatory.record.recorder import SAMPLE, covariance_share
@@ -203,18 +204,28 @@ def write_report(
     nulls: dict[str, Record],
     ablation: dict | None = None,
     causes: dict | None = None,
+    *,
+    before_page: Callable[[Tables, dict[str, Tables]], None] | None = None,
 ) -> tuple[Tables, dict[str, Tables]]:
     """Write the tables and the page of a record; returns its tables and those of its nulls.
 
-    ablation  what ablation.json holds; read from the directory if None
-    causes    what causes.json holds; in the same way
+    ablation     what ablation.json holds; read from the directory if None
+    causes       what causes.json holds; in the same way
+    before_page  called with the tables of the record and its nulls when they are written: it may write causes.json. The
+                 page is written even if it is interrupted
     """
     ablation = read_ablation(directory) if ablation is None else ablation
-    causes = read_causes(directory) if causes is None else causes
     tables, null_tables = Tables.of(record), {name: Tables.of(null) for name, null in nulls.items()}
-    with writing(directory, *TABLES, PAGE):
+    require_ours(directory, (PAGE,))
+    with writing(directory, *TABLES):
         write_tables(tables, directory, null_tables)
-        render_tables(tables, directory / PAGE, null_tables, ablation, causes)
+    try:
+        if before_page is not None:
+            before_page(tables, null_tables)
+    finally:
+        causes = read_causes(directory) if causes is None else causes
+        with writing(directory, PAGE):
+            render_tables(tables, directory / PAGE, null_tables, ablation, causes)
     return tables, null_tables
 
 

@@ -96,7 +96,7 @@ def head_effects(
     heads: Sequence[tuple[int, int]],
     *,
     controls: int | None = None,
-    max_tokens: int | None = None,
+    max_tokens: int = DEFAULT_CAUSES_TOKENS,
     max_length: int | None = None,
     batch_size: int = 16,
     seed: int = 0,
@@ -106,8 +106,7 @@ def head_effects(
 
     heads       (layer, head), layers counted as in `Record.modules`
     controls    heads chosen at random, of the same layers while there are others; None: as many as ``heads``
-    max_tokens  of the text, from as many documents as possible, and about as many random tokens that repeat; None: 256
-                for a language model, 1024 for an embedding
+    max_tokens  of the text, from as many documents as possible, and about as many random tokens that repeat
     max_length  of a window; None: an eighth of ``max_tokens``, 32 to 256
     seed        of the random heads and tokens
     progress    called with the passes that are done and how many there are
@@ -117,7 +116,6 @@ def head_effects(
         head_effects(load("smollm2"), read_texts(["corpus/"]), [(18, 6)]).rows
     """
     passes = ReplacingPasses(model, "causes")
-    max_tokens = DEFAULT_CAUSES_TOKENS[passes.measure] if max_tokens is None else max_tokens
     max_length = min(max(max_tokens // CLUSTERS, SHORTEST), LONGEST) if max_length is None else max_length
     stream = batches(
         texts, model.tokenizer, max_length=max_length, batch_size=batch_size, max_tokens=max_tokens, spread=True

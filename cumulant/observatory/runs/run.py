@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -41,6 +41,7 @@ from cumulant.observatory.runs.observe import Progress, observe, observe_corpus
 from cumulant.observatory.runs.repeated import with_probe
 from cumulant.observatory.runs.settings import ObservationSettings, Settings, null_names
 from cumulant.observatory.runs.store import Store
+from cumulant.observatory.statistics.head_types import Remarkable
 from cumulant.observatory.text.corpus import Corpus, read_texts
 
 REMOVED_HEADS = 10  # of those that stand out
@@ -54,6 +55,7 @@ class Observation(NamedTuple):
 
     corpus    None for standard input
     complete  whether all of them have read what they were to read
+    causes    what causes.json holds; None if no head was removed
     """
 
     loaded: Loaded
@@ -61,6 +63,7 @@ class Observation(NamedTuple):
     tables: Tables
     nulls: dict[str, Tables]
     complete: bool
+    causes: dict | None = None
 
 
 def run(settings: Settings, errors: Console) -> Observation:
@@ -87,27 +90,34 @@ def run(settings: Settings, errors: Console) -> Observation:
         else:
             corpus_run = stack.enter_context(_CorpusRun(settings, errors, loaded, corpus))
             record, nulls = corpus_run.records(meta)
-        with errors.status("writing tables and page"):
-            tables, null_tables = write_report(record, settings.directory, nulls)
         complete = all(r.meta.complete for r in (record, *nulls.values()))
+        causes: list[dict] = []
+        with errors.status("writing tables and page") as status:
+
+            def remove_heads(tables: Tables, null_tables: dict[str, Tables]) -> None:
+                if corpus is not None and complete and settings.causes_tokens:
+                    status.stop()  # there is one live line at a time
+                    heads = standing_out(tables.heads, null_tables)[:REMOVED_HEADS]
+                    causes.extend([_remove(settings, errors, loaded, corpus, heads)] if heads else [])
+                    status.start()
+
+            tables, null_tables = write_report(record, settings.directory, nulls, before_page=remove_heads)
         if corpus_run is not None and complete:
             corpus_run.clear()
-    return Observation(loaded, corpus, tables, null_tables, complete)
+    return Observation(loaded, corpus, tables, null_tables, complete, causes[0] if causes else None)
 
 
 def run_ablation(settings: Settings, observed: Observation, errors: Console) -> Ablation:
     """Replace every head, write ablation.parquet and ablation.json, and the page of the record once more."""
     assert settings.ablation is not None
     assert observed.corpus is not None
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    with Bar(*columns, console=errors, transient=True) as bar:
-        task = bar.add_task(f"{escape(observed.loaded.name)}: replacing heads")
+    with _replacing_bar(errors, f"{observed.loaded.name}: replacing heads") as progress:
         ablation = ablate(
             observed.loaded,
             observed.corpus.texts([]),
             kind=settings.ablation,
             seed=settings.observation.seed,
-            progress=lambda done, total: bar.update(task, completed=done, total=total),
+            progress=progress,
         )
     directory = settings.directory
     marks = {"can_go": ablation.can_go, "together": ablation.together}
@@ -117,37 +127,30 @@ def run_ablation(settings: Settings, observed: Observation, errors: Console) -> 
     with writing(directory, *ABLATION):
         write_parquet(rows, directory / "ablation.parquet")
         write(directory / "ablation.json", json.dumps(summary | {"rows": rows}, indent=1) + "\n")
-    _rewrite_page(observed, directory)
+    with writing(directory, PAGE):
+        others = read_ablation(directory), read_causes(directory)
+        render_tables(observed.tables, directory / PAGE, observed.nulls, *others)
     return ablation
 
 
-def run_causes(settings: Settings, observed: Observation, errors: Console) -> dict | None:
-    """Remove the heads that stand out most, write causes.parquet and causes.json, and the page of the record once more.
+def _remove(settings: Settings, errors: Console, loaded: Loaded, corpus: Corpus, heads: list[Remarkable]) -> dict:
+    """Remove heads, and write causes.parquet and causes.json; returns what the latter holds.
 
-    Returns what causes.json holds; None if no head stands out. A model whose heads cannot be removed is no error: the
-    reason is written.
+    A model whose heads cannot be removed is no error: the reason is written.
     """
-    assert observed.corpus is not None
-    heads = standing_out(observed.tables.heads, observed.nulls)[:REMOVED_HEADS]
-    if not heads:
-        return None
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    with Bar(*columns, console=errors, transient=True) as bar:
-        task = bar.add_task(f"{escape(observed.loaded.name)}: removing heads")
+    effects, reason = HeadEffects((), {}, 0, ""), None
+    with _replacing_bar(errors, f"{loaded.name}: removing heads") as progress:
         try:
-            effects, reason = (
-                head_effects(
-                    observed.loaded,
-                    observed.corpus.texts([]),
-                    [(head.layer, head.head) for head in heads],
-                    max_tokens=settings.causes,
-                    seed=settings.observation.seed,
-                    progress=lambda done, total: bar.update(task, completed=done, total=total),
-                ),
-                None,
+            effects = head_effects(
+                loaded,
+                corpus.texts([]),
+                [(head.layer, head.head) for head in heads],
+                max_tokens=settings.causes_tokens,
+                seed=settings.observation.seed,
+                progress=progress,
             )
         except ValueError as error:
-            effects, reason = HeadEffects((), {}, 0, ""), str(error)
+            reason = str(error)
     kinds = {(head.layer, head.head): head.kind for head in heads}
     rows = [row._asdict() | {"type": None if row.random else kinds[row.layer, row.head]} for row in effects.rows]
     causes: dict = plain(effects._asdict() | {"rows": rows, "reason": reason})  # pyright: ignore[reportAssignmentType]
@@ -157,7 +160,6 @@ def run_causes(settings: Settings, observed: Observation, errors: Console) -> di
     with writing(directory, *CAUSES):
         write_parquet(marked, directory / CAUSES[1], CAUSES_COLUMNS)
         write(directory / CAUSES[0], json.dumps(causes, indent=1, allow_nan=False) + "\n")
-    _rewrite_page(observed, directory)
     return causes
 
 
@@ -167,10 +169,12 @@ def _verdict(row: dict, verdicts: dict[tuple, str]) -> str | None:
     return None if row["random"] else verdicts.get(key)
 
 
-def _rewrite_page(observed: Observation, directory: Path) -> None:
-    with writing(directory, PAGE):
-        others = read_ablation(directory), read_causes(directory)
-        render_tables(observed.tables, directory / PAGE, observed.nulls, *others)
+@contextmanager
+def _replacing_bar(errors: Console, title: str) -> Iterator[Callable[[int, int], None]]:
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with Bar(*columns, console=errors, transient=True) as bar:
+        task = bar.add_task(escape(title))
+        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def command_line() -> str:

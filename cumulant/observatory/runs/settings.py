@@ -14,6 +14,7 @@ from cumulant.files import versions
 from cumulant.observatory.models.load import Loaded, load, random_twin
 from cumulant.observatory.record.record import NULLS
 from cumulant.observatory.runs.defaults import (
+    DEFAULT_CAUSES_TOKENS,
     DEFAULT_MAX_TOKENS,
     DEFAULT_MODEL,
     DEFAULT_STEP_TOKENS,
@@ -129,9 +130,11 @@ class Settings:
         return (default if self.max_tokens is None else self.max_tokens) or None
 
     @property
-    def removes_heads(self) -> bool:
-        """Whether heads that stand out are removed."""
-        return self.causes != 0 and not self.reads_stdin and self.checkpoints is None
+    def causes_tokens(self) -> int:
+        """Tokens on which heads that stand out are removed; 0: none are."""
+        if self.reads_stdin or self.checkpoints is not None:
+            return 0
+        return DEFAULT_CAUSES_TOKENS if self.causes is None else self.causes
 
     def corpus(self) -> Corpus:
         """The texts in shards; not of standard input, which is read once."""
