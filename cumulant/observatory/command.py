@@ -174,7 +174,7 @@ def print_causes(screen: Console, causes: dict) -> None:
     confirmed = sum(j.verdict == CONFIRMED for j in judged)
     screen.print(
         f"{confirmed} of {len(judged)} heads that stand out do what their type says, on {causes['tokens']:,} tokens; "
-        "--causes 4096 tells more exactly.",
+        "--causes 1024 tells more exactly.",
         highlight=False,
     )
 

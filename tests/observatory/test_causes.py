@@ -70,7 +70,7 @@ def test_removing_a_head_is_zero_in_the_input_of_the_projection():
             count += scored
         return total / count, count
 
-    length = 16
+    length = 12
     ids = repeated_tokens(50, length=length, sequences=8, excluded=tuple(letter_tokenizer().all_special_ids))
 
     def repeated_loss() -> float:

@@ -228,7 +228,7 @@ def test_what_happens_without_heads_is_shown_beside_them(visit, small):
     ("more", "words"),
     [
         ({}, "No head stands out, so none was removed."),
-        ({"remarkable": [{"layer": 0, "head": 0}]}, "cumulant observe --causes 256"),
+        ({"remarkable": [{"layer": 0, "head": 0}]}, "cumulant observe --causes 1024"),
         ({"causes": {"heads": [], "reason": "causes.model: expected <b>."}}, "causes.model: expected <b>."),
     ],
 )

@@ -263,8 +263,7 @@ def page_data(
     return {
         "meta": record.meta.to_json() | {"sample_fraction": 1 / SAMPLE, "notes": notes_of(record.meta)},
         "remarkable": [
-            head._asdict()
-            | {"side": record.modules[head.layer].side, "cause": without.get((head.layer, head.head))}
+            head._asdict() | {"side": record.modules[head.layer].side, "cause": without.get((head.layer, head.head))}
             for head in standing_out(heads, nulls)
         ],
         "types": [kind._asdict() | {"heads": [h._asdict() for h in kind.heads]} for kind in heads_by_type(heads)],

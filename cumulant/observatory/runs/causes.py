@@ -45,7 +45,7 @@ REPLACEMENTS: dict[str, HeadOutput] = {
     "gaussian": gaussian_output,
 }
 CLUSTERS = 8  # windows, and sequences of random tokens, at least: an interval from fewer is wide
-SHORTEST, LONGEST = 32, 256  # tokens of a window
+SHORTEST, LONGEST = 24, 256  # tokens of a window
 MIN_DOCUMENTS = 8  # with fewer, windows are the clusters
 BEST = 3  # induction heads whose score is followed
 INDUCTION = next(kind.threshold for kind in HEAD_TYPES if kind.quantity == "repeated_induction")
@@ -107,7 +107,7 @@ def head_effects(
     heads       (layer, head), layers counted as in `Record.modules`
     controls    heads chosen at random, of the same layers while there are others; None: as many as ``heads``
     max_tokens  of the text, from as many documents as possible, and about as many random tokens that repeat
-    max_length  of a window; None: an eighth of ``max_tokens``, 32 to 256
+    max_length  of a window; None: an eighth of ``max_tokens``, 24 to 256
     seed        of the random heads and tokens
     progress    called with the passes that are done and how many there are
 

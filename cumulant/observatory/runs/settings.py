@@ -186,6 +186,7 @@ class Settings:
             "--prompt": self.prompts,
             "--checkpoints": self.checkpoints,
             "--ablate": self.ablation,
+            "--causes": self.causes,
             "--ray": self.ray,
             "--column": self.column,
             "--shard-bytes": self.shard_bytes,
