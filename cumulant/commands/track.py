@@ -24,6 +24,7 @@ def track(
     smooth: Annotated[
         bool, typer.Option("--smooth", help="Add what all rows say about each row; with the order of gpb3, gpb4, ….")
     ] = False,
+    smoother: Annotated[str, typer.Option(help="How to smooth: propagation, correction or kim.")] = "propagation",
     figures: Annotated[int, typer.Option(min=0, help="Draw so many tracks, the first ones of the file.")] = 12,
     example: Annotated[
         Path | None,
@@ -41,4 +42,5 @@ def track(
     """
     with importing("track", "lab"):
         from cumulant.filters.tracking.command import track_command
-    track_command(file, model, out, method=method, smooth=smooth, figures=figures, example=example, force=force)
+    chosen = smoother if smooth else None
+    track_command(file, model, out, method=method, smoother=chosen, figures=figures, example=example, force=force)

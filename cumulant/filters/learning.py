@@ -22,14 +22,15 @@ import torch
 from torch import Tensor
 
 from cumulant.checks import holds, require_float, sentence
+from cumulant.filters.beliefs import Beliefs, marginal
 from cumulant.filters.fitting import Joint, completed, fit
 from cumulant.filters.linear_gaussian import SwitchingLinearGaussian
 from cumulant.filters.linear_laws import LinearLaw
 from cumulant.filters.parameters import varies
+from cumulant.filters.passes import Link, Passes, levels
 from cumulant.filters.projection import m_projection
 from cumulant.filters.protocol import log_probabilities
-from cumulant.filters.records import Filtered
-from cumulant.filters.smoother import Beliefs, Link, backward, by_mode, marginal, paths, require_linear, require_order
+from cumulant.filters.smoother import choose_passes, require_linear
 from cumulant.filters.switching import gpb
 from cumulant.solve import Status
 
@@ -89,6 +90,8 @@ def em(
     steps: int = 50,
     tol: float = 1e-6,
     order: int = 2,
+    method: str = "propagation",
+    sweeps: int = 1,
     mask: Tensor | None = None,
 ) -> Learned:
     """Approximate expectation–maximisation, from a model to start with; exact for one mode and for orders above T+1.
@@ -100,6 +103,7 @@ def em(
     steps   how often to improve at most
     tol     stop where log p(y) changes by no more than tol · (1 + |log p(y)|)
     order   of the filter and the smoother
+    method  of the smoother, and its sweeps: see `smooth`
     mask    (*batch, T) Boolean, True up to the end of each sequence
 
     What the data do not determine stays as it was, such as the matrices of a mode that is never visited, and zeros of
@@ -121,15 +125,14 @@ def em(
     (1.05, 1.03, 'CONVERGED')
     """
     require_linear("em.model", model)
-    require_order("em.order", order)
     _check(model, y, fixed, shared, steps, tol)
+    passes = choose_passes("em", model, y, order, method, sweeps)
     free = set(PARAMETERS) - set(fixed)
     best, step, here = model, 0, model
     status, history = Status.MAX_STEPS, []
     with torch.no_grad():
         for k in range(steps + 1):
-            filtered = gpb(here, y, order=order, mask=mask)
-            history.append(filtered.log_likelihood.sum())
+            history.append(gpb(here, y, order=passes.order, mask=mask).log_likelihood.sum())
             if not isfinite(history[-1]):
                 status = Status.NONFINITE
                 break
@@ -140,7 +143,7 @@ def em(
                 status = Status.CONVERGED if gain >= -small else Status.STALLED
                 break
             if k < steps:
-                improved = _maximise(here, _expect(here, filtered, y, order, mask), y, free, set(shared))
+                improved = _maximise(here, _expect(here, y, passes, mask), y, free, set(shared))
                 if not all(holds(part.isfinite()) for part in improved.values()):
                     status = Status.NONFINITE
                     break
@@ -152,17 +155,17 @@ def em(
     return Learned(best, torch.stack(history), status, step)
 
 
-def _expect(model: SwitchingLinearGaussian, filtered: Filtered, y: Tensor, order: int, mask: Tensor | None) -> Expected:
+def _expect(model: SwitchingLinearGaussian, y: Tensor, passes: Passes, mask: Tensor | None) -> Expected:
     count, steps = y.shape[:-2].numel(), y.shape[-2]
     lengths = torch.full((count,), steps, device=y.device) if mask is None else mask.sum(-1).flatten()
-    beliefs = paths(model, y, order, lengths) if order > 2 and model.modes > 1 else by_mode(filtered)
-    first = 0
+    first, begin = 0, None
     if model.start == "belief":
         first = -1
-        begin = log_probabilities(model.initial_modes), model.initial_mean, model.initial_covariance
-        beliefs = [Beliefs(*(part.expand(count, *part.shape) for part in begin)), *beliefs]
+        parts = log_probabilities(model.initial_modes), model.initial_mean, model.initial_covariance
+        begin = Beliefs(*(part.expand(count, *part.shape) for part in parts))
     emissions, moves, switches = [], [], y.new_zeros(model.modes, model.modes)
-    for k, level in zip(reversed(range(len(beliefs))), backward(model, beliefs, lengths, first), strict=True):
+    found = levels(model, y, passes, lengths, begin)
+    for k, level in zip(reversed(range(steps - first)), found, strict=True):
         emissions.append(_emission(level.beliefs, lengths > first + k))
         if level.link is not None:
             here = lengths > first + k + 1

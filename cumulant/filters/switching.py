@@ -220,7 +220,7 @@ def init(model: SwitchingModel, *, slots: Slots = IMM, batch_shape: Sequence[int
     start = Hypotheses(*propagator.initial())
     axes = 1
     if propagator.start == "belief" and slots.after < 1:
-        start, axes = _collapse(propagator, start, 1, 0), 0
+        start, axes = collapse(propagator, start, 1, 0), 0
     return FilterState(propagator, slots, torch.Size(batch_shape), model.observed, 0, start, axes)
 
 
@@ -249,8 +249,28 @@ def step(state: FilterState, y: Tensor) -> tuple[FilterState, StepRecord]:
     return state, StepRecord(*(field.select(*now) for field in joined[:-1]), beliefs=beliefs)
 
 
-def _advance(state: FilterState, y: Tensor, observed: Tensor | None) -> tuple[FilterState, StepBeliefs]:
-    propagator, (before, after), t = state.propagator, state.slots, state.t
+class Observed(NamedTuple):
+    """Hypotheses of a step before and after its observation, none of them collapsed since, and log p(y) (batch).
+
+    entering  the belief about the state before, with an axis for the mode at this step
+    predicted what `Propagator.predict` made of it
+    axes      how many hypothesis axes the beliefs have
+    """
+
+    entering: Belief
+    predicted: Belief
+    prior_log_weights: Tensor
+    posterior: Hypotheses
+    log_likelihood: Tensor
+    axes: int
+
+
+def observe(state: FilterState, y: Tensor, observed: Tensor | None) -> Observed:
+    """Extend the hypotheses by the mode of the next step, predict, and condition on y (m, batch), 0 where missing.
+
+    ``observed`` (m, batch) is False where an entry is missing, None where nothing is.
+    """
+    propagator, before, t = state.propagator, state.slots.before, state.t
     prior, axes = state.hypotheses, state.axes
     moves = t > 0 or propagator.start == "belief"
     if moves:
@@ -259,7 +279,7 @@ def _advance(state: FilterState, y: Tensor, observed: Tensor | None) -> tuple[Fi
             weights = normalize(weights, 0).log_total
         prior = Hypotheses(weights, _map_leaves(prior.belief, lambda leaf: leaf.unsqueeze(axes)))
         axes += 1
-    prior, axes = _collapse(propagator, prior, axes, before), min(axes, before)
+    prior, axes = collapse(propagator, prior, axes, before), min(axes, before)
     predicted = propagator.predict(prior.belief, t, moves=moves)
     belief, log_likelihood = propagator.update(predicted, y, observed, t)
     log_likelihood = log_likelihood.clamp_min(-(torch.finfo(y.dtype).max ** 0.5))  # an overflow is no NaN
@@ -268,20 +288,26 @@ def _advance(state: FilterState, y: Tensor, observed: Tensor | None) -> tuple[Fi
     top = torch.where(possible, log_likelihood.detach(), -torch.inf).flatten(0, -2).amax(0)
     joint = prior.log_weights + (log_likelihood - top)
     rest = normalize(joint.flatten(0, -2), 0).log_total
-    evidence, posterior = rest + top, Hypotheses(joint - rest, belief)
+    evidence = rest + top
     if not len(y):
         evidence = torch.zeros_like(evidence)
     elif observed is not None:
         evidence = torch.where(observed.any(0), evidence, 0)  # not the rounding of the weights
-    prior = _collapse(propagator, prior._replace(belief=propagator.state(predicted)), axes, 1)
-    collapsed = _collapse(propagator, posterior, axes, max(after, 1))
-    newest = _collapse(propagator, collapsed, min(axes, max(after, 1)), 1)
-    collapsed = _collapse(propagator, collapsed, 1, 0) if after == 0 else collapsed
-    state = state._replace(t=t + 1, hypotheses=collapsed, axes=min(axes, after))
+    return Observed(prior.belief, predicted, prior.log_weights, Hypotheses(joint - rest, belief), evidence, axes)
+
+
+def _advance(state: FilterState, y: Tensor, observed: Tensor | None) -> tuple[FilterState, StepBeliefs]:
+    propagator, after = state.propagator, state.slots.after
+    _, predicted, prior_log_weights, posterior, evidence, axes = observe(state, y, observed)
+    prior = collapse(propagator, Hypotheses(prior_log_weights, propagator.state(predicted)), axes, 1)
+    collapsed = collapse(propagator, posterior, axes, max(after, 1))
+    newest = collapse(propagator, collapsed, min(axes, max(after, 1)), 1)
+    collapsed = collapse(propagator, collapsed, 1, 0) if after == 0 else collapsed
+    state = state._replace(t=state.t + 1, hypotheses=collapsed, axes=min(axes, after))
     return state, StepBeliefs(prior, newest, evidence)
 
 
-def _collapse(propagator: Propagator, hypotheses: Hypotheses, axes: int, keep: int) -> Hypotheses:
+def collapse(propagator: Propagator, hypotheses: Hypotheses, axes: int, keep: int) -> Hypotheses:
     """Collapse the oldest modes until ``keep`` index the belief; the weights keep the newest mode in any case."""
     log_weights, belief = hypotheses
     for _ in range(axes - keep):

@@ -70,7 +70,7 @@ def exceeds(excess: float) -> bool:
     return not excess <= TOLERATED
 
 
-def warn_of_excess(where: str, filtered: Filtered, covariance: Tensor, lengths: Tensor | None) -> None:
+def warn_of_excess(where: str, filtered: Filtered, covariance: Tensor, lengths: Tensor | None, advice: str) -> None:
     """A `SmootherWarning` where a sequence has an excess above 1; attributed to the caller of the smoother."""
     excess = variance_excess(filtered, covariance.detach(), lengths)
     if not excess.numel():
@@ -86,7 +86,6 @@ def warn_of_excess(where: str, filtered: Filtered, covariance: Tensor, lengths: 
     if len(excess) > 1:
         got += f" in sequence {worst}, and more in {int((~fine).sum())} of {len(excess)} sequences"
     expected = "smoothed variances at most the filtered ones, on the average over steps"
-    advice = "The filter may be nearer the truth: use it or a higher order, and see Smoothed.variance_ratio."
     warnings.warn(sentence(where, expected, got, advice), SmootherWarning, stacklevel=3)
 
 

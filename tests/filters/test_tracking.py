@@ -543,7 +543,7 @@ def test_whatever_is_read_is_filtered(case, scale, method, model_file, table_fil
         tracks = read_tracks(table_file("t,z\n" + LARGE_TABLES[case]), model.columns)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", SmootherWarning)
-            (estimate,) = filter_tracks(model, tracks, method=method, smooth=True)
+            (estimate,) = filter_tracks(model, tracks, method=method, smoother="propagation")
         for part in (*estimate.filtered[:-1], *estimate.smoothed[:-1]):
             assert part.isfinite().all()
         for record in (estimate.filtered, estimate.smoothed):
@@ -597,26 +597,32 @@ def test_the_order_of_the_method_is_that_of_the_smoother(method, order, tmp_path
     model, tracks = example_tracks(tmp_path)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SmootherWarning)
-        for estimate in filter_tracks(model, tracks[:1], method=method, smooth=True):
+        for estimate in filter_tracks(model, tracks[:1], method=method, smoother="propagation"):
             same(estimate.smoothed, smooth(manoeuvre_by_hand(), estimate.track.y, order=order))
 
 
 @pytest.mark.long
 def test_the_order_goes_through_the_command_and_its_warning_names_tracks(tmp_path):
-    """The smoother of order 2 is less certain than the filter on all tracks of the example, that of order 4 on none."""
+    """Kim's smoother of order 2 is less certain than the filter on all tracks of the example, of order 4 on none."""
     table, path = write_example(tmp_path / "in")
-    run = invoke(table, "--model", path, "--out", tmp_path / "two", "--smooth", "--figures", 0)
-    assert "smoother of order 2: expected smoothed variances at most the filtered ones" in run.stderr
+    run = invoke(table, "--model", path, "--out", tmp_path / "two", "--smooth", "--smoother", "kim", "--figures", 0)
+    assert "smoother kim of order 2: expected smoothed variances at most the filtered ones" in run.stderr
     assert "got more in tracks A, B, C, 1.35 times as much in C." in run.stderr
     assert "SmootherWarning" not in run.output
     summary = json.loads((tmp_path / "two" / "summary.json").read_text(encoding="utf-8"))
     assert summary["smoother_order"] == 2
     assert [round(x["smoothed_excess"], 2) for x in summary["tracks"]] == [1.19, 1.03, 1.35]
-    run = invoke(table, "--model", path, "--out", tmp_path / "four", "--smooth", "--method", "gpb4", "--figures", 0)
-    assert "smoother of order" not in run.output
+    four = ("--smooth", "--smoother", "kim", "--method", "gpb4")
+    run = invoke(table, "--model", path, "--out", tmp_path / "four", *four, "--figures", 0)
+    assert "smoother kim" not in run.output
     summary = json.loads((tmp_path / "four" / "summary.json").read_text(encoding="utf-8"))
     assert summary["smoother_order"] == 4
     assert all(x["smoothed_excess"] < 1 for x in summary["tracks"])
+    run = invoke(table, "--model", path, "--out", tmp_path / "best", "--smooth", "--figures", 0)
+    assert "Warning" not in run.output
+    summary = json.loads((tmp_path / "best" / "summary.json").read_text(encoding="utf-8"))
+    assert (summary["smoother"], summary["smoother_order"]) == ("propagation", 2)
+    assert all(x["smoothed_excess"] < 0.7 for x in summary["tracks"])
     run = invoke(table, "--model", path, "--out", tmp_path / "none", "--figures", 0)
     summary = json.loads((tmp_path / "none" / "summary.json").read_text(encoding="utf-8"))
     assert summary["smoother_order"] is None
@@ -626,7 +632,7 @@ def test_the_order_goes_through_the_command_and_its_warning_names_tracks(tmp_pat
 @pytest.mark.long
 def test_smoothed_estimates_are_those_of_the_engine(tmp_path):
     model, tracks = example_tracks(tmp_path)
-    for estimate in filter_tracks(model, tracks, smooth=True):
+    for estimate in filter_tracks(model, tracks, smoother="propagation"):
         same(estimate.smoothed, smooth(manoeuvre_by_hand(), estimate.track.y))
 
 
@@ -755,7 +761,7 @@ def test_from_the_example_to_the_directory(tmp_path):
     assert [p.name for p in out.parent.iterdir()] == ["out"]
 
     model = read_model(path)
-    estimates = filter_tracks(model, read_tracks(table, model.columns), smooth=True)
+    estimates = filter_tracks(model, read_tracks(table, model.columns), smoother="propagation")
     frame = polars.read_parquet(out / "estimates.parquet")
     assert tuple(frame.columns) == headings(STATE, ["cruise", "manoeuvre"], ["x", "y"])
     b = frame.filter(polars.col("track") == "B")
@@ -897,7 +903,7 @@ def test_every_kind_of_track_can_be_drawn(measured, rows, model_file, tmp_path):
     y = torch.randn(rows, measured, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     y[rows // 2 :] = torch.nan
     track = Track("$\\odd$", tuple(map(float, range(rows))), (1.0,) * (rows - 1), y)
-    (estimate,) = filter_tracks(model, [track], smooth=True)
+    (estimate,) = filter_tracks(model, [track], smoother="propagation")
     drawn = draw_track(model, estimate)
     assert len(drawn.axes) == (3 if measured == 2 else min(measured, 4) + 1)
     drawn.savefig(tmp_path / "a.png", dpi=20)

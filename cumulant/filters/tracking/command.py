@@ -18,7 +18,7 @@ from cumulant.filters import SmootherWarning
 from cumulant.filters.tracking.directory import SUMMARY, check_output_directory, write_directory
 from cumulant.filters.tracking.estimates import summary_of
 from cumulant.filters.tracking.example import write_example
-from cumulant.filters.tracking.filter import filter_tracks, method_of, smoother_order
+from cumulant.filters.tracking.filter import check_method, filter_tracks, smoother_order
 from cumulant.filters.tracking.model import TrackModel, read_model
 from cumulant.filters.tracking.table import read_tracks
 from cumulant.terminal import sentences
@@ -32,7 +32,7 @@ def track_command(
     out: Path | None,
     *,
     method: str,
-    smooth: bool,
+    smoother: str | None,
     figures: int,
     example: Path | None,
     force: bool,
@@ -47,7 +47,7 @@ def track_command(
             missing, advice = ("FILE.csv", "Or see --example.") if file is None else ("--model", "A TOML file.")
             raise ValueError(sentence("track", missing, "none", advice))
         directory = out or Path("tracked") / file.stem
-        method_of(method)
+        check_method(method, smoother)
         check_output_directory(directory, force)
         with errors.status("reading") as status:
             built = read_model(model)
@@ -55,9 +55,9 @@ def track_command(
             status.update(f"filtering {len(tracks)} tracks")
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always", SmootherWarning)
-                estimates = filter_tracks(built, tracks, method=method, smooth=smooth)
+                estimates = filter_tracks(built, tracks, method=method, smoother=smoother)
             summaries = [summary_of(built, estimate) for estimate in estimates]
-            about = _about(file, model, built, method, smooth) | {"tracks": summaries}
+            about = _about(file, model, built, method, smoother) | {"tracks": summaries}
             status.update("drawing")
             drawn = write_directory(directory, built, estimates, about, figures=figures, force=force)
     _print_summary(screen, built, summaries, directory, drawn)
@@ -71,13 +71,14 @@ def _write_example(screen: Console, directory: Path, force: bool) -> None:
     screen.print(f"Wrote {table} and {model}. Now run\n  {command}", markup=False, highlight=False, soft_wrap=True)
 
 
-def _about(file: Path, path: Path, model: TrackModel, method: str, smooth: bool) -> dict:
+def _about(file: Path, path: Path, model: TrackModel, method: str, smoother: str | None) -> dict:
     return {
         "file": file.name,
         "model": path.name,
         "method": method,
-        "smoothed": smooth,
-        "smoother_order": smoother_order(method) if smooth else None,
+        "smoothed": smoother is not None,
+        "smoother": smoother,
+        "smoother_order": smoother_order(method) if smoother else None,
         "state": model.states,
         "modes": [mode.name for mode in model.modes],
         "command": shlex.join(["cumulant", *sys.argv[1:]]),

@@ -20,9 +20,8 @@ from cumulant.filters import (
     imm,
     kalman,
     m_projection,
-    smoother,
 )
-from cumulant.filters.smoother import Smoothed
+from cumulant.filters.smoother import METHODS, Smoothed, filter_and_smooth, is_exact
 from cumulant.filters.tracking.model import TrackModel
 from cumulant.filters.tracking.table import Track
 from cumulant.filters.variance_excess import exceeds, variance_excess
@@ -48,13 +47,14 @@ class Estimate(NamedTuple):
 
 
 def filter_tracks(
-    model: TrackModel, tracks: Sequence[Track], *, method: str = "imm", smooth: bool = False
+    model: TrackModel, tracks: Sequence[Track], *, method: str = "imm", smoother: str | None = None
 ) -> list[Estimate]:
     """Filter every track: "imm", "kalman" (one mode), or "gpb1", "gpb2", … (S2-C4, S2-E5).
 
     Tracks whose rows lie equally far apart run as one batch, shorter ones masked after their end; an answer does not
-    depend on the tracks that run beside it. ``smooth`` adds Kim's smoother: of order k with "gpbk", of order 2 with
-    "imm", "kalman" and "gpb1". Where it is less certain than its filter a `SmootherWarning` names the tracks.
+    depend on the tracks that run beside it. ``smoother`` is None or a method of `smooth` ("propagation" is the best),
+    of order k with "gpbk", of order 2 with "imm", "kalman" and "gpb1". Where it is less certain than its filter a
+    `SmootherWarning` names the tracks.
 
     >>> from pathlib import Path
     >>> from tempfile import TemporaryDirectory
@@ -67,6 +67,7 @@ def filter_tracks(
     >>> filter_tracks(model, tracks[:1])[0].filtered.mean.shape                  # (T, d)
     torch.Size([200, 6])
     """
+    check_method(method, smoother)
     run, order = method_of(method), smoother_order(method)
     estimates: dict[int, Estimate] = {}
     less_certain: list[int] = []
@@ -77,16 +78,16 @@ def filter_tracks(
         filtered = run(built, y, mask)
         _check_finite(model, batch, filtered)
         smoothed, ratios = None, [None] * len(batch)
-        if smooth:
-            before, smoothed = smoother.filter_and_smooth(built, y, order=order, mask=mask)
+        if smoother is not None:
+            before, smoothed = filter_and_smooth(built, y, order=order, method=smoother, mask=mask)
             ratios = variance_excess(before, smoothed.covariance, mask.sum(-1)).amax(-1).tolist()
         for index, (k, track) in enumerate(zip(group, batch, strict=True)):
             length, ratio = len(track.times), ratios[index]
             estimates[k] = Estimate(track, _cut(filtered, index, length), _cut(smoothed, index, length), ratio)
-            if ratio is not None and exceeds(ratio) and not smoother.is_exact(built, order, length):
+            if ratio is not None and exceeds(ratio) and smoother != "exact" and not is_exact(built, order, length):
                 less_certain.append(k)
-    if less_certain:
-        message = _excess_sentence([estimates[k] for k in sorted(less_certain)], order)
+    if less_certain and smoother is not None:
+        message = _excess_sentence([estimates[k] for k in sorted(less_certain)], smoother, order)
         warnings.warn(message, SmootherWarning, stacklevel=2)
     return [estimates[k] for k in range(len(tracks))]
 
@@ -100,7 +101,19 @@ def smoother_order(method: str) -> int:
     return 2 if order is None else max(2, int(order[1]))
 
 
-def _excess_sentence(estimates: Sequence[Estimate], order: int) -> str:
+def check_method(method: str, smoother: str | None) -> None:
+    """Refuse names that are not known.
+
+    >>> check_method("imm", "kims")
+    Traceback (most recent call last):
+    ValueError: --smoother: expected one of propagation, correction, kim, exact, got 'kims'. Choose one.
+    """
+    method_of(method)
+    if smoother is not None and smoother not in METHODS:
+        raise ValueError(sentence("--smoother", f"one of {', '.join(METHODS)}", repr(smoother), "Choose one."))
+
+
+def _excess_sentence(estimates: Sequence[Estimate], smoother: str, order: int) -> str:
     """The tracks of which the smoother knows less than its filter."""
     worst = max(estimates, key=lambda e: e.excess or 0.0)
     names = ", ".join(e.track.name for e in estimates[:TRACKS_NAMED])
@@ -108,8 +121,9 @@ def _excess_sentence(estimates: Sequence[Estimate], order: int) -> str:
     expected = "smoothed variances at most the filtered ones, on the average over rows"
     plural = "s" if len(estimates) > 1 else ""
     got = f"more in track{plural} {names}, {worst.excess:.3g} times as much in {worst.track.name}"
-    advice = "The filtered columns may be nearer the truth there; a higher order is better: --method gpb3, gpb4, …"
-    return sentence(f"smoother of order {order}", expected, got, advice)
+    better = "--method gpb3, gpb4, …" if smoother == "propagation" else "--smoother propagation"
+    advice = f"The filtered columns may be nearer the truth there; {better} is better."
+    return sentence(f"smoother {smoother} of order {order}", expected, got, advice)
 
 
 def _check_finite(model: TrackModel, tracks: Sequence[Track], filtered: Filtered) -> None:
