@@ -21,6 +21,7 @@ from cumulant.filters import (
     gpb,
     imm,
     kalman,
+    smooth,
 )
 from tests.compare import close
 from tests.filters.oracle import NAN, model_of, parameters, same, series, t
@@ -54,6 +55,43 @@ def test_linear_functions_are_the_linear_engine(rule, start):
     functions, matrices = as_functions(p, rule, start), model_of(p, start)
     for run in (imm, gpb, partial(gpb, order=1), partial(gpb, order=3), partial(exact)):
         same(run(functions, GAPPY), run(matrices, GAPPY), 1e-10)
+
+
+@pytest.mark.filterwarnings("ignore::cumulant.filters.SmootherWarning")
+@pytest.mark.parametrize("rule", [Extended(), Unscented()], ids=str)
+@pytest.mark.parametrize("start", ["prior", "belief"])
+def test_linear_functions_are_smoothed_like_matrices(rule, start):
+    p, mask = parameters(modes=2), torch.arange(6) < torch.tensor([[6], [2], [4]])
+    functions, matrices = as_functions(p, rule, start), model_of(p, start)
+    fields = ("mean", "covariance", "mode_probabilities", "mode_means", "mode_covariances")
+    for options in ({}, {"method": "kim"}, {"method": "correction"}, {"order": 3}, {"mask": mask}):
+        same(smooth(functions, GAPPY, **options), smooth(matrices, GAPPY, **options), 1e-9, fields)
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore::cumulant.filters.SmootherWarning")
+@pytest.mark.parametrize("rule", [Extended(), Unscented()], ids=str)
+def test_a_radar_track_is_smoothed_to_less_than_the_error_of_its_filter(rule):
+    """Straight or turning, seen in range and bearing from 1 to 5 km away."""
+
+    def turn(x, step):
+        (a, b), rate = x[..., 2:].unbind(-1), 0.05
+        sin, cos = np.sin(rate), np.cos(rate)
+        moved = x[..., 0] + (sin * a - (1 - cos) * b) / rate, x[..., 1] + ((1 - cos) * a + sin * b) / rate
+        return torch.stack([*moved, cos * a - sin * b, sin * a + cos * b], -1)
+
+    straight = torch.eye(4, dtype=torch.float64) + torch.eye(4, dtype=torch.float64).roll(2, 1).triu()
+    noise, seen = torch.diag(t([0.01, 0.01, 0.1, 0.1])), torch.diag(t([100.0, 2.7e-5]))
+    modes = [NonlinearMode(move, noise, polar, seen, rule=rule, angles=(1,)) for move in (straight, turn)]
+    start = {"initial_mean": t([2e3, 1e3, -30, 0]), "initial_covariance": torch.diag(t([1e4, 1e4, 100, 100]))}
+    model = SwitchingNonlinear(t([[0.95, 0.05], [0.05, 0.95]]), modes, **start)
+    drawn = model.simulate(60, batch_shape=(20,), generator=torch.Generator().manual_seed(0))
+    found, before = smooth(model, drawn.observations), gpb(model, drawn.observations)
+    errors = [(r.mean - drawn.states)[..., :2].square().sum(-1).mean().sqrt() for r in (found, before)]
+    assert errors[0] < 0.7 * errors[1]
+    apart = (found.mean - drawn.states)[..., None]
+    nees = (apart.mT @ torch.linalg.solve(found.covariance, apart)).mean() / 4
+    assert 0.8 < nees < 1.3
 
 
 def test_matrices_and_functions_stand_side_by_side():
