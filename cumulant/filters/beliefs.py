@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -60,7 +60,7 @@ def normalized(beliefs: Beliefs) -> Beliefs:
     return beliefs._replace(log_weights=beliefs.log_weights - total.reshape(-1, *[1] * (beliefs.log_weights.ndim - 1)))
 
 
-def where(here: Tensor, new: Beliefs, old: Beliefs) -> Beliefs:
-    """Sequence by sequence, here (batch)."""
+def where(here: Tensor, new: Any, old: Any) -> Any:
+    """Sequence by sequence, here (batch), of records of tensors (batch, …)."""
     pairs = zip(new, old, strict=True)
-    return Beliefs(*(torch.where(here.reshape(-1, *[1] * (a.ndim - 1)), a, b) for a, b in pairs))
+    return type(new)(*(torch.where(here.reshape(-1, *[1] * (a.ndim - 1)), a, b) for a, b in pairs))

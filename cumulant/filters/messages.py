@@ -13,7 +13,7 @@ S ≤ P, but S + D ≤ P need not hold. The factor has
 
     P̂ = S + (P − S) : D,        A : B = A (A + B)⁻¹ B,  the parallel sum
 
-in place: S + D up to second order where D is small against P − S, and at most P always.
+in its place: S + D up to second order where D is small against P − S, and at most P always.
 """
 
 from __future__ import annotations
@@ -47,8 +47,17 @@ class Inverse(NamedTuple):
     log_det: Tensor
 
 
-def quotient(after: Beliefs, before: Beliefs) -> Message:
+def silent(beliefs: Beliefs) -> Message:
+    """The factor 1: nothing comes later."""
+    zeros = (torch.zeros_like(part) for part in (beliefs.mean, beliefs.covariance, beliefs.log_weights))
+    return Message(beliefs.mean, *zeros)
+
+
+def quotient(after: Beliefs, before: Beliefs, between: Tensor | None = None) -> Message:
     """The factor that takes normal laws, and their weights, to those after it.
+
+    ``between`` (…, d, d) is the part D of the covariance after that comes from merging; in the place of S + D the
+    factor has S + (P − S) : D. All is done in units in which P is the identity.
 
     >>> import torch
     >>> one = torch.ones(1, 1, 1)
@@ -57,12 +66,20 @@ def quotient(after: Beliefs, before: Beliefs) -> Message:
     >>> factor.slope, factor.precision
     (tensor([[[2.0000]]]), tensor([[[[1.0000]]]]))
     """
-    new, old = inverse(after.covariance), inverse(before.covariance)
-    apart = after.mean - before.mean
-    slope = _times(new.matrix, apart)
-    gain = ((slope * apart).sum(-1) - old.log_det + new.log_det) / 2
+    white = whitening(before.covariance)
+    eye = torch.eye(white.shape[-1], dtype=white.dtype, device=white.device)
+    left = _through(white, after.covariance)  # of the identity
+    if between is not None:
+        d = _through(white, between)
+        s = left - d
+        left = s + parallel_sum(eye - s, d)
+    unused = (white == 0).all(-1).to(white.dtype)[..., None] * eye
+    share, log_det = inverse(left + unused)
+    apart = _times(white, after.mean - before.mean)
+    slope = _times(share, apart)
+    gain = ((slope * apart).sum(-1) + log_det) / 2
     scale = after.log_weights - before.log_weights - gain
-    return Message(before.mean, slope, new.matrix - old.matrix, scale)
+    return Message(before.mean, _times(white.mT, slope), _through(white.mT, share - eye), scale)
 
 
 def product(beliefs: Beliefs, message: Message) -> Beliefs:
@@ -93,25 +110,50 @@ def product(beliefs: Beliefs, message: Message) -> Beliefs:
     slope = message.slope - bent
     move = _times(after, slope)
     log_det = factors.diagonal(dim1=-2, dim2=-1).abs().log().sum(-1)
-    gain = ((2 * message.slope - bent) * apart).sum(-1) + (slope * move).sum(-1) - log_det
-    return Beliefs(log_weights + message.log_scale + gain / 2, mean + move, after)
+    gain = message.log_scale + (((2 * message.slope - bent) * apart).sum(-1) + (slope * move).sum(-1) - log_det) / 2
+    # a factor for a law without variance may say nothing to a law with some, whose weight is then rounding
+    sound = gain.isfinite() & move.isfinite().all(-1) & after.isfinite().flatten(-2).all(-1)
+    if not holds(sound):
+        gain, move = torch.where(sound, gain, 0), torch.where(sound[..., None], move, 0)
+        after = torch.where(sound[..., None, None], after, covariance)
+    return Beliefs(log_weights + gain, mean + move, after)
 
 
-def bounded(within: Tensor, between: Tensor, before: Tensor) -> Tensor:
-    """S + (P − S) : D from S = within, D = between and P = before, all (…, d, d).
+def parallel_sum(a: Tensor, b: Tensor) -> Tensor:
+    """A (A + B)⁻¹ B of positive semidefinite matrices (…, d, d) of which one is of size 1, up to rounding.
 
     >>> import torch
-    >>> one = torch.ones(1, 1, 1)
-    >>> round(bounded(one, one, 2 * one).item(), 4), round(bounded(one, 1e9 * one, 2 * one).item(), 4)
-    (1.5, 2.0)
+    >>> one = torch.ones(1, 1)
+    >>> round(parallel_sum(one, one).item(), 4), round(parallel_sum(one, 1e9 * one).item(), 4)
+    (0.5, 1.0)
     """
-    size = _sizes(before)
-    units = size[..., None] * size[..., None, :]
-    d, rest = between / units, (before - within) / units
-    eye = torch.eye(d.shape[-1], dtype=d.dtype, device=d.device)
-    share, _ = torch.linalg.solve_ex(rest + d + _rounding(d) * eye, d)
-    part = rest @ share * units
-    return within + (part + part.mT) / 2
+    eye = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
+    share, _ = torch.linalg.solve_ex(a + b + _floor(a) * eye, b)
+    both = a @ share
+    return (both + both.mT) / 2
+
+
+def whitening(covariance: Tensor) -> Tensor:
+    """W (…, d, d) with W P Wᵀ = I; where P is singular, the identity on the directions that vary and rows of 0 else.
+
+    >>> import torch
+    >>> whitening(torch.tensor([[4.0]])), whitening(torch.tensor([[0.0]]))
+    (tensor([[0.5000]]), tensor([[0.]]))
+    """
+    size = _sizes(covariance)
+    correlation = covariance / (size[..., None] * size[..., None, :])
+    eye = torch.eye(covariance.shape[-1], dtype=covariance.dtype, device=covariance.device)
+    root, failed = torch.linalg.cholesky_ex(correlation)
+    floor = _floor(covariance)
+    sound = ((failed == 0) & (root.diagonal(dim1=-2, dim2=-1).square().amin(-1) > floor))[..., None, None]
+    if holds(sound):
+        return torch.linalg.solve_triangular(root, eye.expand_as(root), upper=False) / size[..., None, :]
+    values, vectors = torch.linalg.eigh(correlation)
+    varies = values > floor
+    scale = torch.where(varies, torch.where(varies, values, 1).rsqrt(), 0)
+    root = torch.linalg.cholesky(torch.where(sound, correlation, eye))
+    white = torch.linalg.solve_triangular(root, eye.expand_as(root), upper=False)
+    return torch.where(sound, white, scale[..., None] * vectors.mT) / size[..., None, :]
 
 
 def inverse(covariance: Tensor) -> Inverse:
@@ -143,6 +185,16 @@ def _sizes(covariance: Tensor) -> Tensor:
     variances = covariance.diagonal(dim1=-2, dim2=-1)
     certain = variances <= torch.finfo(covariance.dtype).tiny ** 0.5
     return torch.where(certain, 1, torch.where(certain, 1, variances).sqrt())
+
+
+def _floor(like: Tensor) -> float:
+    """The smallest eigenvalue of a correlation matrix that counts; the square of rounding would be too much, 1 lost."""
+    return torch.finfo(like.dtype).eps ** 0.65
+
+
+def _through(matrix: Tensor, covariance: Tensor) -> Tensor:
+    image = matrix @ covariance @ matrix.mT
+    return (image + image.mT) / 2
 
 
 def _rounding(like: Tensor) -> float:

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from cumulant.filters.beliefs import Beliefs, normalized, sequences_first, where
 from cumulant.filters.linear_laws import LinearLaw, regression
-from cumulant.filters.messages import Message, bounded, inverse, product, quotient
+from cumulant.filters.messages import Message, inverse, product, quotient, silent
 from cumulant.filters.projection import m_projection
 from cumulant.filters.protocol import Propagator, SwitchingModel
 from cumulant.filters.records import Hypotheses
@@ -162,7 +162,7 @@ def backward(
 ) -> Iterator[Level]:
     """The levels of the backward pass from the last step to the first, which has time ``first``."""
     later = steps[-1].beliefs
-    message = quotient(later, later) if method == "propagation" else None
+    message = silent(later) if method == "propagation" else None
     yield Level(later, None, message)
     for k in reversed(range(len(steps) - 1)):
         t, here, step = first + k + 1, steps[k].beliefs, steps[k + 1]
@@ -172,10 +172,11 @@ def backward(
         later = normalized(Beliefs(torch.logsumexp(link.log_weights, -1), *moments))
         message = None
         if method == "propagation" and _collapsed(steps[k]):
-            within = (shares[..., None, None] * link.covariance).sum(-3)
-            factor = later._replace(covariance=bounded(within, later.covariance - within, here.covariance))
-            message = quotient(factor if lengths is None else where(lengths > t, factor, here), here)
-        later = later if lengths is None else where(lengths > t, later, here)
+            between = later.covariance - (shares[..., None, None] * link.covariance).sum(-3)
+            message = quotient(later, here, between)
+        if lengths is not None:
+            later = where(lengths > t, later, here)
+            message = None if message is None else where(lengths > t, message, silent(here))
         yield Level(later, link, message)
 
 

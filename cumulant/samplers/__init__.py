@@ -15,6 +15,7 @@ from cumulant.samplers.diagnostics import (
     split_rhat,
 )
 from cumulant.samplers.gibbs import mean_iteration
+from cumulant.samplers.mode_paths import SampledSmoothed, sample_smooth
 from cumulant.samplers.particles import particle_filter
 from cumulant.samplers.priors import ConjugatePrior
 from cumulant.samplers.resampling import effective_size, multinomial, stratified, systematic
@@ -23,6 +24,7 @@ from cumulant.samplers.smc import crank_nicolson, redraw, temper
 __all__ = [
     "ConjugatePrior",
     "Diagnosis",
+    "SampledSmoothed",
     "autocovariance",
     "crank_nicolson",
     "diagnose",
@@ -36,6 +38,7 @@ __all__ = [
     "particles",
     "redraw",
     "rhat",
+    "sample_smooth",
     "smc",
     "split_rhat",
     "stratified",
