@@ -1,4 +1,4 @@
-"""Smoothers over a grid of turning targets; `python -m tests.filters.smoother_grid` writes the table of docs/filters.md.
+"""Smoothers over a grid of turning targets; `python -m tests.filters.smoother_grid` is the table of docs/filters.md.
 
 A target at speed 10 flies straight or turns at ±0.1 rad a step; its position is measured 100 times. The reference
 samples mode paths and smooths exactly given them. Of each smoother the root mean square error of the position counts,

@@ -28,11 +28,11 @@ def test_the_default_is_below_the_filter_and_near_the_reference(cell):
 def test_short_tracks_against_all_mode_paths(cell):
     """Mean deviations of position and speed in standard deviations of the exact law, and of mode probabilities."""
     model = target(cell)
-    y = model.simulate(8, batch_shape=(20,), generator=torch.Generator().manual_seed(0)).observations
+    y = model.simulate(6, batch_shape=(10,), generator=torch.Generator().manual_seed(0)).observations
     truth, found = smooth(model, y, method="exact"), smooth(model, y)
     scale = truth.covariance.diagonal(dim1=-2, dim2=-1).sqrt()
     assert ((found.mean - truth.mean) / scale).square().mean().sqrt() < 0.12
     assert (found.mode_probabilities - truth.mode_probabilities).abs().mean() < 0.02
-    sampled = sample_smooth(model, y, histories=7000, futures=200, generator=torch.Generator().manual_seed(0))
+    sampled = sample_smooth(model, y, histories=100, futures=800, generator=torch.Generator().manual_seed(0))
     assert ((sampled.mean - truth.mean) / scale).square().mean().sqrt() < 0.05
     assert (sampled.mode_probabilities - truth.mode_probabilities).abs().mean() < 0.02
