@@ -68,6 +68,7 @@ SHOWN_BY = {
     "cumulant.regression.Regression": "cumulant.regression.nadaraya_watson",
     "cumulant.residual.AscentStep": "cumulant.residual.ascend",
     "cumulant.samplers.Diagnosis": "cumulant.samplers.diagnose",
+    "cumulant.samplers.SampledSmoothed": "cumulant.samplers.sample_smooth",
     "cumulant.special.Hyp0F1": "cumulant.special.hyp0f1",
     "cumulant.special.Radial": "cumulant.special.bessel_radial",
     "cumulant.testing.Law": "cumulant.testing.sampling_law",
