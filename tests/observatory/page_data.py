@@ -81,6 +81,28 @@ def state_rows(rng, layers: int) -> list:
     return rows
 
 
+def depth_rows(layers: int, heads: int) -> list:
+    """Over depth: one state before the first block, and one after each."""
+    rows = []
+    for depth in range(layers + 1):
+        left = 1 - depth / layers
+        cells = {"lens_entropy": 3 - left, "lens_kl": 8 * left, "lens_loss": 3 + left, "lens_agreement": 1 - left}
+        cells |= {f"{name}_null_random": 10.0 for name in ("lens_entropy", "lens_kl")}
+        cells |= {"lens_entropy_se": 0.1, "lens_entropy_count": 40, "effective_rank": 90 - depth}
+        added = {"attention_contribution": 0.3, "mlp_contribution": 1 / (1 + depth)} if depth else {}
+        block = max(depth - 1, 0)
+        own = [[block, head, 0.02 * (1 + head)] for head in range(heads if depth else 0)]
+        where = {"stack": "layers", "block": f"layers.{block}", "stage": "out" if depth else "in", "depth": depth}
+        rows.append(where | cells | added | {"heads": own})
+    return rows
+
+
+UNDEFINED = [
+    {"name": "next_mass", "label": "mass on the next token", "reason": "attention is causal", "depth": False},
+    {"name": "lens_loss", "label": "loss of the prediction", "reason": f"such as {HOSTILE}", "depth": True},
+]
+
+
 def texts(rng, heads: list) -> list:
     sentence = "The quick tokenizer jumps over a lazy head because attention is the mean of an exponential family."
     tokens = [HOSTILE, *(f" {word}" for word in (4 * f"{sentence} ").split()), "\n", "  déjà-vu", " 模型"]
@@ -150,6 +172,8 @@ def page_data(layers: int = 6, heads: int = 12, seed: int = 0) -> dict:
         "quantities": [dict(zip(keys, (n, *q, ranges.get(n)), strict=True)) for n, q in QUANTITIES.items()],
         "layers": [{"index": i, "name": f"layer.{i}.attention", "kind": "self", "heads": heads} for i in range(layers)],
         "heads": [head | {"hopfield_class": hopfield_class(head["values"])} for head in seen],
+        "depth": depth_rows(layers, heads),
+        "undefined": UNDEFINED,
         "states": state_rows(rng, layers),
         "spectra": [
             {"block": i, "eigenvalues": (9.0 * rank ** -(1 + 0.6 * i / layers) * np.exp(-rank / 150)).tolist()}

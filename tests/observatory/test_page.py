@@ -277,6 +277,28 @@ def test_tables_sort_and_are_saved_as_csv(visit, small):
 
 
 @pytest.mark.long
+def test_one_figure_shows_depth_and_what_is_not_defined_says_why(visit, small):
+    page = visit(small)
+    figure = page.locator("[data-figure='depth']")
+    assert figure.count() == 1
+    panels = figure.locator("text.strong").all_text_contents()
+    assert [panel.split(",")[0].split("(")[0] for panel in panels] == [
+        *("Entropy of the prediction", "KL", "Added to the stream", "Effective rank")
+    ]
+    assert figure.locator("circle.headpoint").count() == 6 * 12 + 1  # heads, and one in the key
+    assert figure.locator("circle.point").count() == 3 * 7 + 2 * 6
+    figure.locator("circle.point").first.hover()
+    assert "2 ± 0.1 (40 tokens)" in page.inner_text("#hint")
+    assert f"Loss of the prediction: not defined here. Such as {HOSTILE}." in page.inner_text("#depth")
+    assert "Attention is causal." in page.inner_text("#glossary")
+    without = visit(small | {"depth": [], "undefined": []})
+    assert "Nothing was recorded over depth." in without.inner_text("#depth")
+    assert "Not defined here" not in without.inner_text("main")
+    phone = visit(small, width=390)
+    assert sideways(phone) <= 0
+
+
+@pytest.mark.long
 def test_depth_and_spectra(visit, small):
     page = visit(small)
     assert page.locator("#states .figure").count() == 8

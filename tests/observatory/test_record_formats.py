@@ -85,6 +85,8 @@ def test_every_field_of_meta_is_checked():
 def test_merging_keeps_what_either_says():
     one, other = Meta(model="a", tokens=1, notes=("x",)), Meta(model="b", text="t", tokens=2, complete=False)
     assert one.merge(other) == Meta(model="a", text="t", tokens=3, notes=("x",), complete=False)
+    here, there = Meta(undefined={"a": "no head", "b": "no repeat"}), Meta(undefined={"a": "no head", "c": "no order"})
+    assert here.merge(there).undefined == {"a": "no head"}  # the others have numbers in one of the two
 
 
 def test_columns_follow_one_scheme_and_tables_can_be_joined(tmp_path):

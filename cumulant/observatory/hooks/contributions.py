@@ -129,7 +129,10 @@ class ContributionObserver:
             projected = self.calls.pop(name, None)
             if projected is None or projected.made.shape != call.values["in"].shape:
                 continue
-            factor, made = self._factor(call, writer, projected, index)
+            added = self._factor(call, writer, projected, index)
+            if added is None:
+                continue
+            factor, made = added
             if writer.after is None:
                 attention = contribution(made, values["in"], update)
                 self._add_sublayer(call.block, writer.sublayer, attention, position)
@@ -193,12 +196,15 @@ class ContributionObserver:
 
     def _factor(
         self, call: BlockPass, writer: HeadWriter, projected: ProjectionCall, index: tuple[Tensor, Tensor]
-    ) -> tuple[Tensor | None, Tensor]:
-        """(n,) by which the weights of the writer are to be multiplied, None for 1; and (n, D) what is added."""
+    ) -> tuple[Tensor | None, Tensor] | None:
+        """(n,) by which the weights of the writer are to be multiplied, None for 1; and (n, D) what is added. None
+        where the norm on the branch was not called this time."""
         made = _rows(projected.made, index)
         if writer.norm is None or writer.path is None:
             return None, made * writer.factor
-        event = next(e for e in call.trace.norms() if e.norm == writer.path)
+        event = next((e for e in call.trace.norms() if e.norm == writer.path), None)
+        if event is None:
+            return None
         normed = _rows(event.output, index)
         shift = getattr(self.model.get_submodule(call.block).get_submodule(writer.path), "bias", None)
         bare = normed if shift is None else normed - shift.double()

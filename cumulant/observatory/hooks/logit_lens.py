@@ -95,7 +95,7 @@ class LogitLens:
 
     def __init__(self, model: nn.Module, add: Callable[[str, Statistic], None], *, exact: bool = False):
         self.model, self.add, self.number = model, add, 1 if exact else LENS_TOKENS
-        self.undefined = dict.fromkeys(LENS, "no pass has returned the logits of all its tokens")
+        self.undefined = dict.fromkeys(LENS, "no pass with a sampled token has returned the logits of all its tokens")
         self.refused = not _has_head(model)
         if self.refused:
             self._refuse(f"{type(model).__name__} has no language head")
@@ -144,9 +144,10 @@ class LogitLens:
             return self._refuse(f"{name} returns no logits over its vocabulary")
         if logits.shape[:2] != tokens.rows.shape:
             return False  # of some tokens only: wait for another pass
-        tail, last = ModelTail(self.model, lengths), list(chain.values())[-1]
+        last = list(chain.values())[-1]
         expected = _rows(logits, tokens.one_in(self.number))[:CHECKED_TOKENS].double()
         try:
+            tail = ModelTail(self.model, lengths)
             found = tail(last[:CHECKED_TOKENS]).double()
         except Exception as error:  # a model that is called with states alone may fail in any way
             return self._refuse(f"its language head could not be called on states alone ({type(error).__name__})")

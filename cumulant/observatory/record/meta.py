@@ -87,12 +87,14 @@ class Meta:
         return asdict(self) | {"stages": [stage._asdict() for stage in self.stages]}
 
     def merge(self, other: Meta) -> Meta:
-        """Counts and notes on layers add; of all else the first, where it says something."""
+        """Counts and notes on layers add, and what either defines is defined; of all else the first that says
+        something."""
         empty = Meta()
         both = {f.name: [getattr(meta, f.name) for meta in (self, other, empty)] for f in fields(self)}
         values = {name: other if own == default else own for name, (own, other, default) in both.items()}
         values |= {name: both[name][0] + both[name][1] for name in ("tokens", "sequences", "skipped")}
-        values |= {"layer_notes": other.layer_notes | self.layer_notes, "undefined": other.undefined | self.undefined}
+        undefined = {name: reason for name, reason in self.undefined.items() if name in other.undefined}
+        values |= {"layer_notes": other.layer_notes | self.layer_notes, "undefined": undefined}
         values["complete"] = self.complete and other.complete
         return Meta(**values)
 
