@@ -21,7 +21,7 @@ from cumulant.observatory.hooks.structure import attention_modules, input_of, tw
 from cumulant.observatory.statistics.logit_lens import LENS, lens_statistics
 from cumulant.observatory.statistics.states import PassTokens, Statistic, tally
 
-LENS_TOKENS = 512  # one token in so many is looked at through the lens
+LENS_TOKENS = 1024  # one token in so many is looked at through the lens
 CHECKED_TOKENS = 64  # whose logits must be those of the pass
 MAX_LOGITS = 1 << 23  # held at once, unless the layers of one token have more
 
@@ -128,7 +128,10 @@ class LogitLens:
         if not len(index[0]) or (self.tail is None and not self._find_tail(lengths, chain, tokens, output)):
             return
         following = self._following(running, last, tokens, index)
-        self.undefined = {} if following is not None else {"lens_loss": self._without_next(last)}
+        others = sorted({_stack(block) for block in lengths} - {_stack(last)})
+        reason = f"in {' and '.join(others)}: the language head reads what {_stack(last)} returns"
+        self.undefined = dict.fromkeys(LENS, reason) if others else {}
+        self.undefined |= {} if following is not None else {"lens_loss": self._without_next(last)}
         self._look(chain, following, tokens.position[index])
 
     def _refuse(self, reason: str) -> bool:

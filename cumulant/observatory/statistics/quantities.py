@@ -39,7 +39,7 @@ BASES = {
     "sequences": Basis("sampled", "whole sequences, about 2048 tokens of a batch"),
     "within": Basis("sampled", "states about the means of their sequences: 512 of them, their covariance from all"),
     "repeated": Basis("sampled", "8 sequences of 48 random tokens, each twice in a row"),
-    "lens": Basis("sampled", "one token in 512, and 16 of the first text; every token with --exact-depth"),
+    "lens": Basis("sampled", "one token in 1024, and 16 of the first text; every token with --exact-depth"),
     "added": Basis("sampled", "one token in 32, and 16 of the first text; every token with --exact-depth"),
     "perturbed": Basis("sampled", "one sequence in 16, and the first"),
     "replaced": Basis("sampled", "`--causes` tokens of the text, and about as many random tokens that repeat"),

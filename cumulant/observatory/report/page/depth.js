@@ -79,7 +79,7 @@ function drawDepthPanel(panel, width, last) {
       const row = DATA.depth.find((other) => place(other) === at);
       return row.stage === "in" ? "in" : blockNumber(row.block);
     },
-    xLabel: last ? "state before the first block, then after each block" : "",
+    xLabel: !last ? "" : stacks.length > 1 ? stacks.join(", then ") : "state before the first block, then after each block",
   });
   const within = (value) => drawable(value, y) && value >= y.low;
   if (panel.heads)
