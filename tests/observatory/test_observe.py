@@ -24,7 +24,7 @@ from cumulant.observatory import Record, attach, load, observe, render  # noqa: 
 from cumulant.observatory.hooks.attention import observe_attention  # noqa: E402
 from cumulant.observatory.record.record import Meta, claim_directory  # noqa: E402
 from cumulant.observatory.record.rows import HeadRow, TokenStatistics  # noqa: E402
-from cumulant.observatory.record.tables import head_rows, link_from_sums  # noqa: E402
+from cumulant.observatory.record.tables import adjusted, head_rows, link_from_sums  # noqa: E402
 from cumulant.observatory.report.causes import judgements  # noqa: E402
 from cumulant.observatory.report.verdicts import verdicts  # noqa: E402
 from cumulant.observatory.runs.observe import shuffled_keys  # noqa: E402
@@ -214,6 +214,18 @@ def test_a_full_disk_leaves_the_old_record(tmp_path, monkeypatch):
 
 
 # ---------------------------------------------------------------------- fits, nulls, verdicts
+
+
+@pytest.mark.parametrize("queries", [100, 400])
+def test_a_link_that_is_not_there_is_not_found_by_reading_less(queries):
+    generator = torch.Generator().manual_seed(0)
+    eta, mean = (torch.randn(20, queries, 16, generator=generator, dtype=torch.float64) for _ in range(2))
+    left = eta - eta.mean(1, keepdim=True)
+    right = mean - mean.mean(1, keepdim=True)
+    fitted = right @ torch.linalg.lstsq(right, left).solution
+    plain = 1 - (left - fitted).square().sum((1, 2)) / left.square().sum((1, 2))
+    assert float(plain.mean()) == pytest.approx(16 / queries, rel=0.1)
+    assert float(adjusted(plain, torch.full((20,), queries), 16).mean()) == pytest.approx(0, abs=0.01)
 
 
 def test_link_from_sums_is_link_fit():

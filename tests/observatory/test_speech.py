@@ -124,6 +124,12 @@ def test_heads_of_both_sides_and_between_them_are_those_of_eager_attention(loade
     assert any("20 ms of sound" in note for note in record.meta.notes)
 
 
+def test_tokens_and_sound_are_not_apart_by_any_distance(loaded, tmp_path):
+    record = observe(loaded, list(plan(audio=tone(tmp_path / "a.wav", 0.5)).texts()), quantities="mean_distance")
+    known = {name.rpartition("/")[0] for name in record.tallies if name.endswith("/mean_distance")}
+    assert known == {layer.name for layer in record.modules if layer.side != "cross-attention"}
+
+
 def test_silence_that_fills_a_window_is_not_counted_in_hidden_states(loaded, tmp_path):
     texts = list(plan(audio=tone(tmp_path / "a.wav", 0.5)).texts())
     record = observe(loaded, texts, weights=False)

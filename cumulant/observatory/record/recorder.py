@@ -135,14 +135,20 @@ class Recorder:
         self.hooks: ModelHooks | None = None
 
     def batch(
-        self, texts: Tensor, offsets: Tensor, *, excerpts: Sequence[int] = (), covariance_share: float | None = None
+        self,
+        texts: Tensor,
+        offsets: Tensor,
+        *,
+        excerpts: Sequence[int] = (),
+        covariance_share: float | None = None,
+        perturbed_share: float = PERTURBED_SHARE,
     ) -> None:
         """Describe the sequences of the next pass, so that samples depend on them and not on how they are batched.
 
         texts, offsets    (b,) the text of each sequence and where in it the sequence starts
         excerpts          sequences whose tokens are kept, in `token_values`
         covariance_share  of the sequences from which directions and covariances of hidden states are taken, and with
-                          it `PERTURBED_SHARE` are perturbed; if None, `HiddenStateObserver` chooses
+                          it ``perturbed_share`` are perturbed; if None, `HiddenStateObserver` chooses
         """
         self.texts, self.offsets = texts, offsets
         self.excerpts, self.token_values = tuple(excerpts), {}
@@ -156,7 +162,7 @@ class Recorder:
         self.watch.expect(
             texts=names,
             sampled=(for_covariance < covariance_share) | first,
-            perturbed=(perturbed < PERTURBED_SHARE) | first,
+            perturbed=(perturbed < perturbed_share) | first,
         )
 
     def add(self, call: AttentionCall) -> None:
@@ -233,6 +239,8 @@ class Recorder:
         if not picked:
             return
         quantities, sums = sampled_statistics(call, picked, self._product(call))
+        if part.layer.kind == "cross":
+            quantities.pop("mean_distance", None)  # positions of two sequences are not apart by anything
         text, offset = (x.expand(len(call.eta), 1)[:, 0] for x in self._names(len(call.eta)))
         # one sequence in SAMPLE, and the first: received attention is another sum over all pairs
         counted = (uniform(self.seed, text, offset) < 1 / SAMPLE) | ((text == 0) & (offset == 0))

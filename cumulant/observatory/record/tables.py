@@ -148,7 +148,20 @@ def layer_fits(record: Record, layer: AttentionLayer) -> dict[str, Tensor]:
         whole = sums["gauss/whole"]
         out["gaussian_r2"] = 1 - sums["gauss/left"] / whole.clamp_min(torch.finfo(whole.dtype).tiny)
         out |= link_from_sums(*(sums[name] for name in LINK_SUMS))
+        out["link_r2"] = adjusted(out["link_r2"], sums["link/count"], layer.dim)
     return out
+
+
+def adjusted(r_squared: Tensor, count: Tensor, slopes: int) -> Tensor:
+    """R² less what so many slopes explain by chance: 1 − (1 − R²)(n − 1)/(n − slopes − 1).
+
+    Without it a fit to fewer queries looks better: that of a null, which reads less, than that of the model.
+
+    >>> adjusted(torch.tensor([0.5]), torch.tensor([129]), 64)              # 64 of 129 directions are explained anyway
+    tensor([0.])
+    """
+    freedom = (count - slopes - 1).clamp_min(1).to(r_squared.dtype)
+    return 1 - (1 - r_squared) * (count - 1).to(r_squared.dtype) / freedom
 
 
 def needed_queries(dim: int) -> int:

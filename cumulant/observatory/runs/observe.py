@@ -23,7 +23,7 @@ from cumulant.observatory.hooks.structure import unwrapped
 from cumulant.observatory.models.load import Loaded, require_text_model
 from cumulant.observatory.record.meta import few_tokens_notes
 from cumulant.observatory.record.record import EXCERPTS, Excerpt, Record
-from cumulant.observatory.record.recorder import NOT_RECORDED, Recorder, attach, covariance_share
+from cumulant.observatory.record.recorder import NOT_RECORDED, PERTURBED_SHARE, Recorder, attach, covariance_share
 from cumulant.observatory.record.weights import with_weights
 from cumulant.observatory.runs.repeated import with_probe
 from cumulant.observatory.runs.settings import ObservationSettings
@@ -51,6 +51,7 @@ def observe(
     hidden_states: bool = True,
     exact_depth: bool = False,
     weights: bool = True,
+    perturbed_share: float = PERTURBED_SHARE,
     alter: Callable[[AttentionCall], AttentionCall] | None = None,
     progress: Progress | None = None,
     unreadable: list[UnreadableDocument] | None = None,
@@ -65,6 +66,7 @@ def observe(
     max_length  tokens of a window; longer texts are cut
     exact_depth  take every token for the logit lens and for what is added to the stream, not a sample
     weights     also what follows from the weights: gradient-ness and ascent index of every head
+    perturbed_share  of the windows whose states are perturbed, to see whether blocks expand: each costs another pass
     progress    called with the number of tokens of every batch that is done
     unreadable  takes the texts that the tokenizer cannot read, which are then left out; without it they are refused
 
@@ -109,6 +111,7 @@ def observe(
                     batch.offset,
                     excerpts=first.nonzero()[:, 0].tolist(),
                     covariance_share=covariance_share(batch_size, longest),
+                    perturbed_share=perturbed_share,
                 )
                 with torch.inference_mode():
                     network(**batch.inputs(device), **_decoder(network, batch, device))

@@ -134,7 +134,7 @@ QUANTITIES: tuple[Quantity, ...] = (
 BY_NAME = {q.name: q for q in QUANTITIES}
 
 FITS = (
-    Quantity("link_r2", "link fit R²", "R² of η ≈ A·∇G(η) + b", "How linear the canonical link of the head is (S2-E15).", "", "fit"),
+    Quantity("link_r2", "link fit R²", "R² of η ≈ A·∇G(η) + b", "How linear the canonical link of the head is (S2-E15); R² less what as many slopes explain by chance.", "", "fit"),
     Quantity("link_slope_error", "link slope error", "|A − Cov(K)⁻¹| / |Cov(K)⁻¹|", "0 if the keys are Gaussian for the head's queries.", "", "fit"),
     Quantity("gaussian_r2", "Gaussian fit R²", "R² of v̄ + Cov(v,k)η", "How much of the output one Gaussian in the place of the keys explains (S1-C1).", "", "fit"),
 )  # fmt: skip
