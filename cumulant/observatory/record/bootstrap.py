@@ -43,6 +43,7 @@ def cluster_intervals(
     statistic  record → numbers by name; NaN where a draw does not have one, which is left out
 
     The interval of t from documents 1 … n holds the middle ``level`` of t(Σ_d c_d · record_d), c ~ Multinomial(n, 1/n).
+    A number that grows when a document is read twice, as the R² of a fit with many slopes, has draws that lie above it.
     Distances of hidden states to a Gaussian and spectra are no sums over tokens, and are not in the records of a draw.
 
     >>> from cumulant.observatory.record.record import AttentionLayer
