@@ -127,7 +127,7 @@ class Support:
             after = torch.full_like(position, keys) if self.window is None else position + self.window
         return (after.clamp(0, keys) - first.clamp(0, keys)).clamp_min(0)
 
-    def of_sequences(self, index: Tensor) -> Support:
+    def of_sequences(self, index: Tensor | slice) -> Support:
         """For some sequences of the batch; tables that all of them share stay as they are."""
         return self._select(lambda table: table[index] if len(table) > 1 else table)
 

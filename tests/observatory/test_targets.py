@@ -56,6 +56,14 @@ def kinds_of_keys(ids: np.ndarray, separates: np.ndarray, q: int) -> dict[str, n
     }
 
 
+def mean_distance(weights: np.ndarray) -> np.ndarray:
+    """(batch, heads, q) of the last q tokens, NaN without weights."""
+    q, n = weights.shape[2:]
+    gap = np.abs(np.arange(n - q, n)[:, None] - np.arange(n))
+    whole = weights.sum(-1)
+    return (weights * gap).sum(-1) / np.where(whole > 0, whole, np.nan)
+
+
 def by_definition(weights: np.ndarray, visible: np.ndarray, kinds: dict[str, np.ndarray]) -> dict:
     """name → (mass, chance), (batch, heads, q), NaN where no key of the kind is visible."""
     out = {}
@@ -90,15 +98,33 @@ def test_masses_are_sums_over_the_weights(name, heads):
     kinds = kinds_of_keys(ids.numpy(), np.isin(ids.numpy(), [0, 3]), N)
     expected = by_definition(weights, visible, kinds)
     assert set(found.masses) == {*TARGETS} - ({"next_mass"} if SUPPORTS[name].causal else set())
-    for quantity, mass in found.masses.items():
-        np.testing.assert_allclose(mass, expected[quantity][0], atol=1e-12)
-        np.testing.assert_allclose(
-            found.baseline[quantity].expand(B, H, N), expected[quantity][1] + np.zeros((B, H, N)), atol=1e-12
-        )
-    far = np.abs(np.arange(N)[:, None] - np.arange(N))
+    for quantity, chance in found.baseline.items():
+        np.testing.assert_allclose(found.masses[quantity], expected[quantity][0], atol=1e-12)
+        np.testing.assert_allclose(chance, expected[quantity][1] + np.zeros((B, H, N)), atol=1e-12)
+    gap = np.arange(N)[:, None] - np.arange(N)
+    looks = weights.sum(-1) > 0
+    np.testing.assert_allclose(found.masses["mean_distance"], mean_distance(weights), atol=1e-11)
+    assert found.queries.tolist() == looks.sum((0, 2)).tolist()
     for index, (low, high) in enumerate(zip(DISTANCE_EDGES, [*DISTANCE_EDGES[1:], 10**9], strict=True)):
-        inside = np.where((far >= low) & (far < high), weights, 0).sum(-1)
-        np.testing.assert_allclose(found.by_distance[..., index].nan_to_num(), inside, atol=1e-12)
+        inside = weights * ((np.abs(gap) >= low) & (np.abs(gap) < high))
+        np.testing.assert_allclose(found.by_distance[:, index], inside.sum((0, 2, 3)), atol=1e-11)
+        if found.before is not None:
+            np.testing.assert_allclose(found.before[:, index], (inside * (gap >= 0)).sum((0, 2, 3)), atol=1e-11)
+    assert (found.before is None) == SUPPORTS[name].causal
+
+
+@pytest.mark.parametrize("name", ["causal", "pairs", "sink"])
+def test_a_few_sequences_at_a_time_have_the_same_masses(name, monkeypatch):
+    eta, key, ids = normal(B, H, N, D), normal(B, 2, N, D), torch.randint(0, 7, (B, N), generator=GENERATOR)
+    call = AttentionCall(torch.nn.Identity(), eta, key, key, SUPPORTS[name], eta)
+    whole = target_masses(call, tokens=SequenceTokens(ids, None, torch.tensor([0, 3])))
+    monkeypatch.setattr("cumulant.observatory.statistics.targets.ROWS", 1)
+    parts = target_masses(call, tokens=SequenceTokens(ids, None, torch.tensor([0, 3])))
+    for part in ("masses", "baseline"):
+        for quantity, values in getattr(whole, part).items():
+            np.testing.assert_allclose(getattr(parts, part)[quantity], values, atol=1e-13)
+    np.testing.assert_allclose(parts.by_distance, whole.by_distance, atol=1e-12)
+    assert parts.queries.tolist() == whole.queries.tolist()
 
 
 def test_padding_is_neither_a_query_nor_a_token_that_is_alike():
@@ -109,7 +135,8 @@ def test_padding_is_neither_a_query_nor_a_token_that_is_alike():
     found = target_masses(call, tokens=SequenceTokens(ids, rows))
     assert found.masses["same_token_mass"][1, 0].isnan().tolist() == [False, True, False, True, True, True]
     torch.testing.assert_close(found.masses["same_token_mass"][1, 0, 0], torch.tensor(1 / 3))
-    assert bool(found.by_distance[1, :, 3:].isnan().all())
+    assert found.queries.tolist() == [9]
+    torch.testing.assert_close(found.by_distance.sum(), torch.tensor(9.0, dtype=torch.float64))
 
 
 def test_pairs_of_a_long_sequence_are_found_in_strips(monkeypatch):
@@ -174,7 +201,10 @@ def test_a_record_has_the_masses_of_the_weights_that_eager_attention_returns(kin
         kinds = kinds_of_keys(np.where(rows, ids, -1 - np.arange(ids.shape[1])), np.isin(ids, [4]), ids.shape[1])
         for name in TARGETS:
             tally = record.tallies.get(f"{layer.name}/{name}")
-            parts = [by_definition(w, v, {name: kinds[name]})[name] for _, w, v in mine]
+            if name == "mean_distance":
+                parts = [(mean_distance(np.where(v, w, 0)),) * 2 for _, w, v in mine]
+            else:
+                parts = [by_definition(w, v, {name: kinds[name]})[name] for _, w, v in mine]
             mass, chance = (
                 np.concatenate([np.where(rows[:, None], part[k], np.nan) for part in parts], 0).transpose(1, 0, 2)
                 for k in (0, 1)
@@ -184,10 +214,12 @@ def test_a_record_has_the_masses_of_the_weights_that_eager_attention_returns(kin
                 assert name == "next_mass" or not count.any(), name
                 continue
             assert tally.count.tolist() == count.tolist(), (layer.name, name)
-            close = 2e-5 if kind in EXPERTS else 2e-6
+            close = (2e-5 if kind in EXPERTS else 1e-6) * (17 if name == "mean_distance" else 1)
             for head in range(layer.heads):
                 if count[head]:
                     assert abs(float(tally.mean[head]) - np.nanmean(mass[head])) < close, (layer.name, name)
+                    if name == "mean_distance":
+                        continue
                     share = record.sums[f"{layer.name}/{name}/chance"][head] / count[head]
                     assert abs(float(share) - np.nanmean(chance[head])) < 1e-6, (layer.name, name)
             compared += 1
@@ -213,3 +245,26 @@ def test_with_a_cache_the_places_are_those_of_the_whole_sequence():
             one.tallies[f"{name}/{quantity}"].mean, every.by_position[:, position], rtol=0, atol=1e-6
         )
     assert f"{name}/same_token_mass" not in one.tallies  # the tokens of the cache are not known
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "mistral"])
+def test_decoding_in_steps_has_the_masses_of_eager_weights(kind):
+    case = Reading(kind, heads=4, group=2, length=12, padding="none", dtype="float64", seed=3)
+    ids = case.inputs()["input_ids"]
+    model, other = case.model(), case.model()
+    with eager_weights(other) as calls, torch.no_grad():
+        other(ids)
+    with attach(model, "targets", hidden_states=False) as recorder, torch.no_grad():
+        cache = None
+        for some in ids.split([5, 4, 1, 1, 1], 1):
+            cache = model(some, past_key_values=cache, use_cache=True).past_key_values
+    record = recorder.record(weights=False)
+    for layer in record.modules:
+        ((_, weights, visible),) = [call for call in calls if call[0] == layer.name]
+        kinds = kinds_of_keys(ids.numpy(), np.zeros(ids.shape, bool), ids.shape[1])
+        expected = by_definition(weights, visible, {name: kinds[name] for name in ("self_mass", "previous_mass")})
+        masses = {name: mass for name, (mass, _) in expected.items()} | {"mean_distance": mean_distance(weights)}
+        for name, mass in masses.items():
+            mean = np.nanmean(mass, (0, 2))
+            np.testing.assert_allclose(record.tallies[f"{layer.name}/{name}"].mean, mean, atol=1e-6)
+    assert len(record.modules) >= 2

@@ -503,30 +503,32 @@ template <class T, int N> struct Panel {
     }
   }
 
-  // mass by distance: whole blocks at once where all pairs fall into one bin
+  // mass by distance: whole blocks at once where all pairs fall into one bin, else only keys that may be in it
   void add_bins(const Call& c, int64_t from, int keys, const T* P, const V* shrink, const V* fresh_mass) {
+    const int64_t to = from + keys - 1;
     for (int64_t x = 0; x < c.bins; x++)
       for (int v = 0; v < N; v++) at<T>(bins + x * W + v * L) *= shrink[v];
-    int64_t near = INT64_MAX, far = 0;
-    for (int i = 0; i < rows; i++)
-      for (int64_t j : {from, from + keys - 1}) {
-        const int64_t distance = std::abs(int64_t(position[i]) - j);
-        near = std::min(near, distance);
-        far = std::max(far, distance);
-        if (position[i] >= from && position[i] < from + keys) near = 0;
+    for (int v = 0; v * L < rows; v++) {
+      const Int* places = position + v * L;
+      int64_t first = places[0], last = places[0];
+      for (int i = 1; i < L && v * L + i < rows; i++) {
+        first = std::min<int64_t>(first, places[i]);
+        last = std::max<int64_t>(last, places[i]);
       }
-    for (int64_t x = 0; x < c.bins; x++) {
-      const int64_t start = c.edges[x], end = x + 1 < c.bins ? c.edges[x + 1] : INT64_MAX;
-      if (far < start || near >= end) continue;
-      const bool whole = near >= start && far < end;
-      for (int v = 0; v < N; v++) {
+      const int64_t near = std::max<int64_t>({0, from - last, first - to}), far = std::max(last - from, to - first);
+      for (int64_t x = 0; x < c.bins; x++) {
+        const int64_t start = c.edges[x], end = std::min(x + 1 < c.bins ? c.edges[x + 1] - 1 : far, far);  // the last is open
+        if (far < start || near > end) continue;
         V& bin = at<T>(bins + x * W + v * L);
-        if (whole) { bin += fresh_mass[v]; continue; }
-        const Int lower = Int(start), upper = Int(std::min<int64_t>(end - 1, std::numeric_limits<Int>::max()));
-        for (int j = 0; j < keys; j++) {
-          const I gap = *(const I*)(position + v * L) - Int(from + j), distance = gap < 0 ? -gap : gap;
-          bin += (distance >= lower) & (distance <= upper) ? at<T>(P + j * W + v * L) : splat<T>(0);
-        }
+        if (near >= start && far <= end) { bin += fresh_mass[v]; continue; }
+        auto add = [&](int64_t a, int64_t b) {
+          for (int64_t j = std::max(a, from); j <= std::min(b, to); j++) {
+            const I gap = *(const I*)places - Int(j), distance = gap < 0 ? -gap : gap;
+            bin += (distance >= Int(start)) & (distance <= Int(end)) ? at<T>(P + (j - from) * W + v * L) : splat<T>(0);
+          }
+        };
+        if (first + start <= last - start + 1) add(first - end, last + end);  // keys before and after in one range
+        else { add(first - end, last - start); add(first + start, last + end); }
       }
     }
   }

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 LINK = {"eta": 1, "mean": 1, "eta_eta": 2, "mean_mean": 2, "eta_mean": 2}  # axes after the heads
 KEYS = {"sum": 1, "square": 2}
 TARGET_SUMS = {q.name.replace("_chance", "/chance"): () for q in CHANCES}
-TARGET_SUMS |= {"distance/count": (), "distance/mass": (len(DISTANCE_EDGES),)}
+TARGET_SUMS |= {"distance/count": (), **dict.fromkeys(("distance/mass", "distance/before"), (len(DISTANCE_EDGES),))}
 COUNTED = ("count", "tokens", "sequences", "priority", "length")  # of what is kept of vectors
 
 

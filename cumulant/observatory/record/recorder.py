@@ -197,8 +197,9 @@ class Recorder:
             self._tally(part, name, mass.movedim(1, 0).flatten(1), positions.repeat(len(mass)))
         sums = {f"{name}/chance": _sum(share) for name, share in found.baseline.items() if name in seen}
         if part.ordered:
-            sums["distance/mass"] = _sum(found.by_distance)
-            sums["distance/count"] = found.by_distance[..., 0].isfinite().double().sum((0, 2)).cpu()
+            sums |= {"distance/mass": found.by_distance, "distance/count": found.queries}
+            if found.before is not None:
+                sums["distance/before"] = found.before
         for name, value in sums.items():
             part.sums[name] = part.sums[name] + value if name in part.sums else value
 

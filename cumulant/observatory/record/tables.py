@@ -144,6 +144,9 @@ def layer_fits(record: Record, layer: AttentionLayer) -> dict[str, Tensor]:
     if "distance/mass" in sums:
         shares = sums["distance/mass"] / sums["distance/count"].clamp_min(1)[:, None]
         out |= dict(zip(distance_names(), shares.unbind(1), strict=True))
+    if "distance/before" in sums:
+        shares = sums["distance/before"] / sums["distance/count"].clamp_min(1)[:, None]
+        out |= {f"{name}_before": share for name, share in zip(distance_names()[1:], shares.unbind(1)[1:], strict=True)}
     if "gauss/left" in sums:
         whole = sums["gauss/whole"]
         out["gaussian_r2"] = 1 - sums["gauss/left"] / whole.clamp_min(torch.finfo(whole.dtype).tiny)

@@ -48,6 +48,7 @@ from cumulant.observatory.statistics.head_types import (
 from cumulant.observatory.statistics.quantities import (
     ABLATION,
     ADDED,
+    BEFORE_SHARES,
     CHANCES,
     COVARIANCES,
     DISTANCE_SHARES,
@@ -69,7 +70,7 @@ PAGE_SUFFIXES = (".html", ".htm")
 STATES = ("rms", "pairwise_cosine", "effective_rank", "participation_ratio", *DISTANCES)  # of a layer, on the page
 SHOWN_STATES = [q for q in (*STATE_QUANTITIES, *COVARIANCES, *DISTANCE_QUANTITIES) if q.name in STATES]
 NUMBERS = {
-    q.name: q for q in (*WEIGHT_NUMBERS, *FITS, *PROBES, *CHANCES, *DISTANCE_SHARES, ABLATION)
+    q.name: q for q in (*WEIGHT_NUMBERS, *FITS, *PROBES, *CHANCES, *DISTANCE_SHARES, *BEFORE_SHARES, ABLATION)
 }  # of a head, beside its quantities
 
 

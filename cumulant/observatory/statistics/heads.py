@@ -22,7 +22,6 @@ from cumulant.kernels import moments
 from cumulant.nn.calls import AttentionCall
 from cumulant.observatory.statistics.quantities import BY_NAME, QUANTITIES
 from cumulant.observatory.statistics.sampling import sample_queries
-from cumulant.observatory.statistics.targets import first_query
 
 MAX_ROWS = 16  # sampled queries of one sequence at most
 TOP_KEYS = 3  # of every query of an excerpt
@@ -215,7 +214,7 @@ def sampled_statistics(call: AttentionCall, queries: SampledQueries, product: Te
 
 class QueryRows(NamedTuple):
     """Some queries of one sequence: η (heads, rows, d), p and log base weights (heads, rows, n), keys and values
-    (heads, n, ·) from their plain means, those means (heads, 1, ·), and how far each key is (rows, n)."""
+    (heads, n, ·) from their plain means, and those means (heads, 1, ·)."""
 
     eta: Tensor
     p: Tensor
@@ -224,7 +223,6 @@ class QueryRows(NamedTuple):
     value: Tensor
     key_mean: Tensor
     value_mean: Tensor
-    distance: Tensor
 
 
 class Covariances(NamedTuple):
@@ -250,8 +248,7 @@ def query_rows(call: AttentionCall, sequence: int, index: Tensor) -> QueryRows:
     else:
         p = torch.softmax(logits, -1)
     key_mean, value_mean = key.mean(1, keepdim=True), value.mean(1, keepdim=True)
-    distance = (index[:, None] + first_query(call) - torch.arange(key.shape[1])).abs().to(p.dtype)
-    return QueryRows(eta, p, base, key - key_mean, value - value_mean, key_mean, value_mean, distance)
+    return QueryRows(eta, p, base, key - key_mean, value - value_mean, key_mean, value_mean)
 
 
 def _strips(call: AttentionCall, queries: SampledQueries) -> Iterator[QueryRows]:
@@ -290,7 +287,6 @@ def _quantities(call: AttentionCall, rows: QueryRows, under: Covariances, produc
     out = {
         "k90": k90,
         "k90_share": k90 / visible.clamp_min(1),
-        "mean_distance": (rows.p * rows.distance).sum(-1) / rows.p.sum(-1),
         "fisher_top": eigenvalues[..., -1],
         "fisher_volume": torch.log1p(eigenvalues).sum(-1),
     }

@@ -120,12 +120,12 @@ QUANTITIES: tuple[Quantity, ...] = (
     Quantity("same_token_mass", "mass on the same token", "Σⱼ pᵢⱼ [tⱼ = tᵢ, j ≠ i]", "Attention to other occurrences of the same token; of tokens that see one.", "share", "tokens", "targets"),
     Quantity("induction_mass", "mass on what followed", "Σⱼ pᵢⱼ [tⱼ₋₁ = tᵢ, j ≤ i]", "Attention to tokens that came after an earlier occurrence of the same token; of tokens that have one. What induction heads do.", "share", "tokens", "targets"),
     Quantity("delimiter_mass", "mass on delimiters", "Σⱼ pᵢⱼ [tⱼ separates]", "Attention to special tokens, punctuation and ends of lines.", "share", "tokens", "targets"),
+    Quantity("mean_distance", "mean distance", "Σⱼ pᵢⱼ |i − j|", "How many tokens away the keys are that a head looks at, before or after.", "tokens", "tokens", "targets"),
     Quantity("k90", "keys for 90 %", "least k with k largest pⱼ ≥ 0.9", "Hopfield class I–IV by its median: the size of what the head retrieves.", "keys", "queries", "sampled"),
     Quantity("k90_share", "share of keys for 90 %", "k/N", "The same as a share of the visible keys: above 1/2 class I, 1/8 II, 1/32 III, else IV.", "share", "queries", "sampled"),
     Quantity("fisher_top", "top Fisher eigenvalue", "s · λ_max(Cov_p(k))", "Above 1 the head can hold several memories.", "", "queries", "sampled"),
     Quantity("fisher_volume", "log-volume, keys", "log det(I + s·Cov_p(k))", "Expansion of volume by η + ∇G, the step of the theory (X-1).", "nats", "queries", "sampled"),
     Quantity("head_volume", "log-volume, head", "log|det(I + s·Cov_p(v,k)·W_Q W_O)|", "Expansion of volume in the residual stream by this head, keys frozen.", "nats", "queries", "sampled"),
-    Quantity("mean_distance", "mean distance", "Σⱼ pᵢⱼ |i − j|", "How many tokens away the keys are that a head looks at.", "tokens", "queries", "sampled"),
     Quantity("received_top", "largest attention received", "maxⱼ Σᵢ pᵢⱼ/N", "Share of all attention that goes to one key: the implied source marginal (S2-C8).", "share", "received", "sampled"),
     Quantity("received_effective", "keys that receive", "1/Σⱼ σⱼ²,  σⱼ = Σᵢ pᵢⱼ/N", "How many keys are attended to by a sequence; N if doubly stochastic.", "keys", "received", "sampled"),
     Quantity("contribution", "contribution to the stream", "|W_O o| / |x|", "How much the head adds to the residual stream, beside what was there before; biases are no head's.", "", "added", "depth"),
@@ -177,11 +177,19 @@ def _distance(name: str) -> Quantity:
     return Quantity(name, f"mass at distance {span}", "Σⱼ pᵢⱼ [|i − j| in the bin]", words, "share", "tokens")
 
 
+def _before(q: Quantity) -> Quantity:
+    words = q.words.replace("away, before or after.", "away and come before; null where attention is causal: all do.")
+    return q._replace(
+        name=f"{q.name}_before", label=f"{q.label}, before", equation="Σⱼ pᵢⱼ [i − j in the bin]", words=words
+    )
+
+
 DISTANCE_SHARES = tuple(map(_distance, distance_names()))
+BEFORE_SHARES = tuple(_before(q) for q in DISTANCE_SHARES[1:])
 CHANCES = tuple(
     Quantity(f"{q.name}_chance", f"{q.label}, by chance", "keys of the kind / keys that are seen", f"What a head that looks at all keys alike has of {q.name}, mean over the same tokens.", "share", "tokens")
     for q in QUANTITIES
-    if q.group == "targets"
+    if q.group == "targets" and q.unit == "share"
 )  # fmt: skip
 WEIGHT_NUMBERS = (
     Quantity("gradientness", "gradient-ness", "cos(W_O W_V, W_Qᵀ W_K)", "1 if the head climbs its log-normalizer, −1 if it descends it, 0 ± 1/D for random weights.", "", "weights"),
@@ -356,7 +364,7 @@ SECTIONS = (
     ColumnGroup("heads", "Which head", HEAD_NAMES, {}),
     ColumnGroup("heads", "Means over tokens", tuple(q for q in QUANTITIES if q not in DEPTH), OVER_TOKENS | NULLS),
     ColumnGroup("heads", "What it adds to the stream", DEPTH, OVER_TOKENS | RANDOM_NULL),
-    ColumnGroup("heads", "Where it looks", (*CHANCES, *DISTANCE_SHARES), NULLS),
+    ColumnGroup("heads", "Where it looks", (*CHANCES, *DISTANCE_SHARES, *BEFORE_SHARES), NULLS),
     ColumnGroup("heads", "Fits", FITS, NULLS),
     ColumnGroup("heads", "From the weights", WEIGHT_NUMBERS, RANDOM_NULL),
     ColumnGroup("heads", "On tokens that repeat", PROBES, RANDOM_NULL),

@@ -4,31 +4,40 @@
     same_token_mass  Σ_j p_ij [t_j = t_i, j ≠ i]                      tokens t of the sequence
     induction_mass   Σ_j p_ij [t_{j−1} = t_i, j − 1 < i]              the token after an earlier occurrence of t_i
     delimiter_mass   Σ_j p_ij [t_j is a delimiter]                    special tokens, punctuation, ends of lines
+    mean_distance    Σ_j p_ij |i − j| / Σ_j p_ij                      without the mass of a sink
     baseline         (keys of the kind that i sees) / (keys that it sees)
 
 A mass is NaN where no key of its kind is visible to the query: there was nothing to look at. Nothing here is of the
-size queries × keys: single keys are looked up by their distance, tokens that are alike by lists of pairs, made once a
-pass, and distances and delimiters are binned in the sweep of the kernel (`attention_profile`).
+size queries × keys, and a few sequences are done at a time. Distances, delimiters and the mean position come from one
+sweep of the kernel (`attention_profile`). Where attention looks both ways, a second one sees only keys up to the query,
+with log-normalizer G⁻ and mean position m⁻, and says which side the mass is on:
+
+    Σ_{j≤i} p_ij (i − j) = e^{G⁻ − G} (i − m⁻),       Σ_j p_ij |i − j| = 2 e^{G⁻ − G} (i − m⁻) − (i − m)
+
+Tokens that are alike are looked up by lists of pairs, made once a pass.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from cumulant.kernels.arguments import Support
 from cumulant.kernels.profile import attention_profile
 from cumulant.nn.calls import AttentionCall
 from cumulant.observatory.statistics.quantities import DISTANCE_EDGES
 
 SHIFTS = {"self_mass": 0, "previous_mass": -1, "next_mass": 1}
 PAIRED = ("same_token_mass", "induction_mass")
-TARGETS = (*SHIFTS, *PAIRED, "delimiter_mass")
-NUMBERS = 1 << 18  # held at once: what stays in cache
+TARGETS = (*SHIFTS, *PAIRED, "delimiter_mass", "mean_distance")
+NUMBERS = 1 << 18  # held at once of pairs of tokens: what stays in cache
+ROWS = 1 << 15  # queries × heads that are done at once, so that sums over queries are all that is kept
+KEPT_MASKS = 4  # of a pass: layers have one, or two in turn
 STRIP = 1 << 24  # pairs of tokens compared at once
 
 
@@ -44,6 +53,7 @@ class SequenceTokens:
     ids: Tensor
     is_token: Tensor | None = None
     delimiters: Tensor | None = None
+    _counts: dict = field(default_factory=dict)
 
     @cached_property
     def delimiter(self) -> Tensor | None:
@@ -52,7 +62,7 @@ class SequenceTokens:
 
     @cached_property
     def pairs(self) -> dict[str, Tensor]:
-        """name → (3, pairs): sequence, query and key.
+        """name → (3, pairs): sequence, query and key, ordered by sequence and query.
 
         >>> found = SequenceTokens(torch.tensor([[5, 6, 5, 7]])).pairs
         >>> found["same_token_mass"].T.tolist(), found["induction_mass"].T.tolist()
@@ -73,6 +83,31 @@ class SequenceTokens:
             parts["induction_mass"].append(_pairs(sequence, query[earlier], key[earlier] + 1))
         return {name: torch.cat(found, 1) for name, found in parts.items()}
 
+    @cached_property
+    def pairs_before(self) -> dict[str, Tensor]:
+        """Those of `pairs` whose key is not after the query."""
+        return {name: pairs[:, pairs[2] <= pairs[1]] for name, pairs in self.pairs.items()}
+
+    def pairs_of(self, name: str, sequences: slice, causal: bool) -> Tensor:
+        """The pairs of some sequences, which count from 0."""
+        pairs = (self.pairs_before if causal else self.pairs)[name]
+        first, end = torch.searchsorted(pairs[0].contiguous(), torch.tensor([sequences.start, sequences.stop])).tolist()
+        return pairs[:, first:end] - torch.tensor([[sequences.start], [0], [0]])
+
+    def visible(self, call: AttentionCall) -> tuple[Tensor, Tensor | None]:
+        """How many keys, and how many delimiters, a query sees, (batch | 1, heads | 1, q); kept for calls with the same
+        mask, as the layers of a pass have."""
+        support = call.support
+        if support.log_weights is not None:  # of every layer its own, and large
+            return _visible_keys(call), _visible_marked(call, self.delimiter)
+        key = (id(support.mask), support.causal, support.offset, support.window, call.eta.shape[1:3], call.key.shape[2])
+        if key not in self._counts:
+            while len(self._counts) >= KEPT_MASKS:
+                del self._counts[next(iter(self._counts))]
+            # with the mask, which lives as long as its id is in use here
+            self._counts[key] = (support.mask, _visible_keys(call), _visible_marked(call, self.delimiter))
+        return self._counts[key][1:]
+
     def _strips(self) -> Iterator[tuple[int, Tensor]]:
         batch, n = self.ids.shape
         for sequence in range(batch):
@@ -86,11 +121,15 @@ def _pairs(sequence: int, query: Tensor, key: Tensor) -> Tensor:
 
 class TargetMasses(NamedTuple):
     """masses, baseline: name → (batch, heads, q), NaN where there is no key of the kind, and where a query is padding;
-    by_distance: (batch, heads, q, bins) the mass in each bin of `DISTANCE_EDGES`, without that of a sink."""
+    mean_distance has no baseline. by_distance, before: (heads, bins) sums over queries of the mass in each bin of
+    `DISTANCE_EDGES`, without that of a sink, and of the part on keys before the query, None in a causal order, where it
+    is all; queries: (heads,) how many are in these sums."""
 
     masses: dict[str, Tensor]
     baseline: dict[str, Tensor]
     by_distance: Tensor
+    before: Tensor | None
+    queries: Tensor
 
 
 def target_masses(
@@ -101,37 +140,61 @@ def target_masses(
     wanted  among `TARGETS`
     tokens  of the keys; without them what depends on tokens is left out, as are next tokens in a causal order
 
-    >>> from cumulant.nn import Support
     >>> x = torch.zeros(1, 1, 4, 2)                                  # four tokens that look alike
     >>> call = AttentionCall(torch.nn.Identity(), x, x, x, Support(causal=True), x)
     >>> found = target_masses(call, tokens=SequenceTokens(torch.tensor([[5, 6, 5, 7]])))
     >>> found.masses["previous_mass"][0, 0, 1:], found.masses["induction_mass"][0, 0, 2]     # what followed the first 5
     (tensor([0.5000, 0.3333, 0.2500]), tensor(0.3333))
+    >>> found.masses["mean_distance"]
+    tensor([[[0.0000, 0.5000, 1.0000, 1.5000]]])
     """
-    n = call.key.shape[2]
-    known = tokens if tokens is not None and tokens.ids.shape == (len(call.key), n) else None
-    marked = known.delimiter if known is not None and "delimiter_mass" in wanted else None
-    g, marked_mass, by_distance = _sweep(call, marked)
-    seen = replace(call.support, sink=None).visible_keys(call.eta, n)[0].clamp_min(1)
-    masses, baseline = {}, {}
-    for name in [name for name in SHIFTS if name in wanted and not (name == "next_mass" and call.support.causal)]:
-        masses[name], baseline[name] = _at_distance(call, g, SHIFTS[name]), 1 / seen
-    if known is not None and call.eta.shape[2] == n:
-        for name in [name for name in PAIRED if name in wanted]:
-            masses[name], count = _of_pairs(call, g, known.pairs[name])
-            baseline[name] = count / seen
-    if marked is not None and marked_mass is not None:
-        count = _visible_marked(call, marked)
-        masses["delimiter_mass"], baseline["delimiter_mass"] = (
-            torch.where(count > 0, marked_mass, torch.nan),
-            count / seen,
-        )
-    blank = g == -torch.inf
-    if call.rows is not None:
-        blank = blank | ~call.rows[:, None, :]
-    masses = {name: mass.masked_fill(blank, torch.nan) for name, mass in masses.items()}
-    baseline = {name: torch.where(masses[name].isnan(), torch.nan, share) for name, share in baseline.items()}
-    return TargetMasses(masses, baseline, by_distance.masked_fill(blank[..., None], torch.nan))
+    batch, heads, q, _ = call.eta.shape
+    known = tokens if tokens is not None and tokens.ids.shape == (batch, call.key.shape[2]) else None
+    seen, marked_seen = (_visible_keys(call), None) if known is None else known.visible(call)
+    names = {name for name in wanted if name not in PAIRED or (known is not None and q == call.key.shape[2])}
+    names -= {"next_mass"} if call.support.causal else set()
+    names -= {"delimiter_mass"} if marked_seen is None else set()
+    masses = {name: call.eta.new_empty(batch, heads, q) for name in TARGETS if name in names}
+    counts: dict[str, Tensor] = {}
+    sums = []
+    for part in torch.arange(batch).split(max(1, ROWS // max(1, heads * q))):
+        some = slice(int(part[0]), int(part[-1]) + 1)
+        own = _of_sequences(call, some)
+        marked = None if marked_seen is None or known is None else known.delimiter[some]  # pyright: ignore[reportOptionalSubscript]
+        sweep = _sweep(own, marked)
+        blank = sweep.g == -torch.inf
+        if own.rows is not None:
+            blank = blank | ~own.rows[:, None, :]
+        for name in masses.keys() & {*SHIFTS, "mean_distance", "delimiter_mass"}:
+            masses[name][some] = sweep.mass(name).masked_fill(blank, torch.nan)
+        for name in masses.keys() & {*PAIRED}:
+            assert known is not None
+            pairs = known.pairs_of(name, some, call.support.causal)
+            mass, count = _of_pairs(own, sweep.g, pairs)
+            masses[name][some] = mass.masked_fill(blank, torch.nan)
+            counts.setdefault(name, call.eta.new_zeros(batch, heads, q))[some] = count
+        sums.append(sweep.sums(blank))
+    baseline: dict[str, Tensor] = {}
+    for name in masses.keys() - {"mean_distance"}:
+        if name in SHIFTS:
+            count = _sees(call, SHIFTS[name])
+        else:
+            count = counts[name] if name in counts else marked_seen
+            assert count is not None
+        masses[name] = masses[name].masked_fill(count == 0, torch.nan)
+        baseline[name] = (count / seen).expand_as(masses[name]).masked_fill(masses[name].isnan(), torch.nan)
+    by_distance, before, queries = (None if x[0] is None else sum(x[1:], x[0]) for x in zip(*sums, strict=True))
+    return TargetMasses(masses, baseline, by_distance, before, queries)  # pyright: ignore[reportArgumentType]
+
+
+def _of_sequences(call: AttentionCall, some: slice) -> AttentionCall:
+    """A few sequences of a call, without copies."""
+    if some == slice(0, len(call.eta)):
+        return call
+    eta, key, value, output = (x[some] for x in (call.eta, call.key, call.value, call.output))
+    rows = None if call.rows is None else call.rows[some]
+    support = call.support.of_sequences(some)
+    return replace(call, eta=eta, key=key, value=value, output=output, rows=rows, support=support)
 
 
 def first_query(call: AttentionCall) -> int:
@@ -141,54 +204,55 @@ def first_query(call: AttentionCall) -> int:
     return max(0, call.key.shape[-2] - call.eta.shape[-2])
 
 
-def _at_distance(call: AttentionCall, g: Tensor, shift: int) -> Tensor:
-    """p of the key ``shift`` places from each query."""
-    (batch, heads, q, d), n = call.eta.shape, call.key.shape[2]
-    rows = torch.arange(q, device=g.device)
+def _sees(call: AttentionCall, shift: int) -> Tensor:
+    """(batch | 1, heads | 1, q) 1 where a query sees the key ``shift`` places from it."""
+    (_, heads, q, _), n = call.eta.shape, call.key.shape[2]
+    rows = torch.arange(q, device=call.eta.device)
     keys = rows + first_query(call) + shift
-    there = (keys >= 0) & (keys < n)
     at = keys.clamp(0, max(0, n - 1))
-    key = call.key[:, :, at]
-    grouped = call.eta.reshape(batch, key.shape[1], heads // key.shape[1], q, d)
-    logit = (grouped * key[:, :, None]).sum(-1).view(batch, heads, q) - g
+    there = ((keys >= 0) & (keys < n))[None, None]
     weights, mask, band = call.support.pair_weights(heads), call.support.pair_mask(), call.support.in_band(rows, at)
     index = at[None, None, :, None]
     if weights is not None:
-        logit = logit + weights.expand(-1, -1, q, n).take_along_dim(index, 3)[..., 0]
+        there = there & (weights.expand(-1, -1, q, n).take_along_dim(index, 3)[..., 0] > -torch.inf)
     if mask is not None:
         there = there & mask.expand(-1, -1, q, n).take_along_dim(index, 3)[..., 0]
     if band is not None:
         there = there & band
-    p = logit.exp()
-    hidden = ~there if weights is None else ~there | (logit == -torch.inf)
-    return p.masked_fill(hidden, torch.nan)
+    return there.to(call.eta.dtype)
 
 
 def _of_pairs(call: AttentionCall, g: Tensor, pairs: Tensor) -> tuple[Tensor, Tensor]:
-    """Σ p over the pairs of each query, NaN where none is visible, and how many are."""
+    """Σ p over the pairs of each query, and how many are visible."""
     (batch, heads, q, d), (_, key_heads, n, _) = call.eta.shape, call.key.shape
-    if call.support.causal:
-        pairs = pairs[:, pairs[2] <= pairs[1]]
     queries, keys, of_queries = (_by_token(t) for t in (call.eta, call.key, g[..., None]))  # rows are quick to gather
-    total, count = g.new_zeros(batch * q, heads), g.new_zeros(batch * q, heads)
     weights, mask = call.support.pair_weights(heads), call.support.pair_mask()
+    apart = max((t.shape[1] for t in (weights, mask) if t is not None), default=1)  # heads that may see other keys
+    total, count = g.new_zeros(batch * q, heads), g.new_zeros(batch * q, apart)
     for b, i, j in (part.to(g.device) for part in pairs.split(max(1, NUMBERS // (heads * d)), 1)):
         row = b * q + i
-        grouped = queries[row].view(len(b), key_heads, heads // key_heads, d)
-        logit = (grouped * keys[b * n + j].view(len(b), key_heads, 1, d)).sum(-1).view(len(b), heads) - of_queries[row]
-        there = torch.ones_like(logit, dtype=torch.bool)
+        grouped = queries.index_select(0, row).view(len(b), key_heads, heads // key_heads, d)
+        own = keys.index_select(0, b * n + j).view(len(b), key_heads, 1, d)
+        logit = (grouped * own).sum(-1).view(len(b), heads).sub_(of_queries.index_select(0, row))
+        there = None
         if weights is not None:
-            logit = logit + _of_table(weights, b, i, j)
-            there = logit > -torch.inf
+            weight = _of_table(weights, b, i, j)
+            logit, there = logit + weight, weight > -torch.inf
         if mask is not None:
-            there = there & _of_table(mask, b, i, j)
+            there = _both(there, _of_table(mask, b, i, j))
         band = call.support.in_band(i, j)
         if band is not None:
-            there = there & band[:, None]
-        total.index_add_(0, row, torch.where(there, logit.exp(), 0))
-        count.index_add_(0, row, there.to(g.dtype))
-    total, count = (t.view(batch, q, heads).mT for t in (total, count))
-    return torch.where(count > 0, total, torch.nan), count
+            there = _both(there, band[:, None])
+        p = logit.exp_()
+        total.index_add_(0, row, p if there is None else torch.where(there, p, 0))
+        seen = p.new_ones(len(b), apart) if there is None else there.to(p.dtype).expand(len(b), apart)
+        count.index_add_(0, row, seen)
+    total, count = (t.view(batch, q, -1).mT for t in (total, count))
+    return total, count.expand(batch, heads, q)
+
+
+def _both(a: Tensor | None, b: Tensor) -> Tensor:
+    return b if a is None else a & b
 
 
 def _by_token(x: Tensor) -> Tensor:
@@ -203,25 +267,87 @@ def _of_table(table: Tensor, b: Tensor, i: Tensor, j: Tensor) -> Tensor:
     return table[at[0], :, at[1], at[2]]
 
 
-def _sweep(call: AttentionCall, marked: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor]:
-    """G with the sink, mass on marked keys (batch, n), and in bins of the distance."""
-    support = replace(call.support, offset=first_query(call), sink=None).arguments()
-    sink = call.support.sink
+class Sweep(NamedTuple):
+    """What the kernel says of some sequences: G with the sink; masses on marked keys and in bins of the distance, of all
+    keys and of those before the query (None where all are); mean distance (batch, heads, q)."""
+
+    g: Tensor
+    marked: Tensor | None
+    bins: Tensor
+    before: Tensor | None
+    mean_distance: Tensor
+
+    def mass(self, name: str) -> Tensor:
+        """(batch, heads, q) of what has no tokens in it."""
+        if name == "mean_distance":
+            return self.mean_distance
+        if name == "delimiter_mass":
+            assert self.marked is not None
+            return self.marked
+        if name == "self_mass":
+            return self.bins[..., 0]
+        before = self.bins[..., 1] if self.before is None else self.before[..., 1]
+        return before if name == "previous_mass" else (self.bins[..., 1] - before).clamp_min(0)
+
+    def sums(self, blank: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Sums of `bins` and `before` over queries that are not blank, (heads, bins), and the number of these."""
+        counted = (~blank).to(self.g.dtype)
+        bins, before = (
+            None if x is None else (counted[..., None, :] @ x.masked_fill(blank[..., None], 0)).double().sum(0)[:, 0]
+            for x in (self.bins, self.before)
+        )
+        assert bins is not None
+        cpu = [None if x is None else x.cpu() for x in (bins, before)]
+        return cpu[0], cpu[1], counted.double().sum((0, 2)).cpu()  # pyright: ignore[reportReturnType]
+
+
+def _sweep(call: AttentionCall, marked: Tensor | None) -> Sweep:
+    """With masses on marked keys (batch, n)."""
+    q, n = call.eta.shape[2], call.key.shape[2]
+    support = replace(call.support, offset=first_query(call), sink=None)
+    position = torch.arange(n, dtype=call.eta.dtype, device=call.eta.device)[:, None]
+    own = first_query(call) + torch.arange(q, dtype=call.eta.dtype, device=call.eta.device)
     on_keys = None if marked is None else marked[:, None].expand(-1, call.key.shape[1], -1)
-    found = attention_profile(
-        call.eta, call.key, **support, distance_edges=DISTANCE_EDGES, marked=on_keys, statistics=()
-    )
-    g, mass, bins = found.moments.log_normalizer, found.marked_mass, found.bin_mass
+    settings = {"distance_edges": DISTANCE_EDGES, "statistics": ("mean",)}
+    found = attention_profile(call.eta, call.key, position, **support.arguments(), marked=on_keys, **settings)
+    g, bins, before = found.moments.log_normalizer, found.bin_mass, None
     assert bins is not None
+    gap = own - found.moments.mean[..., 0]
+    if not support.causal:
+        first = attention_profile(call.eta, call.key, position, **replace(support, causal=True).arguments(), **settings)
+        assert first.bin_mass is not None
+        share = torch.exp(first.moments.log_normalizer - g)
+        before = first.bin_mass * share[..., None]
+        gap = 2 * torch.where(share > 0, share * (own - first.moments.mean[..., 0]), 0) - gap
+    return _with_sink(call, Sweep(g, found.marked_mass, bins, before, gap.clamp_min(0)))
+
+
+def _with_sink(call: AttentionCall, sweep: Sweep) -> Sweep:
+    """The same masses where a sink takes its part."""
+    sink = call.support.sink
     if sink is None:
-        return g, mass, bins
-    both = torch.logaddexp(g, torch.as_tensor(sink, dtype=g.dtype, device=g.device)[..., None])
-    share = torch.exp(g - both)
-    return both, None if mass is None else mass * share, bins * share[..., None]
+        return sweep
+    both = torch.logaddexp(sweep.g, torch.as_tensor(sink, dtype=sweep.g.dtype, device=sweep.g.device)[..., None])
+    share = torch.exp(sweep.g - both)
+    marked, before = sweep.marked, sweep.before
+    return sweep._replace(
+        g=both,
+        marked=None if marked is None else marked * share,
+        bins=sweep.bins * share[..., None],
+        before=None if before is None else before * share[..., None],
+    )
 
 
-def _visible_marked(call: AttentionCall, marked: Tensor) -> Tensor:
-    """(batch, heads or 1, q) how many marked keys (batch, n) a query sees."""
+def _visible_keys(call: AttentionCall) -> Tensor:
+    """(batch | 1, heads | 1, q) how many keys a query sees, at least 1."""
+    support = replace(call.support, sink=None)
+    return support.visible_keys(call.eta, call.key.shape[2])[0].clamp_min(1)
+
+
+def _visible_marked(call: AttentionCall, marked: Tensor | None) -> Tensor | None:
+    """(batch, heads | 1, q) how many marked keys (batch, n) a query sees."""
+    if marked is None:
+        return None
     q, n = call.eta.shape[2], call.key.shape[2]
     support = call.support
     if support.mask is None and support.log_weights is None and support.window is None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-POSITIONED = frozenset({"self_mass", "previous_mass", "next_mass"})  # of queries and keys of one sequence
+POSITIONED = frozenset(
+    {"self_mass", "previous_mass", "next_mass", "mean_distance"}
+)  # of queries and keys of one sequence
 TOKENISED = frozenset({"same_token_mass", "induction_mass", "delimiter_mass"})  # of the ids of keys
-ORDERED = frozenset({"previous_mass", "next_mass"})
+ORDERED = frozenset({"previous_mass", "next_mass", "mean_distance"})
 
 
 def reason_in_words(reasons: Mapping[str, str], modules: int) -> str:

@@ -69,8 +69,8 @@ function drawKinds(width) {
 
 const distancesOf = (head) =>
   Object.entries(head.values)
-    .filter(([name]) => /^distance_\d/.test(name))
-    .map(([name, cell]) => ({ from: Number(/\d+/.exec(name)[0]), name, cell }))
+    .filter(([name]) => /^distance_\d/.test(name) && !name.endsWith("_before"))
+    .map(([name, cell]) => ({ from: Number(/\d+/.exec(name)[0]), name, cell, before: cellOf(head, `${name}_before`).value }))
     .sort((a, b) => a.from - b.from);
 
 function drawDistances(width) {
@@ -92,11 +92,16 @@ function drawDistances(width) {
     yLabel: "% of the attention",
   });
   const wide = x(1) - x(0);
-  bins.forEach(({ name, cell }, i) => {
+  bins.forEach(({ name, cell, before }, i) => {
+    const lines = [["random weights", cell.null_random], ["shuffled keys", cell.null_shuffled]];
     const top = y(100 * cell.value);
-    const bar = shape("rect", { class: "bar", x: x(i) + 2, y: top, width: wide - 4, height: box.bottom - top });
-    const lines = { "random weights": cell.null_random, "shuffled keys": cell.null_shuffled };
-    const words = Object.entries(lines).filter(([, v]) => known(v)).map(([label, v]) => `\n${label} ${percent(v)}`);
+    const bar = shape("g", {}, shape("rect", { class: "bar", x: x(i) + 2, y: top, width: wide - 4, height: box.bottom - top }));
+    if (known(before)) {
+      const [edge, after] = [y(100 * before), Math.max(cell.value - before, 0)]; // what comes after stands on what comes before
+      bar.append(shape("rect", { class: "bar after", x: x(i) + 2, y: top, width: wide - 4, height: Math.max(edge - top, 0) }));
+      lines.push(["before", before], ["after", after]);
+    }
+    const words = lines.filter(([, v]) => known(v)).map(([label, v]) => `\n${label} ${percent(v)}`);
     svg.append(hint(bar, () => `${capital(labelOf(name))}\n${percent(cell.value)}${words.join("")}`));
     if (wide >= 26) {
       const over = [cell.value, cell.null_random, cell.null_shuffled].filter(known).filter((v) => y(100 * v) > top - 18);
@@ -206,7 +211,10 @@ function lookFigures() {
         name: "distances",
         on,
         draw: drawDistances,
-        note: () => (known(mean()) ? `On average ${show(mean(), 3)} tokens away, before or after.` : ""),
+        note: () => {
+          const sides = distancesOf(state.head).some(({ before }) => known(before)) ? " Lower part: before, upper: after." : "";
+          return (known(mean()) ? `On average ${show(mean(), 3)} tokens away.` : "") + sides;
+        },
       }),
     );
   }
