@@ -27,7 +27,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from cumulant.kernels.arguments import Support
 from cumulant.kernels.profile import attention_profile
 from cumulant.nn.calls import AttentionCall
 from cumulant.observatory.statistics.quantities import DISTANCE_EDGES
@@ -140,6 +139,7 @@ def target_masses(
     wanted  among `TARGETS`
     tokens  of the keys; without them what depends on tokens is left out, as are next tokens in a causal order
 
+    >>> from cumulant.nn import Support
     >>> x = torch.zeros(1, 1, 4, 2)                                  # four tokens that look alike
     >>> call = AttentionCall(torch.nn.Identity(), x, x, x, Support(causal=True), x)
     >>> found = target_masses(call, tokens=SequenceTokens(torch.tensor([[5, 6, 5, 7]])))
@@ -179,7 +179,7 @@ def target_masses(
         if name in SHIFTS:
             count = _sees(call, SHIFTS[name])
         else:
-            count = counts[name] if name in counts else marked_seen
+            count = counts.get(name, marked_seen)
             assert count is not None
         masses[name] = masses[name].masked_fill(count == 0, torch.nan)
         baseline[name] = (count / seen).expand_as(masses[name]).masked_fill(masses[name].isnan(), torch.nan)
@@ -267,9 +267,9 @@ def _of_table(table: Tensor, b: Tensor, i: Tensor, j: Tensor) -> Tensor:
     return table[at[0], :, at[1], at[2]]
 
 
-class Sweep(NamedTuple):
-    """What the kernel says of some sequences: G with the sink; masses on marked keys and in bins of the distance, of all
-    keys and of those before the query (None where all are); mean distance (batch, heads, q)."""
+class KernelSums(NamedTuple):
+    """What the kernel says of some sequences: G with the sink; masses on marked keys and in bins of the distance, of
+    all keys and of those before the query (None where all are); mean distance (batch, heads, q)."""
 
     g: Tensor
     marked: Tensor | None
@@ -301,7 +301,7 @@ class Sweep(NamedTuple):
         return cpu[0], cpu[1], counted.double().sum((0, 2)).cpu()  # pyright: ignore[reportReturnType]
 
 
-def _sweep(call: AttentionCall, marked: Tensor | None) -> Sweep:
+def _sweep(call: AttentionCall, marked: Tensor | None) -> KernelSums:
     """With masses on marked keys (batch, n)."""
     q, n = call.eta.shape[2], call.key.shape[2]
     support = replace(call.support, offset=first_query(call), sink=None)
@@ -319,10 +319,10 @@ def _sweep(call: AttentionCall, marked: Tensor | None) -> Sweep:
         share = torch.exp(first.moments.log_normalizer - g)
         before = first.bin_mass * share[..., None]
         gap = 2 * torch.where(share > 0, share * (own - first.moments.mean[..., 0]), 0) - gap
-    return _with_sink(call, Sweep(g, found.marked_mass, bins, before, gap.clamp_min(0)))
+    return _with_sink(call, KernelSums(g, found.marked_mass, bins, before, gap.clamp_min(0)))
 
 
-def _with_sink(call: AttentionCall, sweep: Sweep) -> Sweep:
+def _with_sink(call: AttentionCall, sweep: KernelSums) -> KernelSums:
     """The same masses where a sink takes its part."""
     sink = call.support.sink
     if sink is None:
