@@ -144,24 +144,31 @@ def _linearised(function: Function, mean: Tensor, size: int) -> tuple[Tensor, Te
     """
     d, n = mean.shape
     points = mean[:, None].expand(d, size, n)  # entry of x, entry of z, n
-    hot = torch.eye(size, dtype=mean.dtype, device=mean.device)[:, None].expand(size, n, size)
     if torch.is_inference_mode_enabled():  # no derivative of the Jacobian is asked for: less to keep track of
-        value, rows = _pulled(function, points, hot)
+        value, rows = _pulled(function, points)
     else:
         value, pull, *_ = torch.func.vjp(function, points.contiguous().movedim(0, -1))
-        (rows,) = pull(hot)  # (k, n, d): every copy has the derivatives of its own entry
-    return value[0].mT.contiguous(), rows.transpose(1, 2).contiguous()  # sums over small axes then run along n
+        (rows,) = pull(_one_hot(points))  # (k, n, d): every copy has the derivatives of its own entry
+    jacobian = rows.transpose(1, 2)
+    jacobian = jacobian if jacobian.stride(-1) == 1 else jacobian.contiguous()  # sums over small axes run along n
+    return value[0].mT.contiguous(), jacobian
 
 
-def _pulled(function: Function, points: Tensor, hot: Tensor) -> tuple[Tensor, Tensor]:
+def _pulled(function: Function, points: Tensor) -> tuple[Tensor, Tensor]:
     with torch.inference_mode(False), torch.enable_grad():
         leaf = points.clone(memory_format=torch.contiguous_format).requires_grad_()
         value = function(leaf.movedim(0, -1))
         rows = None
         if value.requires_grad:
-            (rows,) = torch.autograd.grad(value, leaf, hot.clone(), allow_unused=True)
+            (rows,) = torch.autograd.grad(value, leaf, _one_hot(points), allow_unused=True)
         rows = torch.zeros_like(leaf) if rows is None else rows
     return value.detach(), rows.movedim(0, -1)
+
+
+def _one_hot(points: Tensor) -> Tensor:
+    """(k, n, k): entry i of copy i."""
+    _, k, n = points.shape
+    return torch.eye(k, dtype=points.dtype, device=points.device)[:, None].expand(k, n, k)
 
 
 class SigmaPointRule(MomentRule):

@@ -116,19 +116,15 @@ def joint_moments(maps: Sequence[NoisyMap], mean: Tensor, covariance: Tensor, t:
     if not first.additive:
         moments = _with_noise(maps, noise, mean, covariance, lead, t)
     elif isinstance(first.function, Tensor):
-        moments = _plus(first.name, noise, _linear(first.name, first.function, mean, covariance), lead)
+        moments = _linear(first.name, first.function, mean, covariance)
     else:
         size = noise.shape[-1] if first.size is None else first.size
         function = partial(_evaluate_all, maps, lead, t, size, None)
-        image = first.rule.transform(function, mean, covariance, first.angles, size)
-        moments = _plus(first.name, noise, image, lead)
+        moments = first.rule.transform(function, mean, covariance, first.angles, size)
     if first.continues and first.angles:
         moments = moments._replace(mean=mean + wrap((moments.mean - mean).mT, first.angles).mT)
-    mean, covariance, cross, rest = moments
-    mean, covariance, cross = (part.unflatten(0, lead) for part in (mean, covariance, cross))
-    if rest is not None and (len(rest) != len(maps) or noise.ndim > 3):
-        rest = rest.unflatten(0, lead)
-    return PropagatedMoments(mean, covariance, cross, rest)
+    moments = _unflatten(moments, lead)
+    return _plus(first.name, noise, moments) if first.additive else moments
 
 
 def _evaluate_all(
@@ -173,16 +169,24 @@ def _linear(name: str, matrix: Tensor, mean: Tensor, covariance: Tensor) -> Prop
     return PropagatedMoments((matrix @ mean.mT).mT, spread.movedim(-1, 0), cross.movedim(-1, 0), nothing)
 
 
-def _plus(name: str, noise: Tensor, moments: PropagatedMoments, lead: torch.Size) -> PropagatedMoments:
-    """Additive noise of every map."""
-    k = moments.mean.shape[-1]
+def _unflatten(moments: PropagatedMoments, lead: torch.Size) -> PropagatedMoments:
+    mean, covariance, cross, rest = moments
+    mean, covariance, cross = (part.unflatten(0, lead) for part in (mean, covariance, cross))
+    return PropagatedMoments(
+        mean, covariance, cross, rest if rest is None or rest.ndim == 2 else rest.unflatten(0, lead)
+    )
+
+
+def _plus(name: str, noise: Tensor, moments: PropagatedMoments) -> PropagatedMoments:
+    """Additive noise of every map, (G, k, k) or (…, G, sequences, k, k)."""
+    k, own = moments.mean.shape[-1], moments.unexplained
     if noise.shape[-1] != k:
         expected, advice = f"a covariance (…, {k}, {k})", f"{name} has {k} entries."
         raise WrongResult(f"{name} noise", expected, shape(noise), advice)
-    rest, own = _per_vector(noise, lead), moments.unexplained
+    each = noise.unsqueeze(-3) if noise.ndim == 3 else noise
     if own is not None:
-        own = own + (noise if own.ndim == 2 and noise.ndim == 3 else rest)
-    return moments._replace(covariance=moments.covariance + rest, unexplained=own)
+        own = own + (noise if own.ndim == 2 else each)
+    return moments._replace(covariance=moments.covariance + each, unexplained=own)
 
 
 def _with_noise(
