@@ -4,13 +4,16 @@ import pytest
 import torch
 
 from cumulant import Gaussian, dynamics, filters, from_distribution
-from cumulant.filters import SwitchingLinearGaussian
-from cumulant.samplers import ConjugatePrior, gibbs, particles, redraw, smc
+from cumulant.filters import NonlinearMode, SwitchingLinearGaussian, SwitchingNonlinear
+from cumulant.samplers import ConjugatePrior, bootstrap, gibbs, particles, redraw, smc
 from cumulant.solve import Anderson, Damped, Picard
 from cumulant.typing import Stepper
 
 EYE = torch.eye(1, dtype=torch.float64)
 WALK = SwitchingLinearGaussian(EYE, EYE, EYE, EYE, EYE, initial_mean=EYE[0], initial_covariance=EYE)
+DOUBLING = SwitchingNonlinear(
+    EYE, [NonlinearMode(lambda x, t: 2 * x, EYE, EYE, EYE)], initial_mean=EYE[0], initial_covariance=EYE
+)
 COUNTS = ConjugatePrior(from_distribution(torch.distributions.Poisson(EYE[0, 0])), 3 * EYE[0], 2.0)
 H = Gaussian(0 * EYE[0], EYE)
 
@@ -29,6 +32,7 @@ STEPPERS = {
     "gibbs": (gibbs, (COUNTS,), (COUNTS,), {"generator": generator()}),
     "smc": (smc, (H, 0 * EYE[0], 5), (EYE[0], redraw(H, 0 * EYE[0])), {"generator": generator()}),
     "particles": (particles, (WALK, 5), (EYE[0],), {"generator": generator()}),
+    "bootstrap": (bootstrap, (DOUBLING, 5), (EYE[0],), {"generator": generator()}),
 }
 
 

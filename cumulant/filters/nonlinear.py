@@ -135,26 +135,34 @@ class SwitchingNonlinear:
             raise ValueError(sentence(f"{NAME}.simulate", expected, steps, "Inputs must cover every step."))
         count, operations = torch.Size(batch_shape).numel(), self.propagator()
         mode = draw_modes(self.initial_modes.expand(count, -1), generator)
-        root = semidefinite_root(self.initial_covariance.movedim(0, -1)).movedim(-1, 0)
-        draw = torch.randn(count, self.dim, 1, dtype=root.dtype, device=root.device, generator=generator)
-        x = self.initial_mean[mode] + (root[mode] @ draw)[..., 0]
+        x = self.draw_initial(mode, generator)
         modes, states, observations = [], [], []
         for t in range(steps):
             u = operations.input_at(t, count)
             if t > 0 or self.start == "belief":
                 rows = self.transition[t] if self.transition.ndim == 3 else self.transition
                 mode = draw_modes(rows[mode], generator)
-                x = self._drawn("sample_next", mode, x, u, generator)
+                x = self.draw("sample_next", mode, x, u, generator)
             modes.append(mode)
             states.append(x)
-            observations.append(self._drawn("sample_observation", mode, x, u, generator))
+            observations.append(self.draw("sample_observation", mode, x, u, generator))
         empty = x.new_empty(count, self.observed)
         return stacked_simulation((modes, states, observations), (mode, x, empty), batch_shape)
 
-    def _drawn(self, method: str, mode: Tensor, x: Tensor, u: Any, generator: torch.Generator | None) -> Tensor:
-        """Draws of every mode, of which each sequence takes that of its own."""
-        draws = [getattr(each, method)(x, u, generator) for each in self.mode_models]
-        return torch.stack(draws)[mode, torch.arange(len(x), device=x.device)]
+    def draw_initial(self, mode: Tensor, generator: torch.Generator | None) -> Tensor:
+        """States (…, d) of the initial law for modes (…)."""
+        root = semidefinite_root(self.initial_covariance.movedim(0, -1)).movedim(-1, 0)
+        draw = torch.randn(*mode.shape, self.dim, 1, dtype=root.dtype, device=root.device, generator=generator)
+        return self.initial_mean[mode] + (root[mode] @ draw)[..., 0]
+
+    def draw(self, method: str, mode: Tensor, x: Tensor, u: Any, generator: torch.Generator | None) -> Tensor:
+        """`sample_next` or `sample_observation` for states (…, d), each by its own mode (…)."""
+        total = None
+        for k, each in enumerate(self.mode_models):
+            drawn = getattr(each, method)(x, u, generator)
+            total = drawn if total is None else torch.where((mode == k)[..., None], drawn, total)
+        assert total is not None
+        return total
 
     def _rows(self) -> Tensor | None:
         """Inputs as (T, k) or (T, sequences, k)."""

@@ -1,10 +1,10 @@
 """Samplers: Gibbs between conjugate laws, sequential Monte Carlo, particle filters, and convergence diagnostics.
 
-`gibbs`, `smc` (tempering) and `particles` (switching models) are `cumulant.typing.Stepper`s, with the generator as an
-argument: ``init(…) → state`` and ``step(state, …) → (state, info)``.
+`gibbs`, `smc` (tempering), `particles` and `bootstrap` (switching models) are `cumulant.typing.Stepper`s, with the
+generator as an argument: ``init(…) → state`` and ``step(state, …) → (state, info)``.
 """
 
-from cumulant.samplers import gibbs, particles, smc
+from cumulant.samplers import bootstrap, gibbs, particles, smc
 from cumulant.samplers.diagnostics import (
     Diagnosis,
     autocovariance,
@@ -16,7 +16,7 @@ from cumulant.samplers.diagnostics import (
 )
 from cumulant.samplers.gibbs import mean_iteration
 from cumulant.samplers.mode_paths import SampledSmoothed, sample_smooth
-from cumulant.samplers.particles import particle_filter
+from cumulant.samplers.particle_filters import particle_filter
 from cumulant.samplers.priors import ConjugatePrior
 from cumulant.samplers.resampling import effective_size, multinomial, stratified, systematic
 from cumulant.samplers.smc import crank_nicolson, redraw, temper
@@ -26,6 +26,7 @@ __all__ = [
     "Diagnosis",
     "SampledSmoothed",
     "autocovariance",
+    "bootstrap",
     "crank_nicolson",
     "diagnose",
     "effective_sample_size",

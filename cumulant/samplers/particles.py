@@ -132,42 +132,6 @@ def step(
     return state, ParticleRecord(*(part.reshape(state.batch_shape + part.shape[1:]) for part in record))
 
 
-def particle_filter(
-    model: SwitchingModel,
-    y: Tensor,
-    *,
-    particles: int = 500,
-    threshold: float = 0.5,
-    resample: Scheme = systematic,
-    generator: torch.Generator,
-) -> ParticleFiltered:
-    """Filter y (*batch, T, m), NaN where an entry is missing; other arguments as in `step`.
-
-    >>> import torch
-    >>> from cumulant.filters import SwitchingLinearGaussian, exact
-    >>> eye = torch.eye(1, dtype=torch.float64)
-    >>> walk = SwitchingLinearGaussian(torch.full((2, 2), 0.5).double(), eye, torch.stack([eye, 9 * eye]), eye, eye,
-    ...                                initial_mean=torch.zeros(1).double(), initial_covariance=eye)
-    >>> y = torch.tensor([[0.0], [6.0], [5.0]]).double()
-    >>> filtered = particle_filter(walk, y, generator=torch.Generator().manual_seed(0))
-    >>> bool((filtered.mean - exact(walk, y).mean).abs().max() < 0.05)
-    True
-    """
-    require_float("particle_filter.y", y)
-    if y.ndim < 2 or y.shape[-1] != model.observed:
-        expected = f"shape (*batch, T, m={model.observed})"
-        raise ValueError(sentence("particle_filter.y", expected, shape(y), "Time is the axis before the last."))
-    if not y.shape[-2]:
-        raise ValueError(sentence("particle_filter.y", "at least one step", shape(y), "There is nothing to filter."))
-    state = init(model, particles, batch_shape=y.shape[:-2], generator=generator)
-    records = []
-    for t in range(y.shape[-2]):
-        state, record = step(state, y[..., t, :], threshold=threshold, resample=resample, generator=generator)
-        records.append(record)
-    axis = y.ndim - 2
-    return ParticleFiltered(*(torch.stack(part, dim=axis) for part in zip(*records, strict=True)))
-
-
 def _record(propagator: Propagator, belief: Any, q: Tensor, log_weights: Tensor, evidence: Tensor) -> ParticleRecord:
     """Over all pairs of a particle and a mode; q (M, sequences · n)."""
     sequences, n = log_weights.shape
