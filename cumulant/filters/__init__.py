@@ -11,6 +11,7 @@ from cumulant.filters.heads import (
 )
 from cumulant.filters.learning import Learned, em
 from cumulant.filters.linear_gaussian import Simulation, SwitchingLinearGaussian
+from cumulant.filters.maximum_likelihood import MaximumLikelihood, maximum_likelihood
 from cumulant.filters.moment_rules import (
     Cubature,
     Extended,
@@ -46,6 +47,7 @@ __all__ = [
     "GaussHermite",
     "GaussianMode",
     "Learned",
+    "MaximumLikelihood",
     "MomentRule",
     "NonlinearMode",
     "NormalGamma",
@@ -78,6 +80,7 @@ __all__ = [
     "kim",
     "m_projection",
     "m_projection_in",
+    "maximum_likelihood",
     "run",
     "sinkhorn_attention",
     "smooth",

@@ -32,6 +32,8 @@ from typing import NamedTuple, final
 import numpy as np
 import torch
 from torch import Tensor
+from torch._C._functorch import peek_interpreter_stack  # pyright: ignore[reportMissingImports]
+from torch.autograd.forward_ad import unpack_dual
 
 from cumulant.checks import require_integer, sentence
 from cumulant.filters.batch_last import product, semidefinite_root
@@ -144,9 +146,9 @@ def _linearised(function: Function, mean: Tensor, size: int) -> tuple[Tensor, Te
     """
     d, n = mean.shape
     points = mean[:, None].expand(d, size, n)  # entry of x, entry of z, n
-    if torch.is_inference_mode_enabled():  # no derivative of the Jacobian is asked for: less to keep track of
+    if peek_interpreter_stack() is None:
         value, rows = _pulled(function, points)
-    else:
+    else:  # inside a transform of torch.func
         value, pull, *_ = torch.func.vjp(function, points.contiguous().movedim(0, -1))
         (rows,) = pull(_one_hot(points))  # (k, n, d): every copy has the derivatives of its own entry
     jacobian = rows.transpose(1, 2)
@@ -155,14 +157,34 @@ def _linearised(function: Function, mean: Tensor, size: int) -> tuple[Tensor, Te
 
 
 def _pulled(function: Function, points: Tensor) -> tuple[Tensor, Tensor]:
+    """By torch.autograd, which needs no import of a compiler as torch.func does; derivatives of the rows if needed."""
+    tracked = torch.is_grad_enabled()
     with torch.inference_mode(False), torch.enable_grad():
-        leaf = points.clone(memory_format=torch.contiguous_format).requires_grad_()
-        value = function(leaf.movedim(0, -1))
-        rows = None
+        leaf = points.clone(memory_format=torch.contiguous_format)
+        leaf = leaf if leaf.requires_grad else leaf.requires_grad_()
+        value, rows = function(leaf.movedim(0, -1)), None
+        keep = tracked and (
+            points.requires_grad or unpack_dual(value).tangent is not None or _depends_on_more(value, leaf)
+        )
         if value.requires_grad:
-            (rows,) = torch.autograd.grad(value, leaf, _one_hot(points), allow_unused=True)
+            (rows,) = torch.autograd.grad(value, leaf, _one_hot(points), create_graph=keep, allow_unused=True)
         rows = torch.zeros_like(leaf) if rows is None else rows
-    return value.detach(), rows.movedim(0, -1)
+    return value if keep else value.detach(), rows.movedim(0, -1)
+
+
+def _depends_on_more(value: Tensor, leaf: Tensor) -> bool:
+    """Whether the function captured something with a derivative: another leaf in its graph."""
+    pending, seen = [value.grad_fn], set()
+    while pending:
+        node = pending.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        variable = getattr(node, "variable", None)
+        if variable is not None and variable is not leaf:
+            return True
+        pending.extend(other for other, _ in node.next_functions)
+    return False
 
 
 def _one_hot(points: Tensor) -> Tensor:

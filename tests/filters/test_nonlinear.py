@@ -6,6 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from torch.autograd.forward_ad import dual_level, make_dual, unpack_dual
 
 from cumulant.filters import (
     Cubature,
@@ -342,6 +343,27 @@ def test_gradients_reach_what_functions_capture(rule):
     assert (gradient.abs() > 1e-3).all()
     with torch.no_grad():  # the same value by the path that keeps no derivatives
         close(loss(THETA), loss(theta).detach(), 1e-12)
+
+
+@pytest.mark.parametrize("rule", [Extended(), Cubature()], ids=str)
+def test_every_way_of_differentiating_gives_one_gradient(rule):
+    y = t([[2.1, 0.4], [2.4, NAN], [2.0, 0.6]])
+
+    def loss(theta):
+        return imm(turning(theta, rule), y).log_likelihood.sum()
+
+    theta = THETA.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(loss(theta), theta)
+    close(torch.func.grad(loss)(THETA), gradient, 1e-10)
+    along = t(np.random.default_rng(0).normal(size=9))
+    with dual_level():
+        close(unpack_dual(loss(make_dual(THETA, along))).tangent, gradient @ along, 1e-10)
+    close(torch.func.jvp(loss, (THETA,), (along,))[1], gradient @ along, 1e-10)
+
+
+def test_nothing_keeps_a_graph_that_nobody_asked_for():
+    found = imm(turning(THETA, Extended()), t([[2.1, 0.4], [2.4, NAN]]))
+    assert not any(part.requires_grad for part in found if isinstance(part, torch.Tensor))
 
 
 def test_second_derivatives_exist():
