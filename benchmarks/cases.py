@@ -10,6 +10,7 @@ from benchmarks.inputs import (
     SHARP,
     Attention,
     Pairs,
+    RadarTracks,
     Sequences,
     TextWindows,
     Tracks,
@@ -20,7 +21,7 @@ from benchmarks.inputs import (
 )
 
 PLAIN, METRIC = "plain cross-entropy", "pytorch-metric-learning"
-FILTERPY = "filterpy's IMM"
+FILTERPY, FILTERPY_EXTENDED = "filterpy's IMM", "filterpy's IMM of extended filters"
 LAYER, ALONE = "torch's layer", "an update without a monitor"
 PASS, WEIGHTS, NNSIGHT, LENS = "plain pass", "eager attention weights", "nnsight", "TransformerLens"
 DEFAULT_CHUNK, BEST_CHUNK = "torch's, default chunk", "torch's, best chunk"
@@ -182,4 +183,7 @@ def _filters(k: int) -> list[Case]:
             cases.append(Case(name, "filters", f"{label}: {many}", many, methods, (target,)))
         methods = {OURS: filters.filtered("imm"), FILTERPY: filters.filterpy}
         cases.append(Case(f"imm-{modes}-one", "filters", f"IMM: {one}", one, methods, (faster(FILTERPY, 0.8),)))
-    return cases
+    radar = RadarTracks(1000 // k)
+    methods = {OURS: filters.extended_bank, FILTERPY_EXTENDED: filters.filterpy_extended_bank}
+    target = faster(FILTERPY_EXTENDED, 100, radar.tracks)
+    return [*cases, Case("imm-extended", "filters", f"IMM, extended: {radar}", radar, methods, (target,))]

@@ -268,6 +268,55 @@ class Tracks:
         return replace(self, tracks=min(self.tracks, 4), steps=8)
 
 
+class RadarTracked(NamedTuple):
+    """Ranges and bearings of targets that fly straight or turn, and a model with state (x, vx, y, vy, w)."""
+
+    observed: Tensor  # (tracks, steps, 2)
+    transition: Tensor  # (2, 2)
+    straight: Tensor  # (5, 5), the dynamics of the first mode; the second turns at the rate w
+    process_noise: Tensor  # (2, 5, 5)
+    observation_noise: Tensor  # (2, 2)
+    mean: Tensor  # (5,)
+    covariance: Tensor  # (5, 5)
+
+
+@dataclass(frozen=True)
+class RadarTracks:
+    """Targets on circles of different radii about a radar, in float64."""
+
+    tracks: int
+    steps: int = 60
+
+    def __str__(self) -> str:
+        return f"{self.tracks} tracks × {self.steps} steps, range and bearing, 2 modes, state 5"
+
+    def __call__(self) -> RadarTracked:
+        double = torch.float64
+        noise = torch.randn(self.tracks, self.steps, 2, generator=torch.Generator().manual_seed(0), dtype=double)
+        angle = (
+            0.05 * torch.arange(1, self.steps + 1, dtype=double)
+            + torch.linspace(0, 0.5, self.tracks, dtype=double)[:, None]
+        )
+        spread = torch.tensor([10.0, 0.005], dtype=double)
+        bearing = (angle + spread[1] * noise[..., 1] + math.pi) % (2 * math.pi) - math.pi
+        straight = torch.eye(5, dtype=double)
+        straight[0, 1] = straight[2, 3] = 1
+        straight[4, 4] = 0
+        quiet = torch.diag(torch.tensor([0.1, 0.1, 0.1, 0.1, 1e-6], dtype=double))
+        return RadarTracked(
+            observed=torch.stack([2000 + spread[0] * noise[..., 0], bearing], -1),
+            transition=torch.tensor([[0.95, 0.05], [0.05, 0.95]], dtype=double),
+            straight=straight,
+            process_noise=torch.stack([quiet, 10 * quiet]),
+            observation_noise=torch.diag(spread**2),
+            mean=torch.tensor([2000.0, 0.0, 0.0, 100.0, 0.05], dtype=double),
+            covariance=torch.diag(torch.tensor([1e5, 100.0, 1e5, 100.0, 1e-3], dtype=double)),
+        )
+
+    def small(self) -> RadarTracks:
+        return replace(self, tracks=min(self.tracks, 4), steps=8)
+
+
 def _turn(rate: float) -> Tensor:
     """A coordinated turn by ``rate`` in a unit of time."""
     s, c = math.sin(rate), math.cos(rate)

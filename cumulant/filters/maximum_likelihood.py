@@ -41,6 +41,16 @@ class MaximumLikelihood(NamedTuple):
     standard_errors  by name, for those that were not fixed: NaN where the information is not positive
     covariance       (n, n) of all entries that were not fixed, in the order of the names: I⁻¹
     held_out         log p of the held-out sequences at the start and at the end, (2,); None without them
+
+    >>> import torch
+    >>> from cumulant.filters import SwitchingLinearGaussian, kalman
+    >>> eye = torch.eye(1, dtype=torch.float64)
+    >>> def level(p):                                        # one number, seen through unit noise: its mean
+    ...     return SwitchingLinearGaussian(eye, eye, 0 * eye, eye, eye, initial_mean=p["x"], initial_covariance=0 * eye)
+    >>> y = torch.tensor([[1.0], [2.0], [3.0], [4.0]]).double()
+    >>> fit = maximum_likelihood(level, {"x": 0 * eye[0]}, y, run=kalman)
+    >>> round(fit.parameters["x"].item(), 4), round(fit.standard_errors["x"].item(), 4)           # 2.5 and 1/√4
+    (2.5, 0.5)
     """
 
     parameters: dict[str, Tensor]
@@ -134,7 +144,7 @@ class Objective:
             theta = theta.detach().requires_grad_()
             try:
                 value = -self.run(self.build(self.named(theta)), self.y, mask=self.mask).log_likelihood.sum()
-            except (ValueError, torch.linalg.LinAlgError):
+            except (ValueError, torch.linalg.LinAlgError):  # pyright: ignore[reportPrivateImportUsage]
                 return inf, torch.zeros_like(theta)
             if not value.requires_grad:
                 return value.item(), torch.zeros_like(theta)
