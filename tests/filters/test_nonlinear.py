@@ -59,13 +59,13 @@ def test_linear_functions_are_the_linear_engine(rule, start):
 
 
 @pytest.mark.filterwarnings("ignore::cumulant.filters.SmootherWarning")
-@pytest.mark.parametrize("rule", [Extended(), Unscented()], ids=str)
+@pytest.mark.parametrize("rule", [Extended(), Unscented(), Cubature(), GaussHermite(3)], ids=str)
 @pytest.mark.parametrize("start", ["prior", "belief"])
 def test_linear_functions_are_smoothed_like_matrices(rule, start):
     p, mask = parameters(modes=2), torch.arange(6) < torch.tensor([[6], [2], [4]])
     functions, matrices = as_functions(p, rule, start), model_of(p, start)
     fields = ("mean", "covariance", "mode_probabilities", "mode_means", "mode_covariances")
-    for options in ({}, {"method": "kim"}, {"method": "correction"}, {"order": 3}, {"mask": mask}):
+    for options in ({}, *({"method": name} for name in ("kim", "correction", "exact")), {"order": 3}, {"mask": mask}):
         same(smooth(functions, GAPPY, **options), smooth(matrices, GAPPY, **options), 1e-9, fields)
 
 
@@ -304,6 +304,22 @@ def test_forecasts_are_steps_without_observations():
     points = on.mean[2:, 0] + on.covariance[2:, 0, 0].sqrt() * torch.linspace(-6, 6, 401)[:, None].double()
     weights = torch.softmax(-(torch.linspace(-6, 6, 401).double() ** 2) / 2, 0)
     close(ahead.observation_mean[:, 0], weights @ points.sin(), 0.02)
+
+
+@pytest.mark.filterwarnings("ignore::cumulant.filters.SmootherWarning")
+@pytest.mark.parametrize("rule", [Extended(), Cubature()], ids=str)
+def test_smoothing_has_inputs_lengths_and_gradients_too(rule):
+    gaps = t(np.random.default_rng(0).uniform(0.1, 2, (3, 6, 1)))
+    y = series(6, 1, batch=(3,))
+    mask = torch.arange(6) < torch.tensor([[6], [3], [5]])
+    together = smooth(drifting(gaps, rule), y, mask=mask)
+    for k, length in enumerate((6, 3, 5)):
+        alone = smooth(drifting(gaps[k], rule), y[k, :length])
+        close(together.mean[k, :length], alone.mean, 1e-9)
+        close(together.covariance[k, :length], alone.covariance, 1e-9)
+    data = t([[2.1, 0.4], [2.4, NAN], [2.0, 0.6]])
+    theta = THETA.clone().requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: smooth(turning(x, rule), data).mean.square().sum(), theta, atol=1e-5)
 
 
 # ---------------------------------------------------------------------- derivatives

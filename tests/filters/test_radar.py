@@ -1,13 +1,15 @@
 """A manoeuvring target on a radar: extended and unscented banks against ten thousand particles, and for 1e5 steps."""
 
+from math import radians
+
 import pytest
 import torch
 from scipy.stats import chi2
 
-from cumulant.filters import Extended, Unscented, imm, kalman
+from cumulant.filters import Extended, Unscented, imm, kalman, smooth
 from cumulant.samplers import particle_filter
 from cumulant.samplers.particles import ParticleFiltered
-from tests.filters.radar import radar_model
+from tests.filters.radar import RATE, radar_model, range_bearing
 
 RUNS = 100
 
@@ -61,9 +63,20 @@ def test_errors_are_as_large_as_the_filter_says(rule, flown):
 
 
 @pytest.mark.long
+@pytest.mark.filterwarnings("ignore::cumulant.filters.SmootherWarning")
+def test_smoothing_a_flight_is_better_than_filtering_it(flown):
+    with torch.no_grad():
+        filtered, smoothed = (run(radar_model(Extended()), flown.observations) for run in (imm, smooth))
+    assert position_error(smoothed, flown.states) < 0.85 * position_error(filtered, flown.states)
+
+
+@pytest.mark.long
 def test_a_hundred_thousand_steps_keep_covariances_symmetric_and_positive():
     model = radar_model(Extended(), modes=1)
-    y = model.simulate(100_000, generator=torch.Generator().manual_seed(0)).observations
+    turn = RATE * torch.arange(100_000, dtype=torch.float64)  # on a circle of radius 500 m about (3, 2) km
+    x = torch.stack([3000 + 500 * turn.sin(), 0 * turn, 2000 - 500 * turn.cos(), 0 * turn, 0 * turn], -1)
+    noise = torch.randn(100_000, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    y = range_bearing(x, 0) + noise * torch.tensor([10.0, radians(0.3)], dtype=torch.float64)
     with torch.no_grad():
         found = kalman(model, y)
     assert found.covariance.equal(found.covariance.mT)
