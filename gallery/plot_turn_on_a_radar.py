@@ -67,8 +67,7 @@ def figure(path: str) -> None:
     plane.plot(*truth[0][:, [0, 2]].T, color="black", lw=1, label="true")
     plane.set(title="One flight, and root mean square errors of 100", xlabel="m", ylabel="m", aspect="equal")
     upper.plot(turns[0], label="probability of a turn")
-    upper.plot(flown.modes[0], color="black", lw=1, label="a turn")
-    upper.set(xlabel="s")
+    _ = upper.plot(flown.modes[0], color="black", lw=1, label="a turn"), upper.set(xlabel="s")
     _ = plane.legend(), upper.legend(), fig.savefig(path, dpi=120)
 
 
