@@ -3,6 +3,7 @@
     bessel.py      log ₀F₁ and its derivatives, the log-normalizer of the sphere
     elementary.py  log(sinh y / y) of a uniform law, c e^t and log(1 − t/r) with exact tails, log det(I + F)
     gamma.py       ψ, ψ′ and differences of log Γ
+    stumpff.py     (1 − cos θ)/θ², (θ − sin θ)/θ³, … of turns, at rates down to 0
 
 All are plain torch operations: differentiable to any order, batched, traceable. Where two forms meet in `torch.where`,
 each gets an argument of its own range, so that the one not selected adds no NaN to a gradient.
@@ -29,6 +30,7 @@ from cumulant.special.gamma import (
     trigamma,
     trigamma_gap,
 )
+from cumulant.special.stumpff import stumpff
 
 __all__ = [
     "Hyp0F1",
@@ -48,6 +50,7 @@ __all__ = [
     "log_sinhc",
     "log_sinhc_gap",
     "standard_gamma",
+    "stumpff",
     "times_exp",
     "times_expm1",
     "trigamma",

@@ -27,7 +27,7 @@ from cumulant.filters.tracking.example import FLIGHTS, MODEL, STEPS, along, fly,
 from cumulant.filters.tracking.figure import _axes_of, draw_track  # pyright: ignore[reportPrivateUsage]
 from cumulant.filters.tracking.headings import headings
 from cumulant.filters.tracking.model import Switching
-from cumulant.filters.tracking.motion import Chain, Drift, Fixed
+from cumulant.filters.motion import Chain, Drift, Fixed
 from tests.compare import close
 
 # the smoother of order 2 gives it on short tracks; where it is due is tested by itself
