@@ -1,6 +1,7 @@
 """Filters for models that switch between modes: GPB-k, IMM and exact enumeration are one engine with two settings."""
 
 from cumulant.filters.conjugate import SwitchingConjugate
+from cumulant.filters.consistency import BandedValue, Consistency, consistency, nees
 from cumulant.filters.forecast import Forecast, forecast
 from cumulant.filters.heads import (
     AttentionFilter,
@@ -9,6 +10,7 @@ from cumulant.filters.heads import (
     implied_source,
     sinkhorn_attention,
 )
+from cumulant.filters.innovations import Innovations, innovations
 from cumulant.filters.learning import Learned, em
 from cumulant.filters.linear_gaussian import Simulation, SwitchingLinearGaussian
 from cumulant.filters.maximum_likelihood import MaximumLikelihood, maximum_likelihood
@@ -24,10 +26,34 @@ from cumulant.filters.moment_rules import (
 )
 from cumulant.filters.nonlinear import SwitchingNonlinear
 from cumulant.filters.nonlinear_modes import GaussianMode, NonlinearMode
+from cumulant.filters.motion import (
+    Chain,
+    Drift,
+    EstimatedTurn,
+    Fixed,
+    Motion,
+    Singer,
+    Turn,
+    constant_acceleration,
+    constant_jerk,
+    constant_velocity,
+    estimated_turn,
+    random_walk,
+    singer,
+    turn,
+)
 from cumulant.filters.pairs import BetaBernoulli, DirichletCategorical, GammaPoisson, NormalGamma, NormalNormal
 from cumulant.filters.projection import ProjectedNormal, m_projection, m_projection_in
 from cumulant.filters.protocol import Propagator, SwitchingModel
 from cumulant.filters.records import Filtered, StepRecord
+from cumulant.filters.sensors import (
+    Sensor,
+    bearing_only,
+    position_sensor,
+    range_bearing,
+    range_bearing_elevation,
+    range_bearing_rate,
+)
 from cumulant.filters.smoother import Smoothed, kim, smooth
 from cumulant.filters.switching import EXACT, IMM, FilterState, Slots, exact, gpb, imm, init, kalman, run, step
 from cumulant.filters.variance_excess import SmootherWarning
@@ -36,28 +62,38 @@ __all__ = [
     "EXACT",
     "IMM",
     "AttentionFilter",
+    "BandedValue",
     "BetaBernoulli",
+    "Chain",
+    "Consistency",
     "Cubature",
     "DirichletCategorical",
+    "Drift",
+    "EstimatedTurn",
     "Extended",
     "FilterState",
     "Filtered",
+    "Fixed",
     "Forecast",
     "GammaPoisson",
     "GaussHermite",
     "GaussianMode",
+    "Innovations",
     "Learned",
     "MaximumLikelihood",
     "MomentRule",
+    "Motion",
     "NonlinearMode",
     "NormalGamma",
     "NormalNormal",
     "ProjectedNormal",
     "PropagatedMoments",
     "Propagator",
+    "Sensor",
     "SigmaPointRule",
     "SigmaPoints",
     "Simulation",
+    "Singer",
     "SinkhornAttention",
     "Slots",
     "Smoothed",
@@ -67,22 +103,38 @@ __all__ = [
     "SwitchingLinearGaussian",
     "SwitchingModel",
     "SwitchingNonlinear",
+    "Turn",
     "Unscented",
     "attention_as_filter",
+    "bearing_only",
+    "consistency",
+    "constant_acceleration",
+    "constant_jerk",
+    "constant_velocity",
     "em",
+    "estimated_turn",
     "exact",
     "forecast",
     "gpb",
     "imm",
     "implied_source",
     "init",
+    "innovations",
     "kalman",
     "kim",
     "m_projection",
     "m_projection_in",
     "maximum_likelihood",
+    "nees",
+    "position_sensor",
+    "random_walk",
+    "range_bearing",
+    "range_bearing_elevation",
+    "range_bearing_rate",
     "run",
+    "singer",
     "sinkhorn_attention",
     "smooth",
     "step",
+    "turn",
 ]

@@ -79,11 +79,13 @@ class Propagator(ABC):
              "prior": it is that of (s_1, x_1), so that the first step only observes
     like     an empty tensor of the dtype and on the device of the model
     tracked  False where no parameter needs a derivative (see `is_tracked`); the engine then runs without autograd
+    angles   which entries of y are angles in radians: their differences are taken around the circle
     """
 
     start: str
     like: Tensor
     tracked: bool = True
+    angles: tuple[int, ...] = ()
 
     @abstractmethod
     def initial(self) -> Start:
@@ -131,11 +133,12 @@ class Propagator(ABC):
         )
 
     def observation_moments(self, belief: Belief, t: int) -> StateMoments:
-        """Mean (*hypotheses, m, batch) and covariance (*hypotheses, m, m, batch) of y_t given each mode, for forecasts.
+        """Mean (*hypotheses, m, batch) and covariance (*hypotheses, m, m, batch) of y_t given each mode, for forecasts
+        and innovations.
 
         ``belief`` is about x_t; its newest hypothesis axis is the mode at t.
         """
-        expected, advice = "a family that predicts observations", "Forecasts need it."
+        expected, advice = "a family that predicts observations", "Forecasts and innovations need it."
         raise NotImplementedError(self._missing("observation_moments", expected, advice))
 
     def record(self, belief: Belief) -> Belief | None:

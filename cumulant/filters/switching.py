@@ -187,7 +187,7 @@ def _run_steps(state: FilterState, columns: Tensor, lengths: Tensor | None, buff
     last, pending = Hypotheses(*propagator.initial()), []
     for t, y in enumerate(columns.unbind()):
         before = state
-        state, beliefs = _advance(state, y, ~missing[t] if gaps[t] else None)
+        state, beliefs = advance(state, y, ~missing[t] if gaps[t] else None)
         if lengths is not None:
             beliefs, state = _freeze_beliefs(lengths > t, beliefs, last), freeze_ended(lengths > t, state, before)
             last = beliefs.posterior
@@ -240,13 +240,26 @@ def step(state: FilterState, y: Tensor) -> tuple[FilterState, StepRecord]:
     column = y.reshape(batch, state.observed).mT
     missing = column.isnan()
     observed = ~missing if bool(missing.any()) else None
-    state, current = _advance(state, torch.where(missing, 0, column), observed)
+    state, current = advance(state, torch.where(missing, 0, column), observed)
     buffer = RecordBuffer(1, state.batch_shape, tracked=True)
     buffer.append(to_filtered(state.propagator, [current], batch))
     joined = buffer.join()
     now = (len(state.batch_shape), 0)
     beliefs = None if joined.beliefs is None else _map_leaves(joined.beliefs, lambda leaf: leaf.select(*now))
     return state, StepRecord(*(field.select(*now) for field in joined[:-1]), beliefs=beliefs)
+
+
+class Prediction(NamedTuple):
+    """A step before its observation.
+
+    prior     hypotheses about the state before, with an axis for the mode at this step
+    predicted what `Propagator.predict` made of their belief
+    axes      how many hypothesis axes the beliefs have
+    """
+
+    prior: Hypotheses
+    predicted: Belief
+    axes: int
 
 
 class Observed(NamedTuple):
@@ -265,11 +278,8 @@ class Observed(NamedTuple):
     axes: int
 
 
-def observe(state: FilterState, y: Tensor, observed: Tensor | None) -> Observed:
-    """Extend the hypotheses by the mode of the next step, predict, and condition on y (m, batch), 0 where missing.
-
-    ``observed`` (m, batch) is False where an entry is missing, None where nothing is.
-    """
+def predict(state: FilterState) -> Prediction:
+    """Extend the hypotheses by the mode of the next step, collapse them to the slots before it, and predict."""
     propagator, before, t = state.propagator, state.slots.before, state.t
     prior, axes = state.hypotheses, state.axes
     moves = t > 0 or propagator.start == "belief"
@@ -280,7 +290,16 @@ def observe(state: FilterState, y: Tensor, observed: Tensor | None) -> Observed:
         prior = Hypotheses(weights, _map_leaves(prior.belief, lambda leaf: leaf.unsqueeze(axes)))
         axes += 1
     prior, axes = collapse(propagator, prior, axes, before), min(axes, before)
-    predicted = propagator.predict(prior.belief, t, moves=moves)
+    return Prediction(prior, propagator.predict(prior.belief, t, moves=moves), axes)
+
+
+def observe(state: FilterState, y: Tensor, observed: Tensor | None, prediction: Prediction | None = None) -> Observed:
+    """Condition what `predict` says of the next step on y (m, batch), 0 where missing.
+
+    ``observed`` (m, batch) is False where an entry is missing, None where nothing is.
+    """
+    propagator, t = state.propagator, state.t
+    prior, predicted, axes = predict(state) if prediction is None else prediction
     belief, log_likelihood = propagator.update(predicted, y, observed, t)
     log_likelihood = log_likelihood.clamp_min(-(torch.finfo(y.dtype).max ** 0.5))  # an overflow is no NaN
     # relative to the best hypothesis that can be, lest evidence of any size rounds the weights away
@@ -296,9 +315,12 @@ def observe(state: FilterState, y: Tensor, observed: Tensor | None) -> Observed:
     return Observed(prior.belief, predicted, prior.log_weights, Hypotheses(joint - rest, belief), evidence, axes)
 
 
-def _advance(state: FilterState, y: Tensor, observed: Tensor | None) -> tuple[FilterState, StepBeliefs]:
+def advance(
+    state: FilterState, y: Tensor, observed: Tensor | None, prediction: Prediction | None = None
+) -> tuple[FilterState, StepBeliefs]:
+    """One step of the filter: `observe`, then collapse to the slots after it."""
     propagator, after = state.propagator, state.slots.after
-    _, predicted, prior_log_weights, posterior, evidence, axes = observe(state, y, observed)
+    _, predicted, prior_log_weights, posterior, evidence, axes = observe(state, y, observed, prediction)
     prior = collapse(propagator, Hypotheses(prior_log_weights, propagator.state(predicted)), axes, 1)
     collapsed = collapse(propagator, posterior, axes, max(after, 1))
     newest = collapse(propagator, collapsed, min(axes, max(after, 1)), 1)

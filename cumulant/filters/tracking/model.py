@@ -41,8 +41,8 @@ from torch import Tensor
 
 from cumulant.checks import sentence
 from cumulant.filters import SwitchingLinearGaussian
-from cumulant.filters.tracking.headings import headings
 from cumulant.filters.motion import ORDERS, Chain, Discretized, Drift, Fixed, Motion, halve
+from cumulant.filters.tracking.headings import headings
 from cumulant.filters.tracking.schema import TABLES, keys_of
 from cumulant.filters.tracking.section import Section, load_toml, section, suggestion
 from cumulant.filters.tracking.table import TableColumns
