@@ -15,16 +15,48 @@ def track(
         Path | None, typer.Argument(help="A CSV file of measurements with a header.", show_default="none")
     ] = None,
     model: Annotated[
-        Path | None, typer.Option(help="A TOML file: columns, modes, switching, noise.", show_default="none")
+        Path | None,
+        typer.Option(help="A TOML file: columns, sensors, modes, switching, noise.", show_default="none"),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Where to put table and figures.", show_default="tracked/FILE")
     ] = None,
-    method: Annotated[str, typer.Option(help="imm, gpb1, gpb2, … or kalman (for one mode).")] = "imm",
+    init: Annotated[
+        Path | None,
+        typer.Option(
+            help="A CSV file: look at its columns, write a first model beside it (or at --model), and stop.",
+            show_default="none",
+        ),
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Say how table and model are understood, and run nothing.")
+    ] = False,
+    method: Annotated[
+        str, typer.Option(help="imm, gpb1, gpb2, …, kalman (for one mode) or exact (for a few rows).")
+    ] = "imm",
     smooth: Annotated[
         bool, typer.Option("--smooth", help="Add what all rows say about each row; with the order of gpb3, gpb4, ….")
     ] = False,
-    smoother: Annotated[str, typer.Option(help="How to smooth: propagation, correction or kim.")] = "propagation",
+    smoother: Annotated[
+        str | None,
+        typer.Option(
+            help="How to smooth: propagation, correction, kim, or exact for a few rows. Implies --smooth.",
+            show_default="propagation",
+        ),
+    ] = None,
+    order: Annotated[
+        int | None,
+        typer.Option(
+            min=2, help="Order of the smoother. Implies --smooth.", show_default="that of --method, at least 2"
+        ),
+    ] = None,
+    gate: Annotated[
+        float | None,
+        typer.Option(
+            help="Reject what a right sensor would measure with a probability below 1 − GATE: 0.999, say.",
+            show_default="that of the model, or none",
+        ),
+    ] = None,
     figures: Annotated[int, typer.Option(min=0, help="Draw so many tracks, the first ones of the file.")] = 12,
     example: Annotated[
         Path | None,
@@ -37,10 +69,14 @@ def track(
 ) -> None:
     """Filter a table of measurements: where each track is, how sure that is, and in which mode it moves.
 
-    Several tracks, empty cells, missing rows and irregular times are welcome. Writes estimates.parquet, estimates.csv,
-    summary.json and a figure for each track.
+    Positions, or range, bearing, elevation, Doppler, speed and course of several sensors, in their units; several tracks,
+    empty cells, missing rows and irregular times are welcome. Begin with --init FILE.csv, which writes a first model.
+
+    Writes estimates.parquet, estimates.csv, summary.json and a figure for each track, and says whether the filter is as sure
+    as it may be. docs/tracking.md has every key of the model.
     """
     with importing("track", "lab"):
-        from cumulant.filters.tracking.command import track_command
-    chosen = smoother if smooth else None
-    track_command(file, model, out, method=method, smoother=chosen, figures=figures, example=example, force=force)
+        from cumulant.filters.tracking.command import TrackOptions, track_command
+    chosen = smoother or ("propagation" if smooth or order else None)
+    options = TrackOptions(out, method, chosen, order, gate, figures, check, init, example, force)
+    track_command(file, model, options)

@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 from cumulant.commands.track import track
 from cumulant.filters import SmootherWarning, SwitchingLinearGaussian, gpb, imm, kalman
+from cumulant.filters.motion import Chain, Drift, Fixed
 from cumulant.filters.smoother import smooth
 from cumulant.filters.tracking import TableColumns, Track, filter_tracks, measured_moments, read_model, read_tracks
 from cumulant.filters.tracking.directory import file_names
@@ -27,7 +28,6 @@ from cumulant.filters.tracking.example import FLIGHTS, MODEL, STEPS, along, fly,
 from cumulant.filters.tracking.figure import _axes_of, draw_track  # pyright: ignore[reportPrivateUsage]
 from cumulant.filters.tracking.headings import headings
 from cumulant.filters.tracking.model import Switching
-from cumulant.filters.motion import Chain, Drift, Fixed
 from tests.compare import close
 
 # the smoother of order 2 gives it on short tracks; where it is due is tested by itself

@@ -1,7 +1,8 @@
 """Tracks in a table of measurements, filtered by a switching model in a TOML file: `cumulant track`."""
 
 from cumulant.filters.tracking.filter import Estimate, filter_tracks, measured_moments
-from cumulant.filters.tracking.model import Mode, TrackModel, read_model
+from cumulant.filters.tracking.model import Mode, TrackModel
+from cumulant.filters.tracking.model_file import read_model
 from cumulant.filters.tracking.table import TableColumns, Track, read_tracks
 
 __all__ = [

@@ -11,6 +11,7 @@ from typing import Any
 from cumulant.checks import sentence
 from cumulant.extras import missing_package
 from cumulant.files import new_directory
+from cumulant.filters import Consistency
 from cumulant.filters.tracking.estimates import table_of
 from cumulant.filters.tracking.filter import Estimate
 from cumulant.filters.tracking.model import TrackModel
@@ -41,6 +42,7 @@ def write_directory(
     summary: dict[str, Any],
     *,
     figures: int,
+    judged: Consistency | None = None,
     force: bool = False,
 ) -> list[str]:
     """Tables, figures of the first tracks and the summary, moved there in one step; the names of the figures."""
@@ -52,26 +54,34 @@ def write_directory(
         table = polars.DataFrame(table_of(model, estimates)).fill_nan(None)
         table.write_parquet(staging / TABLES[0])
         table.write_csv(staging / TABLES[1])
-        names = _draw(staging, model, estimates[:figures])
+        names = _draw(staging, model, estimates, figures, judged)
         text = json.dumps(summary | {"figures": names}, indent=1, ensure_ascii=False, allow_nan=False)
         (staging / SUMMARY).write_text(text + "\n", encoding="utf-8")
         check_output_directory(directory, force)  # again: it may have been taken meanwhile
     return names
 
 
-def _draw(staging: Path, model: TrackModel, estimates: Sequence[Estimate]) -> list[str]:
-    if not estimates:
+def _draw(
+    staging: Path, model: TrackModel, estimates: Sequence[Estimate], count: int, judged: Consistency | None
+) -> list[str]:
+    """Figures of the first tracks, and one of consistency."""
+    shown = estimates[:count]
+    if not shown:
         return []
     from cumulant.figures import save
+    from cumulant.filters.consistency_figure import draw_consistency
     from cumulant.filters.tracking.figure import draw_track
 
     (staging / FIGURES).mkdir()
-    names = file_names([e.track.name for e in estimates])
-    for name, estimate in zip(names, estimates, strict=True):
-        drawn = draw_track(model, estimate)
+    names = file_names([e.track.name for e in shown])
+    drawings = {name: draw_track(model, estimate) for name, estimate in zip(names, shown, strict=True)}
+    if judged is not None:
+        found = [e.innovations for e in estimates if e.innovations is not None]
+        drawings["consistency"] = draw_consistency(judged, found)
+    for name, drawn in drawings.items():
         for ending in ("svg", "png"):
             save(drawn, staging / FIGURES / f"{name}.{ending}")
-    return [f"{FIGURES}/{name}.svg" for name in names]
+    return [f"{FIGURES}/{name}.svg" for name in drawings]
 
 
 def file_names(tracks: Sequence[str]) -> list[str]:

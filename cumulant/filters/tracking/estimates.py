@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from itertools import combinations
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from cumulant.filters import Consistency, consistency, nees
 from cumulant.filters.tracking.filter import Estimate
+from cumulant.filters.tracking.geodesy import to_degrees
 from cumulant.filters.tracking.headings import headings
 from cumulant.filters.tracking.model import TrackModel
+from cumulant.filters.tracking.units import ISO
 
 
 def table_of(model: TrackModel, estimates: Sequence[Estimate]) -> dict[str, np.ndarray | list[str]]:
     """The columns of the estimates, tracks below one another; their names are `headings`."""
     smoothed = estimates[0].smoothed is not None
-    names = headings(model.states, [m.name for m in model.modes], model.columns.measured, smoothed)
+    geographic = model.columns.is_geographic
+    scored = estimates[0].innovations is not None
+    names = headings(model.states, [m.name for m in model.modes], model.columns.measured, smoothed, geographic, scored)
     tracks = [e.track.name for e in estimates for _ in e.track.times]
     times = np.concatenate([np.asarray(e.track.times) for e in estimates])
+    if model.columns.time_unit == ISO:
+        times = [datetime.fromtimestamp(t, UTC).isoformat(timespec="milliseconds") for t in times]
     numbers = torch.cat([_numbers(e) for e in estimates]).numpy()
     return dict(zip(names, [tracks, times, *numbers.T], strict=True))
 
@@ -28,10 +36,19 @@ def _numbers(estimate: Estimate) -> Tensor:
     """(T, columns) in the order of `headings`, after track and time."""
     f, s = estimate.filtered, estimate.smoothed
     parts = [estimate.track.y, _with_deviations(f.mean, f.covariance), f.mode_probabilities, f.log_likelihood[:, None]]
+    if estimate.innovations is not None:
+        rejected = estimate.innovations.rejected.sum(-1, keepdim=True).to(f.mean)
+        parts += [
+            torch.where(estimate.innovations.measured > 0, estimate.innovations.nis, torch.nan)[:, None],
+            rejected,
+        ]
     if s is not None:
         parts += [_with_deviations(s.mean, s.covariance), s.mode_probabilities]
     pairs = list(combinations(range(f.mean.shape[-1]), 2))
     parts += [f.covariance[:, a, b][:, None] for a, b in pairs]
+    origin = estimate.track.origin
+    if origin is not None:
+        parts += [to_degrees(record.mean[:, :2].detach(), origin) for record in (f, s) if record is not None]
     return torch.cat([part.detach() for part in parts], 1)
 
 
@@ -44,7 +61,8 @@ def _with_deviations(mean: Tensor, covariance: Tensor) -> Tensor:
 def summary_of(model: TrackModel, estimate: Estimate) -> dict:
     """One track in a few numbers.
 
-    rows counts the rows of the estimates, complete those with every column measured, empty those with none.
+    rows counts the rows of the estimates, complete those with every column measured, empty those with none, rejected the
+    numbers that a gate rejected.
     mode_shares is the mean probability of each mode, log_likelihood is log p(y_1 … y_T), and smoothed_excess, of tracks
     that were smoothed, is `Estimate.excess`: above 1 the filtered columns may be nearer the truth.
     """
@@ -59,5 +77,28 @@ def summary_of(model: TrackModel, estimate: Estimate) -> dict:
         "to": estimate.track.times[-1],
         "mode_shares": {mode.name: float(p) for mode, p in zip(model.modes, shares, strict=True)},
         "log_likelihood": float(estimate.filtered.log_likelihood.sum()),
+        **({} if estimate.innovations is None else {"rejected": int(estimate.innovations.rejected.sum())}),
         **({} if estimate.excess is None else {"smoothed_excess": estimate.excess}),
     }
+
+
+def judge(model: TrackModel, estimates: Sequence[Estimate]) -> Consistency:
+    """The consistency of all tracks together, with NEES where the table has the truth."""
+    found = [e.innovations for e in estimates if e.innovations is not None]
+    index = [model.states.index(c.state) for c in model.columns.truth if c.state in model.states]
+    columns = [k for k, c in enumerate(model.columns.truth) if c.state in model.states]
+    errors = None
+    if index:
+        known = [e for e in estimates if e.track.truth is not None]
+        errors = [_errors(e, index, columns) for e in known]
+    names, modes = model.columns.measured, [mode.name for mode in model.modes]
+    return consistency(found, names=names, modes=modes, errors=errors, size=len(index))
+
+
+def _errors(estimate: Estimate, index: list[int], columns: list[int]) -> Tensor:
+    """NEES (T,) over the truth columns; rows where one is unknown are left out."""
+    assert estimate.track.truth is not None
+    truth = estimate.track.truth[:, columns]
+    truth = torch.where(truth.isnan().any(1, keepdim=True), torch.nan, truth)
+    f = estimate.filtered
+    return nees(f.mean[:, index].detach(), f.covariance[:, index][:, :, index].detach(), truth)

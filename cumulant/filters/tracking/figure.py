@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from itertools import cycle
 from math import log, sqrt
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from cumulant.figures import COLOURS, INK, figure
+from cumulant.figures import COLOURS, INK, RED, figure
 from cumulant.filters import ProjectedNormal
-from cumulant.filters.tracking.filter import Estimate, measured_moments
+from cumulant.filters.tracking.filter import Estimate, located_rows, position_moments
 from cumulant.filters.tracking.model import TrackModel
 
 if TYPE_CHECKING:
@@ -23,9 +24,9 @@ MAX_PANELS = 4  # measured columns that are drawn where they are not two
 
 
 def draw_track(model: TrackModel, estimate: Estimate) -> Figure:
-    """Two measured columns are drawn as a plane, others against time; the modes against time in any case."""
-    moments = measured_moments(model, estimate.filtered)
-    measured = model.columns.measured
+    """Two axes are drawn as a plane, others against time; the modes against time in any case."""
+    moments = position_moments(model, estimate.filtered)
+    measured = _axes_drawn(model)
     if len(measured) == 2:
         wide = _width(moments.mean)
         drawn = figure(wide + 5.0, 5.0)
@@ -47,6 +48,17 @@ def draw_track(model: TrackModel, estimate: Estimate) -> Figure:
     return drawn
 
 
+def _axes_drawn(model: TrackModel) -> tuple[str, ...]:
+    """Positions, or what is measured where modes are matrices."""
+    return model.axes or model.columns.measured
+
+
+def _rejected_rows(estimate: Estimate) -> np.ndarray:
+    """(T,), True where a gate rejected something."""
+    found = estimate.innovations
+    return np.zeros(len(estimate.track.times), dtype=bool) if found is None else found.rejected.any(-1).numpy()
+
+
 def _width(mean: torch.Tensor) -> float:
     """Inches for a plane four and a half high: as wide as the track asks for, within reason."""
     across, up = (mean.amax(0) - mean.amin(0)).tolist()
@@ -57,7 +69,7 @@ def _plane(ax: Axes, model: TrackModel, estimate: Estimate, moments: ProjectedNo
     from matplotlib.collections import LineCollection
     from matplotlib.patches import Ellipse
 
-    mean, y = moments.mean.numpy(), estimate.track.y.numpy()
+    mean = moments.mean.numpy()
     colours = _colours(model)
     likeliest = estimate.filtered.mode_probabilities.argmax(-1).tolist()
     for k in _rows_with_ellipse(len(mean)):
@@ -66,7 +78,13 @@ def _plane(ax: Axes, model: TrackModel, estimate: Estimate, moments: ProjectedNo
         ellipse = Ellipse((mean[k, 0], mean[k, 1]), width, height, angle=angle, fc=(colour, 0.15), ec=(colour, 0.6))
         ellipse.set_linewidth(0.7)
         ax.add_patch(ellipse)
-    ax.plot(y[:, 0], y[:, 1], ".", ms=5, mew=0, color=INK, alpha=0.4, label="measured")
+    rejected, crosses = _rejected_rows(estimate), "rejected by the gate"
+    for (name, places), marker in zip(located_rows(model, estimate.track).items(), cycle(".v^s"), strict=False):
+        y = places.numpy()
+        ax.plot(y[~rejected, 0], y[~rejected, 1], marker, ms=5, mew=0, color=INK, alpha=0.4, label=_plain(name))
+        if rejected.any():
+            ax.plot(y[rejected, 0], y[rejected, 1], "x", ms=5, color=RED, label=crosses)
+            crosses = None
     missing = estimate.track.y[1:].isnan().all(-1).numpy()
     segments = np.stack([mean[:-1], mean[1:]], 1)
     for style, where in (("-", ~missing), (":", missing)):
@@ -75,14 +93,24 @@ def _plane(ax: Axes, model: TrackModel, estimate: Estimate, moments: ProjectedNo
     for mode, colour in zip(model.modes, colours, strict=True):
         ax.plot([], [], color=colour, label=_plain(f"filtered, {mode.name}"))
     if estimate.smoothed is not None:
-        after = measured_moments(model, estimate.smoothed).mean.numpy()
+        after = position_moments(model, estimate.smoothed).mean.numpy()
         ax.plot(after[:, 0], after[:, 1], "--", lw=1, color=INK, label="smoothed")
     ax.plot(*mean[0], "o", ms=6, mfc="white", color=INK, label="first row")
     ax.plot(*mean[-1], "s", ms=5, color=INK, label="last row")
-    ax.set(xlabel=_plain(model.columns.measured[0]), ylabel=_plain(model.columns.measured[1]))
+    names = [f"{axis}, m" if model.columns.sensors else axis for axis in _axes_drawn(model)]
+    ax.set(xlabel=_plain(names[0]), ylabel=_plain(names[1]))
     ax.set_title(_plain(f"Track {estimate.track.name}, with ellipses that hold {WITHIN:.0%}"))
+    _show_around(ax, mean)
     ax.set_aspect("equal", adjustable="datalim")
     ax.legend(loc="best", fontsize=8)
+
+
+def _show_around(ax: Axes, mean: np.ndarray) -> None:
+    """The track with a margin, not as far as an outlier lies."""
+    low, high = mean.min(0), mean.max(0)
+    margin = 0.12 * max(float((high - low).max()), 1e-9)
+    ax.set_xlim(low[0] - margin, high[0] + margin)
+    ax.set_ylim(low[1] - margin, high[1] + margin)
 
 
 def _modes(ax: Axes, model: TrackModel, estimate: Estimate) -> None:
@@ -103,7 +131,7 @@ def _modes(ax: Axes, model: TrackModel, estimate: Estimate) -> None:
 
 def _deviations(ax: Axes, model: TrackModel, estimate: Estimate, moments: ProjectedNormal) -> None:
     deviations = moments.covariance.diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt()
-    for name, series, style in zip(model.columns.measured, deviations.mT.numpy(), ("-", "--"), strict=True):
+    for name, series, style in zip(_axes_drawn(model), deviations.mT.numpy(), ("-", "--"), strict=True):
         ax.plot(estimate.track.times, series, style, color=INK, lw=1.2, label=_plain(name))
     _shade(ax, estimate)
     ax.set(ylim=(0, None), xlabel=_plain(model.columns.time), ylabel="standard deviation")
@@ -115,13 +143,14 @@ def _against_time(ax: Axes, model: TrackModel, estimate: Estimate, moments: Proj
     times, mean = estimate.track.times, moments.mean[:, column].numpy()
     band = 1.96 * moments.covariance[:, column, column].clamp_min(0).sqrt().numpy()
     ax.fill_between(times, mean - band, mean + band, color=COLOURS[0], alpha=0.2, lw=0, label="95 %")
-    ax.plot(times, estimate.track.y[:, column].numpy(), ".", ms=5, mew=0, color=INK, alpha=0.4, label="measured")
+    for name, places in located_rows(model, estimate.track).items():
+        ax.plot(times, places[:, column].numpy(), ".", ms=5, mew=0, color=INK, alpha=0.4, label=_plain(name))
     ax.plot(times, mean, color=COLOURS[0], label="filtered")
     if estimate.smoothed is not None:
-        after = measured_moments(model, estimate.smoothed).mean[:, column]
+        after = position_moments(model, estimate.smoothed).mean[:, column]
         ax.plot(times, after.numpy(), "--", lw=1, color=INK, label="smoothed")
     _shade(ax, estimate)
-    ax.set_ylabel(_plain(model.columns.measured[column]))
+    ax.set_ylabel(_plain(_axes_drawn(model)[column]))
 
 
 def _shade(ax: Axes, estimate: Estimate) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -12,12 +13,18 @@ from torch import Tensor
 
 from cumulant.checks import sentence
 from cumulant.filters import (
+    EXACT,
+    IMM,
     Filtered,
+    Innovations,
     ProjectedNormal,
+    Slots,
     SmootherWarning,
-    SwitchingLinearGaussian,
+    SwitchingModel,
+    exact,
     gpb,
     imm,
+    innovations,
     kalman,
     m_projection,
 )
@@ -27,6 +34,7 @@ from cumulant.filters.tracking.table import Track
 from cumulant.filters.variance_excess import exceeds, variance_excess
 
 GPB = re.compile(r"gpb([1-9]\d{0,2})", re.ASCII)
+NAMED = {"imm": imm, "kalman": kalman, "exact": exact}
 BATCH_ROWS = 1 << 16  # rows, padding included, that run as one batch
 TRACKS_NAMED = 5  # tracks in a sentence
 
@@ -34,27 +42,38 @@ TRACKS_NAMED = 5  # tracks in a sentence
 class Estimate(NamedTuple):
     """A track, what a filter knew after each of its T rows, and what a smoother knew in the end.
 
-    filtered  a `Filtered` without batch axes
-    smoothed  a `Smoothed` without batch axes, or None
-    excess    by which factor the smoothed variances exceed those of a filter of the same order, on the average over the
-              rows and for the entry of the state where it is largest (`variance_excess`); None if not smoothed
+    filtered     a `Filtered` without batch axes
+    smoothed     a `Smoothed` without batch axes, or None
+    excess       by which factor the smoothed variances exceed those of a filter of the same order, on the average over the
+                 rows and for the entry of the state where it is largest (`variance_excess`); None if not smoothed
+    innovations  an `Innovations` without batch axes, with what a gate rejected, or None; the row that located the track has
+                 no score
     """
 
     track: Track
     filtered: Filtered
     smoothed: Smoothed | None = None
     excess: float | None = None
+    innovations: Innovations | None = None
 
 
 def filter_tracks(
-    model: TrackModel, tracks: Sequence[Track], *, method: str = "imm", smoother: str | None = None
+    model: TrackModel,
+    tracks: Sequence[Track],
+    *,
+    method: str = "imm",
+    smoother: str | None = None,
+    order: int | None = None,
+    gate: float | None = None,
+    score: bool = False,
 ) -> list[Estimate]:
-    """Filter every track: "imm", "kalman" (one mode), or "gpb1", "gpb2", … (S2-C4, S2-E5).
+    """Filter every track: "imm", "kalman" (one mode), "gpb1", "gpb2", …, or "exact" for a few rows (S2-C4, S2-E5).
 
     Tracks whose rows lie equally far apart run as one batch, shorter ones masked after their end; an answer does not
-    depend on the tracks that run beside it. ``smoother`` is None or a method of `smooth` ("propagation" is the best),
-    of order k with "gpbk", of order 2 with "imm", "kalman" and "gpb1". Where it is less certain than its filter a
-    `SmootherWarning` names the tracks.
+    depend on the tracks that run beside it. ``smoother`` is None or a method of `smooth` ("propagation" is the best), of
+    this ``order``: by default k with "gpbk", 2 with "imm", "kalman" and "gpb1". Where it is less certain than its filter a
+    `SmootherWarning` names the tracks. ``score`` adds `innovations`, for `consistency`; a ``gate``, by default that of the
+    model, rejects outliers.
 
     >>> from pathlib import Path
     >>> from tempfile import TemporaryDirectory
@@ -68,28 +87,77 @@ def filter_tracks(
     torch.Size([200, 6])
     """
     check_method(method, smoother)
-    run, order = method_of(method), smoother_order(method)
+    run, order = method_of(method), order or smoother_order(method)
+    gate = model.gate if gate is None else gate
+    places = [model.locate(track) for track in tracks] if model.initial.located else None
+    model = model.starting(places or ())
     estimates: dict[int, Estimate] = {}
     less_certain: list[int] = []
     for group in _groups(tracks):
         batch = [tracks[k] for k in group]
-        built = model.at(batch[0].gaps)
+        origins = None if places is None else torch.stack([places[k].position for k in group])
+        built = model.at(batch[0].gaps, origins)
         y, mask = _padded(batch)
-        filtered = run(built, y, mask)
+        y = _seen_from(model, origins, y)
+        found = None
+        if gate is not None or score:
+            found = innovations(built, y, slots=slots_of(method), gate=gate, groups=_sensor_groups(model))
+            y = found.observations
+        filtered = _moved_back(model, origins, run(built, y, mask))
         _check_finite(model, batch, filtered)
         smoothed, ratios = None, [None] * len(batch)
         if smoother is not None:
             before, smoothed = filter_and_smooth(built, y, order=order, method=smoother, mask=mask)
             ratios = variance_excess(before, smoothed.covariance, mask.sum(-1)).amax(-1).tolist()
+            smoothed = _moved_back(model, origins, smoothed)
         for index, (k, track) in enumerate(zip(group, batch, strict=True)):
             length, ratio = len(track.times), ratios[index]
-            estimates[k] = Estimate(track, _cut(filtered, index, length), _cut(smoothed, index, length), ratio)
+            scored = (
+                None if found is None else _unlocated(_cut(found, index, length), places[k].row if places else None)
+            )
+            parts = _cut(filtered, index, length), _cut(smoothed, index, length)
+            estimates[k] = Estimate(track, *parts, ratio, scored)
             if ratio is not None and exceeds(ratio) and smoother != "exact" and not is_exact(built, order, length):
                 less_certain.append(k)
     if less_certain and smoother is not None:
         message = _excess_sentence([estimates[k] for k in sorted(less_certain)], smoother, order)
         warnings.warn(message, SmootherWarning, stacklevel=2)
     return [estimates[k] for k in range(len(tracks))]
+
+
+def _seen_from(model: TrackModel, origins: Tensor | None, y: Tensor) -> Tensor:
+    """What is measured, from the origin of each track, where it is linear in the state."""
+    if origins is None or model.modes[0].observation is None:
+        return y
+    return y - (origins @ model.shifts().mT)[:, None]
+
+
+def _moved_back(model: TrackModel, origins: Tensor | None, record: Any) -> Any:
+    """A record with positions from the origin of the model rather than of each track."""
+    if origins is None:
+        return record
+    where = torch.nn.functional.pad(origins, (0, len(model.states) - origins.shape[1]))
+    moved = {name: getattr(record, name) + where[:, None] for name in ("prior_mean", "mean") if hasattr(record, name)}
+    return record._replace(**moved, mode_means=record.mode_means + where[:, None, None])
+
+
+def _sensor_groups(model: TrackModel) -> list[range]:
+    """Entries that one sensor measures: they pass a gate together."""
+    if not model.columns.sensors:
+        return [range(len(model.columns.measured))]
+    ends = [0]
+    for s in model.columns.sensors:
+        ends.append(ends[-1] + len(s.columns))
+    return [range(a, b) for a, b in pairwise(ends)]
+
+
+def _unlocated(found: Innovations, row: int | None) -> Innovations:
+    """Scores without those of the row that said where the track is: it was predicted from itself."""
+    if row is None:
+        return found
+    scores, nis, measured = found.scores.clone(), found.nis.clone(), found.measured.clone()
+    scores[row], nis[row], measured[row] = torch.nan, 0, 0
+    return found._replace(scores=scores, nis=nis, measured=measured)
 
 
 def smoother_order(method: str) -> int:
@@ -144,21 +212,32 @@ def _check_finite(model: TrackModel, tracks: Sequence[Track], filtered: Filtered
             raise ValueError(sentence(where, "an estimate of finite size", "an overflow", advice))
 
 
-def method_of(name: str) -> Callable[[SwitchingLinearGaussian, Tensor, Tensor], Filtered]:
+def method_of(name: str) -> Callable[[SwitchingModel, Tensor, Tensor], Filtered]:
     """The filter of this name as a function of model, y and mask.
 
     >>> method_of("gbp2")
     Traceback (most recent call last):
-    ValueError: --method: expected imm, kalman, or gpb with an order (gpb1, gpb2, …), got 'gbp2'. Choose one of them.
+    ValueError: --method: expected imm, kalman, exact, or gpb with an order (gpb1, gpb2, …), got 'gbp2'. Choose one of them.
     """
-    if name in ("imm", "kalman"):
-        run = imm if name == "imm" else kalman
-        return lambda model, y, mask: run(model, y, mask=mask)
+    if name in NAMED:
+        return lambda model, y, mask: NAMED[name](model, y, mask=mask)
+    slots = slots_of(name)
+    return lambda model, y, mask: gpb(model, y, order=slots.before, mask=mask)
+
+
+def slots_of(name: str) -> Slots:
+    """When the filter of this name collapses its hypotheses.
+
+    >>> slots_of("gpb3")
+    Slots(before=3, after=2)
+    """
+    if name in NAMED:
+        return EXACT if name == "exact" else IMM
     order = GPB.fullmatch(name)
     if order is None:
-        expected = "imm, kalman, or gpb with an order (gpb1, gpb2, …)"
+        expected = "imm, kalman, exact, or gpb with an order (gpb1, gpb2, …)"
         raise ValueError(sentence("--method", expected, repr(name), "Choose one of them."))
-    return lambda model, y, mask: gpb(model, y, order=int(order[1]), mask=mask)
+    return Slots.gpb(int(order[1]))
 
 
 def measured_moments(model: TrackModel, record: Filtered | Smoothed) -> ProjectedNormal:
@@ -175,10 +254,41 @@ def measured_moments(model: TrackModel, record: Filtered | Smoothed) -> Projecte
     >>> measured_moments(model, filter_tracks(model, tracks[:1])[0].filtered).mean.shape
     torch.Size([200, 2])
     """
-    observation = model.at(()).observation  # (M, m, d)
+    if any(mode.observation is None for mode in model.modes):
+        expected, advice = "sensors that are linear in the state", "Use the mean of the state."
+        raise ValueError(sentence("measured_moments.model", expected, "others", advice))
+    observation = torch.stack([_on_common(model, k) for k in range(len(model.modes))])  # (M, m, d)
     means = (observation @ record.mode_means[..., None])[..., 0]
     covariances = observation @ record.mode_covariances @ observation.mT
     return m_projection(record.mode_probabilities, means, covariances)
+
+
+def _on_common(model: TrackModel, k: int) -> Tensor:
+    """H (m, d) of a mode on the common state."""
+    observation = model.modes[k].observation
+    assert observation is not None
+    return observation @ torch.eye(len(model.states), dtype=torch.float64)[model.indices[k]]
+
+
+def position_moments(model: TrackModel, record: Filtered | Smoothed) -> ProjectedNormal:
+    """Mean (T, axes) and covariance (T, axes, axes) of where a target is; of models of matrices, of what is measured."""
+    if not model.axes:
+        return measured_moments(model, record)
+    k = len(model.axes)
+    return ProjectedNormal(record.mean[..., :k], record.covariance[..., :k, :k])
+
+
+def located_rows(model: TrackModel, track: Track) -> dict[str, Tensor]:
+    """Of each sensor that locates, the positions (T, axes) that it alone would say, NaN where it does not."""
+    if not model.columns.sensors:
+        return {"measured": track.y}
+    found, first = {}, 0
+    for s in model.columns.sensors:
+        position = s.sensor.locate(track.y[:, first : first + len(s.columns)])
+        first += len(s.columns)
+        if position is not None:
+            found[s.name if len(model.columns.sensors) > 1 else "measured"] = position
+    return found
 
 
 def _groups(tracks: Sequence[Track]) -> Iterator[list[int]]:

@@ -5,9 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import combinations
 
+GEOGRAPHIC = ("latitude", "longitude")
+
 
 def headings(
-    states: Sequence[str], modes: Sequence[str], measured: Sequence[str], smoothed: bool = True
+    states: Sequence[str],
+    modes: Sequence[str],
+    measured: Sequence[str],
+    smoothed: bool = True,
+    geographic: bool = False,
+    scored: bool = False,
 ) -> tuple[str, ...]:
     """Track and time, what was measured, the state with its standard deviations, the modes, and the covariances.
 
@@ -24,6 +31,8 @@ def headings(
         *(f"{s}{end}" for s in states for end in ("", "_std")),
         *(f"p_{mode}" for mode in modes),
         "log_likelihood",
+        *(("nis", "rejected") if scored else ()),
         *(after if smoothed else ()),
         *(f"{a}_{b}_cov" for a, b in combinations(states, 2)),
+        *(f"{name}{end}" for end in (("", "_smoothed") if smoothed else ("",)) for name in GEOGRAPHIC if geographic),
     )

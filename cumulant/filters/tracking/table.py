@@ -6,8 +6,10 @@ import csv
 import io
 import re
 from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
 from decimal import Decimal
 from itertools import pairwise
+from math import pi
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,12 +17,24 @@ import torch
 from torch import Tensor
 
 from cumulant.checks import sentence
+from cumulant.filters.tracking.geodesy import Origin, to_plane
 from cumulant.filters.tracking.section import LARGEST, read_text, suggestion
+from cumulant.filters.tracking.sensor_section import TableSensor
+from cumulant.filters.tracking.units import ISO, TIMES
 
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,4})?", re.ASCII)
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 ONLY = "1"  # the name of the track in a file that has one
 OFF_GRID = Decimal("0.01")  # of a step: how far rounded times may lie from the grid
 MAX_ROWS = 1_000_000  # rows, with those that the grid adds
+
+
+class TruthColumn(NamedTuple):
+    """A column with the true value of an entry of the state, and what one of its units is in SI units."""
+
+    state: str
+    column: str
+    factor: float
 
 
 class TableColumns(NamedTuple):
@@ -32,6 +46,12 @@ class TableColumns(NamedTuple):
     step       the grid: rows are multiples of it apart, and those that are missing become gaps; None: any times
     ignore     columns that the file may have besides; "others": whatever they are
     delimiter  between two cells
+    time_unit  "s", "ms", …, or "iso" for dates and times of day; step is in it, gaps are in seconds
+    sensors    which columns each sensor fills; () where ``measured`` are columns of positions as they are
+    sensor     the column that says from which sensor a row is, or None: by the cells that are filled
+    truth      columns with the true state
+    sort       whether rows may come in any order
+    origin     where latitudes and longitudes are projected from; None: the first row that has them
     """
 
     time: str
@@ -40,15 +60,47 @@ class TableColumns(NamedTuple):
     step: Decimal | None = None
     ignore: tuple[str, ...] | str = ()
     delimiter: str = ","
+    time_unit: str = "s"
+    sensors: tuple[TableSensor, ...] = ()
+    sensor: str | None = None
+    truth: tuple[TruthColumn, ...] = ()
+    sort: bool = False
+    origin: Origin | None = None
+
+    @property
+    def step_seconds(self) -> float | None:
+        return None if self.step is None else float(self.step * TIMES[self.time_unit])
+
+    @property
+    def entries(self) -> tuple[str, ...]:
+        """What each entry of y is: the name of an axis, or of an entry of a sensor."""
+        return tuple(e for s in self.sensors for e in s.sensor.entries) if self.sensors else self.measured
+
+    @property
+    def is_geographic(self) -> bool:
+        return any(s.geographic for s in self.sensors)
+
+    @property
+    def names(self) -> list[str]:
+        """Every column that is read."""
+        data = dict.fromkeys(c.column for s in self.sensors for c in s.columns) if self.sensors else self.measured
+        roles = [self.time, *([self.track] if self.track else []), *([self.sensor] if self.sensor else [])]
+        return [*roles, *data, *dict.fromkeys(c.column for c in self.truth)]
 
 
 class Track(NamedTuple):
-    """One track: name, times of T rows, the T−1 gaps between them, and y (T, m), NaN where nothing was measured."""
+    """One track: name, times of T rows, the T−1 gaps between them, and y (T, m), NaN where nothing was measured.
+
+    times are as in the file, seconds since 1970 for "iso"; gaps are in seconds, y in m, rad and m/s where columns have units.
+    truth (T, number of truth columns), NaN where unknown, or None. origin is where x = y = 0 lies on the earth, or None.
+    """
 
     name: str
     times: tuple[float, ...]
     gaps: tuple[float, ...]
     y: Tensor
+    truth: Tensor | None = None
+    origin: Origin | None = None
 
 
 class Cells(NamedTuple):
@@ -59,9 +111,12 @@ class Cells(NamedTuple):
 
 
 class Measurement(NamedTuple):
+    """A row, or several of one time joined: where it stands, when (seconds for "iso", else the unit of the file), y, truth."""
+
     row: int
     time: Decimal
     y: list[float]
+    truth: list[float]
 
 
 def read_tracks(path: Path, columns: TableColumns) -> list[Track]:
@@ -81,8 +136,8 @@ def read_tracks(path: Path, columns: TableColumns) -> list[Track]:
         name = ONLY if columns.track is None else cells.values[columns.track].strip()
         if not name:
             raise _wrong(path, cells.number, str(columns.track), "the name of a track", "an empty cell", "Name it.")
-        track = measurements.setdefault(name, [])
-        track.append(_measurement(path, cells, columns, track[-1] if track else None))
+        measurements.setdefault(name, []).append(_measurement(path, cells, columns))
+    measurements = {name: _in_order(path, track, columns) for name, track in measurements.items()}
     if not measurements:
         raise ValueError(sentence(str(path), "rows of measurements", "a header only", "Add a row."))
     counts = [_count(path, columns, track) for track in measurements.values()]
@@ -90,7 +145,8 @@ def read_tracks(path: Path, columns: TableColumns) -> list[Track]:
         longest = list(measurements)[counts.index(max(counts))]
         got = f"{sum(counts):,} with those that the grid adds, {max(counts):,} of them in track {longest}"
         raise ValueError(sentence(str(path), f"at most {MAX_ROWS:,} rows", got, "Look at the times and at step."))
-    return [_track(path, name, track, columns) for name, track in measurements.items()]
+    tracks = [_track(path, name, track, columns) for name, track in measurements.items()]
+    return project(tracks, columns) if columns.is_geographic else tracks
 
 
 def _rows(path: Path, columns: TableColumns) -> Iterator[Cells]:
@@ -115,7 +171,7 @@ def _rows(path: Path, columns: TableColumns) -> Iterator[Cells]:
 
 def _check_header(path: Path, names: Sequence[str], columns: TableColumns) -> None:
     """Every declared column once, and no column that nobody declared."""
-    declared = [columns.time, *([columns.track] if columns.track else []), *columns.measured]
+    declared = columns.names
     where = f"{path}, row 1"
     for name in declared:
         if name not in names:
@@ -134,19 +190,120 @@ def _check_header(path: Path, names: Sequence[str], columns: TableColumns) -> No
             raise ValueError(sentence(where, expected, "an unknown column", advice))
 
 
-def _measurement(path: Path, cells: Cells, columns: TableColumns, before: Measurement | None) -> Measurement:
+def _measurement(path: Path, cells: Cells, columns: TableColumns) -> Measurement:
+    time = _time(path, cells, columns)
+    if columns.sensors:
+        y = [value for s in columns.sensors for value in _sensed(path, cells, columns, s)]
+    else:
+        y = [_float(_number(path, cells, name)) for name in columns.measured]
+    truth = [c.factor * _float(_number(path, cells, c.column)) for c in columns.truth]
+    return Measurement(cells.number, time, y, truth)
+
+
+def _time(path: Path, cells: Cells, columns: TableColumns) -> Decimal:
+    text = cells.values[columns.time].strip()
+    if columns.time_unit == ISO and text:
+        try:
+            when = datetime.fromisoformat(text)
+        except ValueError:
+            expected, advice = "a date and time in ISO 8601", "Write 2024-05-01T12:30:00.5Z, or set time_unit."
+            raise _wrong(path, cells.number, columns.time, expected, repr(text), advice) from None
+        since = (when if when.tzinfo else when.replace(tzinfo=UTC)) - EPOCH
+        return Decimal(since.days * 86400 + since.seconds) + Decimal(since.microseconds) / 1_000_000
     time = _number(path, cells, columns.time)
     if time is None:
         raise _wrong(path, cells.number, columns.time, "a time", "an empty cell", "Each row needs one.")
-    if before is not None and time <= before.time:
-        text = cells.values[columns.time].strip()
-        if time == before.time:
-            got, advice = f"{text} again, as in row {before.row}", "Keep one row for each time of a track."
+    return time
+
+
+def _sensed(path: Path, cells: Cells, columns: TableColumns, sensor: TableSensor) -> list[float]:
+    """The entries of one sensor in a row, in SI units; NaN where it has none."""
+    if columns.sensor is not None:
+        name = cells.values[columns.sensor].strip()
+        known = [s.name for s in columns.sensors]
+        if name not in known:
+            advice = suggestion(name, known, "Write a table [[sensor]] with this name.")
+            raise _wrong(path, cells.number, columns.sensor, f"one of {', '.join(known)}", repr(name), advice)
+        if name != sensor.name:
+            return [float("nan")] * len(sensor.columns)
+    values = [c.factor * _float(_number(path, cells, c.column)) for c in sensor.columns]
+    if sensor.geographic and values[1] == values[1] and abs(values[1]) > pi / 2:
+        column = next(c.column for c in sensor.columns if c.entry == "y")
+        expected, got = "a latitude of at most 90 degrees", cells.values[column].strip()
+        raise _wrong(path, cells.number, column, expected, got, "Look at the columns of latitude and longitude.")
+    if sensor.geographic:
+        return values  # radians; `project` makes metres of them
+    return [value + float(moved) for value, moved in zip(values, sensor.shift, strict=True)]
+
+
+def _in_order(path: Path, rows: list[Measurement], columns: TableColumns) -> list[Measurement]:
+    """The rows of one track in time; those of different sensors at one time become one."""
+    rows = sorted(rows, key=lambda row: row.time) if columns.sort else rows
+    ordered: list[Measurement] = []
+    for row in rows:
+        before = ordered[-1] if ordered else None
+        if before is None or row.time > before.time:
+            ordered.append(row)
+        elif row.time < before.time:
+            got = f"{row.time} after {before.time} of row {before.row}"
+            advice = "Sort the rows by time, or write sort = true in the model's [table]."
+            raise _wrong(path, row.row, columns.time, "times that increase within a track", got, advice)
         else:
-            got, advice = f"{text} after {before.time} of row {before.row}", "Sort the rows by time."
-        raise _wrong(path, cells.number, columns.time, "times that increase within a track", got, advice)
-    values = [_number(path, cells, name) for name in columns.measured]
-    return Measurement(cells.number, time, [float("nan") if v is None else float(v) for v in values])
+            ordered[-1] = _joined(path, before, row, columns)
+    return ordered
+
+
+def _joined(path: Path, before: Measurement, row: Measurement, columns: TableColumns) -> Measurement:
+    """Two rows of one time: welcome from different sensors, refused where both have an entry."""
+    twice = [n for n, a, b in zip(columns.measured, before.y, row.y, strict=True) if a == a and b == b]
+    if not columns.sensors or twice:
+        got = f"{row.time} again, as in row {before.row}" + (f", with {twice[0]} in both" if columns.sensors else "")
+        advice = (
+            "Keep one row for each time of a track."
+            if not columns.sensors
+            else ("Keep one row for each time of a track and sensor; two sensors of one kind need sensor in [table].")
+        )
+        raise _wrong(path, row.row, columns.time, "times that increase within a track", got, advice)
+    y = [a if a == a else b for a, b in zip(before.y, row.y, strict=True)]
+    truth = [a if a == a else b for a, b in zip(before.truth, row.truth, strict=True)]
+    return Measurement(before.row, before.time, y, truth)
+
+
+def project(tracks: list[Track], columns: TableColumns) -> list[Track]:
+    """Tracks whose longitudes and latitudes, x and y in radians, are metres east and north of the origin."""
+    origin = origin_of(tracks, columns)
+    first, out = 0, [track._replace(origin=origin) for track in tracks]
+    for s in columns.sensors:
+        if s.geographic:
+            x, y = (first + s.sensor.entries.index(name) for name in ("x", "y"))
+            for k, track in enumerate(out):
+                plane = to_plane(track.y[:, y], track.y[:, x], origin)
+                values = track.y.clone()
+                values[:, [x, y]] = plane + s.shift[:2]
+                out[k] = track._replace(y=values)
+        first += len(s.columns)
+    return out
+
+
+def origin_of(tracks: Sequence[Track], columns: TableColumns) -> Origin:
+    """Where the plane touches the earth: the model's origin, or the first position of the file, to a hundredth of a degree."""
+    if columns.origin is not None:
+        return columns.origin
+    first = 0
+    for s in columns.sensors:
+        if s.geographic:
+            x, y = (first + s.sensor.entries.index(name) for name in ("x", "y"))
+            for track in tracks:
+                seen = track.y[~track.y[:, [x, y]].isnan().any(1)]
+                if len(seen):
+                    longitude, latitude = torch.rad2deg(seen[0, [x, y]]).tolist()
+                    return Origin(round(latitude, 2), round(longitude, 2))
+        first += len(s.columns)
+    raise ValueError(sentence("table", "a row with latitude and longitude", "none", "Set origin in [table]."))
+
+
+def _float(value: Decimal | None) -> float:
+    return float("nan") if value is None else float(value)
 
 
 def _number(path: Path, cells: Cells, column: str) -> Decimal | None:
@@ -188,8 +345,9 @@ def _track(path: Path, name: str, measurements: list[Measurement], columns: Tabl
     start = measurements[0].time
     if columns.step is None:
         times = [s.time for s in measurements]
-        gaps = tuple(float(b - a) for a, b in pairwise(times))
-        return Track(name, tuple(map(float, times)), gaps, _tensor([s.y for s in measurements], len(columns.measured)))
+        gaps = tuple(float((b - a) * TIMES[columns.time_unit]) for a, b in pairwise(times))
+        y, truth = _tensor([s.y for s in measurements], len(columns.measured)), _truth(measurements, columns)
+        return Track(name, tuple(map(float, times)), gaps, y, truth)
     indices = [int(_index(path, columns, start, s)) for s in measurements]
     for (before, index), measurement in zip(pairwise(indices), measurements[1:], strict=True):
         if index == before:
@@ -199,7 +357,16 @@ def _track(path: Path, name: str, measurements: list[Measurement], columns: Tabl
     y = torch.full((indices[-1] + 1, len(columns.measured)), torch.nan, dtype=torch.float64)
     y[indices] = _tensor([s.y for s in measurements], len(columns.measured))
     times = tuple(float(start + k * columns.step) for k in range(len(y)))
-    return Track(name, times, (float(columns.step),) * (len(y) - 1), y)
+    known, truth = _truth(measurements, columns), None
+    if known is not None:
+        truth = torch.full((len(y), known.shape[1]), torch.nan, dtype=torch.float64)
+        truth[indices] = known
+    assert columns.step_seconds is not None
+    return Track(name, times, (columns.step_seconds,) * (len(y) - 1), y, truth)
+
+
+def _truth(measurements: list[Measurement], columns: TableColumns) -> Tensor | None:
+    return _tensor([s.truth for s in measurements], len(columns.truth)) if columns.truth else None
 
 
 def _tensor(rows: list[list[float]], m: int) -> Tensor:

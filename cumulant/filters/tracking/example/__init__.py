@@ -13,7 +13,7 @@ from torch import Tensor
 from cumulant.checks import sentence
 from cumulant.files import write
 from cumulant.filters import Simulation, SwitchingLinearGaussian
-from cumulant.filters.tracking.model import read_model
+from cumulant.filters.tracking.model_file import read_model
 
 MODEL = Path(__file__).with_name("manoeuvre.toml")
 NAMES = ("manoeuvre.csv", "manoeuvre.toml")
