@@ -40,6 +40,8 @@ SHOWN_BY = {
     "cumulant.filters.FilterState": "cumulant.filters.init",
     "cumulant.filters.Filtered": "cumulant.filters.gpb",
     "cumulant.filters.Forecast": "cumulant.filters.forecast",
+    "cumulant.filters.Consistency": "cumulant.filters.consistency",
+    "cumulant.filters.Innovations": "cumulant.filters.innovations",
     "cumulant.filters.Learned": "cumulant.filters.em",
     "cumulant.filters.ProjectedNormal": "cumulant.filters.m_projection",
     "cumulant.filters.Simulation": "cumulant.filters.SwitchingLinearGaussian",
@@ -47,6 +49,7 @@ SHOWN_BY = {
     "cumulant.filters.Smoothed": "cumulant.filters.smooth",
     "cumulant.filters.StepRecord": "cumulant.filters.step",
     "cumulant.filters.tracking.Estimate": "cumulant.filters.tracking.filter_tracks",
+    "cumulant.filters.tracking.FirstModel": "cumulant.filters.tracking.first_model",
     "cumulant.filters.tracking.Mode": "cumulant.filters.tracking.read_model",
     "cumulant.filters.tracking.TableColumns": "cumulant.filters.tracking.read_tracks",
     "cumulant.filters.tracking.Track": "cumulant.filters.tracking.read_tracks",
@@ -104,7 +107,7 @@ NO_COMPUTATION = {
     *("cumulant.Ranks", "cumulant.Status", "cumulant.kernels.STATISTICS", "cumulant.dynamics.Halt"),
     *("cumulant.filters.FilterState", "cumulant.filters.StepRecord", "cumulant.filters.EXACT", "cumulant.filters.IMM"),
     *(f"cumulant.filters.tracking.{name}" for name in ("Estimate", "TableColumns", "TrackModel", "read_model")),
-    *(f"cumulant.filters.tracking.{name}" for name in ("filter_tracks", "read_tracks")),
+    *(f"cumulant.filters.tracking.{name}" for name in ("filter_tracks", "read_tracks", "FirstModel", "first_model")),
     *(f"cumulant.observatory.{name}" for name in ("load", "observe", "read_texts", "render", "attach")),
     *(f"cumulant.observatory.monitor.{name}" for name in ("Alarm", "Check", "Monitor")),
     *("cumulant.transformers.AttentionObserver", "cumulant.training.LanguageConfig", "cumulant.nn.swap"),
@@ -203,7 +206,9 @@ def test_committed_pages_are_what_is_generated(module):
 
 def test_the_page_of_the_model_file_has_every_key():
     text = tracking.pages()["tracking.md"]
-    assert all(f"| `{key}` |" in text for key in (*TableColumns._fields, "transition", "q", "start"))
+    keys = [name for name in TableColumns._fields if name not in ("sensors", "truth")]
+    assert all(f"| `{key}` |" in text for key in (*keys, "transition", "q", "start", "range", "std", "velocity_std"))
+    assert all(f"## `{table}`" in text for table in ("[table]", "[[sensor]]", "[truth]"))
     assert {line.count("|") - line.count("\\|") for line in text.splitlines() if line.startswith("|")} == {3, 4, 5}
 
 

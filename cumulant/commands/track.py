@@ -69,11 +69,12 @@ def track(
 ) -> None:
     """Filter a table of measurements: where each track is, how sure that is, and in which mode it moves.
 
-    Positions, or range, bearing, elevation, Doppler, speed and course of several sensors, in their units; several tracks,
-    empty cells, missing rows and irregular times are welcome. Begin with --init FILE.csv, which writes a first model.
+    Positions, or range, bearing, elevation, Doppler, speed and course of several sensors, in their units; several
+    tracks, empty cells, missing rows and irregular times are welcome. Begin with --init FILE.csv, which writes a
+    first model.
 
-    Writes estimates.parquet, estimates.csv, summary.json and a figure for each track, and says whether the filter is as sure
-    as it may be. docs/tracking.md has every key of the model.
+    Writes estimates.parquet, estimates.csv, summary.json and a figure for each track, and says whether the filter is
+    as sure as it may be. docs/tracking.md has every key of the model.
     """
     with importing("track", "lab"):
         from cumulant.filters.tracking.command import TrackOptions, track_command

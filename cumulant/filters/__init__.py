@@ -24,8 +24,6 @@ from cumulant.filters.moment_rules import (
     SigmaPoints,
     Unscented,
 )
-from cumulant.filters.nonlinear import SwitchingNonlinear
-from cumulant.filters.nonlinear_modes import GaussianMode, NonlinearMode
 from cumulant.filters.motion import (
     Chain,
     Drift,
@@ -42,6 +40,8 @@ from cumulant.filters.motion import (
     singer,
     turn,
 )
+from cumulant.filters.nonlinear import SwitchingNonlinear
+from cumulant.filters.nonlinear_modes import GaussianMode, NonlinearMode
 from cumulant.filters.pairs import BetaBernoulli, DirichletCategorical, GammaPoisson, NormalGamma, NormalNormal
 from cumulant.filters.projection import ProjectedNormal, m_projection, m_projection_in
 from cumulant.filters.protocol import Propagator, SwitchingModel

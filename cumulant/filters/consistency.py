@@ -1,18 +1,19 @@
 """Whether a filter is as sure as it may be: NIS, autocorrelation, calibration of modes, NEES, and one sentence on them.
 
-| number           | of                                                        | expected | its 95 % band                            |
-|------------------|-----------------------------------------------------------|----------|------------------------------------------|
-| NIS              | squared scores z² of what was measured, mean              | 1        | χ² with n degrees of freedom, over n     |
-| autocorrelation  | products of scores of one entry, k of its rows apart      | 0        | ± 1.96/√n                                |
-| share of a mode  | probability after the observation, mean                   | before   | ± 1.96 √Σ(after − before)²/n             |
-| NEES             | eᵀP⁻¹e/d with e = estimate − truth, mean                  | 1        | χ² with d·n degrees, n the effective rows |
+| number          | of                                        | expected | its 95 % band                         |
+|-----------------|-------------------------------------------|----------|---------------------------------------|
+| NIS             | squared scores z² of all numbers, mean    | 1        | χ² with n degrees of freedom, over n  |
+| autocorrelation | products of scores, k measurements apart  | 0        | ± 1.96/√n                             |
+| share of a mode | probability after the observation, mean   | before   | ± 1.96 √Σ(after − before)²/n          |
+| NEES            | eᵀP⁻¹e/d with e = estimate − truth, mean  | 1        | χ² with d·n degrees, n effective rows |
 
 Scores are those of `innovations`: for a switching filter by the transform of its predicted mixture, so that NIS is χ²
 however many modes there are. NEES uses mean and covariance of the mixture. P(s_t = j | y_1 … y_t) less
 P(s_t = j | y_1 … y_{t−1}) has mean 0 given the past, whatever the truth was: that is what calibrates modes without one.
 
-What is wrong shows in two signs. Innovations larger than predicted are overconfidence; innovations that agree with the ones
-before (positive autocorrelation) say that the estimate lags behind, that process noise is small against measurement noise.
+What is wrong shows in two signs. Innovations larger than predicted are overconfidence; innovations that agree with
+the ones before (positive autocorrelation) say that the estimate lags behind, that process noise is small against
+measurement noise.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from cumulant.filters.chi_square import chi_square_quantile
 from cumulant.filters.innovations import Innovations
 
 LAGS = 10
-FEWEST = 20  # scores from which there is a verdict
+MIN_SCORES = 20  # scores from which there is a verdict
 TOLERATED = 0.1  # a NIS this near 1, and an autocorrelation this near 0, are good enough, however narrow the band
 OUTLIER = 4.0  # a score beyond, of which a normal law has 6 in 100 000
 SHARE_OF_OUTLIERS = 0.1  # of the scores: more of them are noise, not outliers
@@ -42,14 +43,20 @@ TOO_SURE = {  # by the sign of the autocorrelation
 }
 NOT_SURE = {
     1: "The filter is underconfident and lags behind: lower measurement noise.",
-    0: "The filter is underconfident: lower process noise (q) and measurement noise, variances to about {:.2g} of theirs.",
+    0: "The filter is underconfident: lower process noise (q) and measurement noise, variances to {:.2g} of theirs.",
     -1: "The filter is underconfident and follows the noise: lower process noise (q).",
 }
 NORMAL_95 = 1.959963984540054
 
 
 class BandedValue(NamedTuple):
-    """A number, the band in which it lies 95 times in 100 if the model is right, and of how many numbers it is the mean."""
+    """A number, the band in which it lies 95 times in 100 if the model is right, and how many it is the mean of.
+
+        low ≤ value ≤ high
+
+    >>> BandedValue(1.3, 0.8, 1.2, 100).inside
+    False
+    """
 
     value: float
     low: float
@@ -62,7 +69,7 @@ class BandedValue(NamedTuple):
 
 
 class Consistency(NamedTuple):
-    """What `consistency` found.
+    """What `consistency` found: NIS = mean z², ρ_k, shares of modes, NEES, each with its band, and a verdict.
 
     nis              of all entries; ``entries`` of each by its name
     autocorrelation  for lags 1, 2, …
@@ -109,7 +116,8 @@ def consistency(
     found   from `innovations`, for several tracks together or one after the other
     names   of the m entries of y
     modes   names of the modes
-    errors  NEES (T,) of each sequence where truth is known, from `nees`, and ``size``, the entries of the state they are of
+    errors  NEES (T,) of each sequence where truth is known, from `nees`, and ``size``, the entries of the state they
+            are of
 
     >>> import torch
     >>> from cumulant.filters import SwitchingLinearGaussian, innovations
@@ -141,10 +149,10 @@ def consistency(
 
 
 def nees(mean: Tensor, covariance: Tensor, truth: Tensor) -> Tensor:
-    """The normalised squared error of estimates, NEES_t = eᵀ P⁻¹ e with e = mean − truth, over the entries that truth has.
+    """The normalised squared error of estimates, NEES_t = eᵀ P⁻¹ e with e = mean − truth, over what truth has.
 
-    mean and truth (…, d), covariance (…, d, d); NaN in truth where an entry is unknown, and in the result where all are. A
-    singular P, where the filter is certain, counts the directions in which it is not.
+    mean and truth (…, d), covariance (…, d, d); NaN in truth where an entry is unknown, and in the result where all
+    are. A singular P, where the filter is certain, counts the directions in which it is not.
 
     >>> import torch
     >>> nees(torch.tensor([3.0, 0.0]), torch.diag(torch.tensor([4.0, 1.0])), torch.tensor([1.0, float("nan")]))
@@ -202,7 +210,7 @@ def _autocorrelation(sequences: Sequence[Innovations]) -> tuple[BandedValue, ...
     for lag in range(1, LAGS + 1):
         pairs = [(z[:-lag], z[lag:]) for z in series if len(z) > lag]
         count = sum(len(a) for a, _ in pairs)
-        if count < FEWEST:
+        if count < MIN_SCORES:
             break
         power = sum(float(a.square().sum() + b.square().sum()) for a, b in pairs) / 2
         value = sum(float(a @ b) for a, b in pairs) / power if power > 0 else 0.0
@@ -261,8 +269,8 @@ def _verdict(
     outliers: int,
     trimmed: BandedValue,
 ) -> tuple[str, str]:
-    if nis.count < FEWEST:
-        return "unknown", f"{nis.count:.0f} measured numbers are too few for a verdict; {FEWEST} are needed."
+    if nis.count < MIN_SCORES:
+        return "unknown", f"{nis.count:.0f} measured numbers are too few for a verdict; {MIN_SCORES} are needed."
     first = correlations[0] if correlations else BandedValue(0.0, -1.0, 1.0, 0)
     sign = 0 if first.inside else 1 if first.value > 0 else -1
     numbers = f"NIS is {nis.value:.3g} for each number measured, 1 expected, 95 % band {nis.low:.3g} to {nis.high:.3g}"
@@ -270,7 +278,7 @@ def _verdict(
     if nis.value > nis.high and nis.value > 1 + TOLERATED:
         few = outliers < SHARE_OF_OUTLIERS * nis.count
         if outliers and few and trimmed.value - 1 < SHARE_LEFT * (nis.value - 1):
-            words = f"The filter meets outliers, {outliers} scores beyond {OUTLIER:g}, and is nearly consistent without them"
+            words = f"The filter meets outliers, {outliers} scores beyond {OUTLIER:g}, nearly consistent without them"
             return "overconfident", f"{words}: gate them. {numbers}"
         return "overconfident", f"{TOO_SURE[sign].format(nis.value)}{_worst(entries, nis)} {numbers}"
     if nis.value < nis.low and nis.value < 1 - TOLERATED:

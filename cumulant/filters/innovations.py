@@ -1,14 +1,14 @@
 """What each observation was against what was predicted of it: normal scores, NIS, and a gate for outliers.
 
-Before y_t comes, a switching filter predicts a mixture of normal laws, one for each hypothesis. Under the right model the
-transform of Rosenblatt
+Before y_t comes, a switching filter predicts a mixture of normal laws, one for each hypothesis. Under the right model
+the transform of Rosenblatt
 
     u_i = F(y_i | y_1 … y_{i−1}, past),    z_i = Φ⁻¹(u_i)
 
 with F the distribution function of that mixture, makes independent standard normal *scores* z of all entries of all
-rows, however many modes there are. With one mode z is the innovation times the inverse Cholesky factor of its covariance.
-So NIS is defined here as Σ_i z_i² over the entries of a row: a χ² variable with as many degrees of freedom as entries were
-measured, where the moment-matched νᵀS⁻¹ν of a mixture would only have the right mean.
+rows, however many modes there are. With one mode z is the innovation times the inverse Cholesky factor of its
+covariance. So NIS is defined here as Σ_i z_i² over the entries of a row: a χ² variable with as many degrees of
+freedom as entries were measured, where the moment-matched νᵀS⁻¹ν of a mixture would only have the right mean.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What sensors measure of a state with positions first, then velocities: entries by name, their noise, which are angles.
+"""What sensors measure of a state, positions first, then velocities: entries by name, noise, which are angles.
 
 | entry                              | equation, with r = p − position of the sensor     | unit              |
 |------------------------------------|---------------------------------------------------|-------------------|
@@ -11,8 +11,8 @@
 | speed                              | √(v·v), of x and y                                | length/time       |
 | course                             | atan2(v_y, v_x); compass: atan2(v_x, v_y)         | radians, an angle |
 
-A sensor has any of them. Bearings are counter-clockwise from the x axis, or, with ``compass``, clockwise from the y axis
-(north, if x is east).
+A sensor has any of them. Bearings are counter-clockwise from the x axis, or, with ``compass``, clockwise from the y
+axis (north, if x is east).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ENTRIES = (*POSITIONS, *VELOCITIES, "range", "bearing", "elevation", "range_rate
 @final
 @dataclass(frozen=True, eq=False)
 class Sensor:
-    """A measurement y = h(x) + N(0, R), R = diag(deviations²), as a function of states (…, d): positions, then velocities.
+    """A measurement y = h(x) + N(0, R), R = diag(deviations²), of states (…, d): positions, then velocities.
 
     entries     names of what is measured, in the order of y; the table at the top of the module has their equations
     deviations  (m,), standard deviations: length, length/time, radians
@@ -115,7 +115,7 @@ class Sensor:
         return torch.eye(size, dtype=self.deviations.dtype)[[names.index(e) for e in self.entries]]
 
     def locate(self, y: Tensor) -> Tensor | None:
-        """The position (…, axes) at which h is y; None where y does not say. A height that is not measured is the sensor's.
+        """The position (…, axes) at which h is y; None where y does not say. A height not measured is the sensor's.
 
         >>> radar = Sensor(("range", "bearing"), torch.tensor([10.0, 0.005]), compass=True)
         >>> radar.locate(torch.tensor([50.0, 0.0]))                                              # north
@@ -124,6 +124,20 @@ class Sensor:
         values = dict(zip(self.entries, y.unbind(-1), strict=True))
         r = _inverse(values, self.axes, self.compass)
         return None if r is None else r if self.position is None else r + self.position
+
+    def velocity(self, y: Tensor) -> Tensor | None:
+        """The velocity (…, axes) that speed and course in y say; None without them. One that climbs is not in them.
+
+        >>> log = Sensor(("speed", "course"), torch.ones(2), compass=True)
+        >>> log.velocity(torch.tensor([5.0, 0.0]))                                               # north
+        tensor([0., 5.])
+        """
+        values = dict(zip(self.entries, y.unbind(-1), strict=True))
+        if "speed" not in values or "course" not in values or bool(y.isnan().any()):
+            return None
+        plane = _inverse({"range": values["speed"], "bearing": values["course"]}, 2, self.compass)
+        assert plane is not None
+        return torch.nn.functional.pad(plane, (0, self.axes - 2))
 
     def spread(self, distance: float) -> float:
         """The largest standard deviation of a located position at this distance: that of angles grows with it."""

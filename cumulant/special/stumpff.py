@@ -12,7 +12,7 @@ NEAR = 4.0
 
 
 def stumpff(k: int, z: Tensor) -> Tensor:
-    """C_k(z) = Σ_j (−z)^j / (k + 2j)! for z ≥ 0 and k ≤ 5:  C_0(θ²) = cos θ,  C_1(θ²) = sin θ / θ,  C_2(θ²) = (1 − cos θ)/θ².
+    """C_k(z) = Σ_j (−z)^j / (k + 2j)! for z ≥ 0 and k ≤ 5:  C_0(θ²) = cos θ,  C_1(θ²) = sin θ / θ.
 
     Smooth in z, so that what turns at a rate through 0 has derivatives there.
 

@@ -9,7 +9,7 @@ import numpy as np
 
 
 def flight(times: np.ndarray, position, velocity, turns=(), rng=None, q: float = 0.0) -> np.ndarray:
-    """States (T, 4) of a target that flies straight but for turns (from, to, rate in rad/s), with white acceleration q."""
+    """States (T, 4) of a target that flies straight but for turns (from, to, rate), with white acceleration q."""
     x = np.array([*position, *velocity], dtype=float)
     out, now = [x.copy()], times[0]
     for later in times[1:]:
@@ -29,7 +29,7 @@ def flight(times: np.ndarray, position, velocity, turns=(), rng=None, q: float =
 
 
 def radar(path: Path, seed: int = 1) -> Path:
-    """One aircraft, range in km and azimuth in degrees from north, every 2 s, rows missing, three wild plots, the truth."""
+    """One aircraft, range in km and azimuth in degrees, every 2 s, rows missing, three wild plots, the truth."""
     rng = np.random.default_rng(seed)
     times = np.arange(0, 300, 2.0)
     times = times[(times < 100) | (times > 112)]
@@ -45,7 +45,7 @@ def radar(path: Path, seed: int = 1) -> Path:
 
 
 def two_sensors(path: Path, seed: int = 2) -> Path:
-    """Three targets, a radar with Doppler at the origin every 1.5 s, a camera that gives bearings 2 km east of it at odd times."""
+    """Three targets, a radar with Doppler every 1.5 s, a camera 2 km east of it with bearings at odd times."""
     rng = np.random.default_rng(seed)
     rows = []
     starts = {"T1": ((3000, 2000), (-25, 10)), "T2": ((-2000, 4000), (15, -30)), "T3": ((1000, -3500), (5, 35))}

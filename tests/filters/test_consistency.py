@@ -1,4 +1,4 @@
-"""Innovations and consistency: scores against densities, the gate, bands that hold, verdicts that name what is wrong."""
+"""Innovations and consistency: scores against densities, the gate, bands that hold, verdicts that are right."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ def t(values) -> torch.Tensor:
 
 
 def target(q=1.0, r=1.0, modes=1, stay=0.9, back=None) -> SwitchingLinearGaussian:
-    """Constant velocity, position measured twice with correlated noise; with two modes the second is 30 times as noisy."""
+    """Constant velocity, measured twice with correlated noise; the second of two modes is 30 times as noisy."""
     f, noise = t([[1, 1], [0, 1]]), t([[1 / 3, 1 / 2], [1 / 2, 1]])
     off = (1 - stay) / max(modes - 1, 1)
     transition = torch.full((modes, modes), off).double().fill_diagonal_(stay if modes > 1 else 1.0)
@@ -160,7 +160,7 @@ VERDICTS = {  # of a target with q = 0.05: what q and r are multiplied by, and w
         5,
         5,
         "underconfident",
-        "lower process noise (q) and measurement noise, variances to about 0.19",
+        "lower process noise (q) and measurement noise, variances to 0.19",
     ),
 }
 

@@ -708,7 +708,7 @@ def test_kalman_is_for_one_mode_and_a_grid_of_nothing_keeps_the_prediction(model
 
 @pytest.mark.parametrize("method", ["gpb0", "gpb", "IMM", "gpb²", ""])
 def test_unknown_methods_are_refused(method):
-    with pytest.raises(ValueError, match=r"--method: expected imm, kalman, or gpb with an order"):
+    with pytest.raises(ValueError, match=r"--method: expected imm, kalman, exact, or gpb with an order"):
         filter_tracks(read_model(MODEL), [], method=method)
 
 
@@ -757,13 +757,14 @@ def test_from_the_example_to_the_directory(tmp_path):
     run = invoke(table, "--model", path, "--out", out, "--smooth", "--figures", 1)
     assert "Tracks: 3, rows: 540" in run.output
     assert {p.name for p in out.iterdir()} == {"estimates.parquet", "estimates.csv", "summary.json", "figures"}
-    assert {p.name for p in (out / "figures").iterdir()} == {"track-A.svg", "track-A.png"}
+    drawn = {f"{name}.{ending}" for name in ("track-A", "consistency") for ending in ("svg", "png")}
+    assert {p.name for p in (out / "figures").iterdir()} == drawn
     assert [p.name for p in out.parent.iterdir()] == ["out"]
 
     model = read_model(path)
     estimates = filter_tracks(model, read_tracks(table, model.columns), smoother="propagation")
     frame = polars.read_parquet(out / "estimates.parquet")
-    assert tuple(frame.columns) == headings(STATE, ["cruise", "manoeuvre"], ["x", "y"])
+    assert tuple(frame.columns) == headings(STATE, ["cruise", "manoeuvre"], ["x", "y"], scored=True)
     b = frame.filter(polars.col("track") == "B")
     record, after = estimates[1].filtered, estimates[1].smoothed
     np.testing.assert_array_equal(b["x_velocity"].to_numpy(), record.mean[:, 2])
@@ -785,7 +786,9 @@ def test_from_the_example_to_the_directory(tmp_path):
     told = json.loads((out / "summary.json").read_text(encoding="utf-8"))
     assert told["method"] == "imm"
     assert told["state"] == list(STATE)
-    assert told["figures"] == ["figures/track-A.svg"]
+    assert told["figures"] == ["figures/track-A.svg", "figures/consistency.svg"]
+    assert told["consistency"]["status"] == "consistent"
+    assert told["consistency"]["numbers"][0]["number"] == "NIS"
     assert [(x["track"], x["rows"], x["complete"], x["empty"]) for x in told["tracks"]] == [
         ("A", 200, 200, 0),
         ("B", 200, 175, 15),

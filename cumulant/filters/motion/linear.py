@@ -51,7 +51,7 @@ def halve(matrix: Tensor, gaps: Tensor) -> Halved:
 
 @runtime_checkable
 class Motion(Protocol):
-    """A linear motion between two samples, x → F x + N(0, Q); ``timed`` is False where it only knows steps of one length.
+    """A linear motion between two samples, x → F x + N(0, Q); ``timed`` is False where it only knows steps.
 
     >>> import torch
     >>> isinstance(Chain(1, torch.ones(1)), Motion)
@@ -113,8 +113,9 @@ class Singer:
 
         da = −a/τ dt + noise of spectral density 2σ²/τ,    stationary variance σ²
 
-    deviation (axes,) is σ, in length per time²; time_constant (axes,) is τ. For τ ≫ Δ it is a constant acceleration, for
-    τ ≪ Δ a constant velocity with q = 2σ²τ. Over a gap Q = 2σ²/τ ∫₀^Δ g gᵀ ds with g the response to an impulse, all of
+    deviation (axes,) is σ, in length per time²; time_constant (axes,) is τ. For τ ≫ Δ it is a constant acceleration,
+    for τ ≪ Δ a constant velocity with q = 2σ²τ. Over a gap
+    Q = 2σ²/τ ∫₀^Δ g gᵀ ds with g the response to an impulse, all of
     whose entries are positive: nothing cancels at any Δ/τ.
 
     >>> import torch
@@ -168,7 +169,12 @@ class Drift:
 @final
 @dataclass(frozen=True, eq=False)
 class Fixed:
-    """F and Q (d, d) of one step, whatever it lasts."""
+    """F and Q (d, d) of one step, whatever it lasts.
+
+    >>> import torch
+    >>> Fixed(torch.tensor([[2.0]]), torch.tensor([[3.0]])).over(torch.tensor([0.1, 5.0])).dynamics.flatten()
+    tensor([2., 2.])
+    """
 
     dynamics: Tensor
     process_noise: Tensor

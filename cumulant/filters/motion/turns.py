@@ -5,7 +5,8 @@ With W the matrix of the rotation, W v = ω × v, and Stumpff's functions C_k of
     v(Δ) = R v,      R = I + Δ C₁ W + Δ² C₂ W²
     p(Δ) = p + A v,  A = Δ I + Δ² C₂ W + Δ³ C₃ W²
 
-the same in the plane and in space, at any rate: no division by ω, so that ω → 0 is the constant velocity to the last bit.
+the same in the plane and in space, at any rate: no division by ω, so that ω → 0 is the constant velocity to the last
+bit.
 """
 
 from __future__ import annotations
@@ -83,8 +84,8 @@ class EstimatedTurn:
         Q(Δ)    = that of a constant velocity with density q, and rate_density Δ for the rate
 
     The noise is added after the motion. That is exact in the noise of the rate alone; that of the velocity is turned by
-    less than |ω|Δ, and what a random rate does to the velocity within one gap, of the order |v|²Δ³ rate_density, is left
-    to the next one: keep gaps short against 1/|ω|.
+    less than |ω|Δ, and what a random rate does to the velocity within one gap, of the order |v|²Δ³ rate_density, is
+    left to the next one: keep gaps short against 1/|ω|.
 
     density       (axes,) or (), of the white acceleration, length² / time³
     rate_density  (), of the white noise that drives the rate, radians² / time³
@@ -93,7 +94,7 @@ class EstimatedTurn:
 
     >>> import torch
     >>> turn = EstimatedTurn(torch.tensor(0.1), torch.tensor(0.01))
-    >>> turn.flow(torch.tensor([0.0, 0.0, 1.0, 0.0, torch.pi]), 1.0)[:3]                        # half a turn in a time 1
+    >>> turn.flow(torch.tensor([0.0, 0.0, 1.0, 0.0, torch.pi]), 1.0)[:3]                     # half a turn
     tensor([ 0.0000,  0.6366, -1.0000])
     """
 

@@ -12,7 +12,10 @@ from cumulant.filters.tracking.model import TrackModel
 from cumulant.filters.tracking.table import Track
 
 POLAR = {
-    "an angle": re.compile(r"(^|[_\W])(bearing|azimuth|az|elevation|elev|theta|angle|heading|course|cog|lat|latitude|lon|lng|longitude)([_\W]|$)", re.I),
+    "an angle": re.compile(
+        r"(^|[_\W])(bearing|azimuth|az|elevation|elev|theta|angle|heading|course|cog|lat(itude)?|lon(gitude)?|lng)([_\W]|$)",
+        re.I,
+    ),
     "a range": re.compile(r"(^|[_\W])(range|rng|distance|dist|slant)([_\W]|$)", re.I),
     "a range rate": re.compile(r"(^|[_\W])(doppler|range_?rate|rdot|radial_?velocity)([_\W]|$)", re.I),
 }  # fmt: skip
@@ -43,8 +46,8 @@ def suspicious_columns(model: TrackModel, tracks: Sequence[Track]) -> list[str]:
         if polar:
             listed = ", ".join(f"{s.column} (like {s.looks})" for s in polar)
             found.append(
-                f"{listed}: taken as Cartesian positions, because they stand under measured. If they are not, write a table "
-                f"[[sensor]] with range, bearing, elevation, …; cumulant track --init writes one."
+                f"{listed}: taken as Cartesian positions, because they stand under measured. If they are not, write a "
+                f"table [[sensor]] with range, bearing, elevation, …; cumulant track --init writes one."
             )
         return found
     values = torch.cat([track.y for track in tracks])
@@ -67,6 +70,5 @@ def distance_warning(model: TrackModel, tracks: Sequence[Track], farthest: float
     most = float(sizes[~sizes.isnan()].max()) if bool((~sizes.isnan()).any()) else 0.0
     if most < farthest:
         return []
-    return [
-        f"positions lie up to {most / 1000:.0f} km from the origin: a plane is a poor map there. Set origin, or split the file."
-    ]
+    far = f"positions lie up to {most / 1000:.0f} km from the origin"
+    return [f"{far}: a plane is a poor map there. Set origin, or split the file."]

@@ -154,7 +154,8 @@ def _write_first_model(screen: Console, table: Path, model: Path | None, force: 
     for note in first.notes:
         screen.print(f"  {note}", markup=False, highlight=False, soft_wrap=True)
     command = shlex.join(["cumulant", "track", str(table), "--model", str(path)])
-    words = f"Wrote {path}: guesses, with what they rest on beside them. Read it, then run\n  {command} --check\n  {command} --smooth"
+    words = f"Wrote {path}: guesses, with what they rest on beside them. Read it, then run"
+    words += f"\n  {command} --check\n  {command} --smooth"
     screen.print(words, markup=False, highlight=False, soft_wrap=True)
 
 

@@ -69,7 +69,7 @@ def _draw(
     if not shown:
         return []
     from cumulant.figures import save
-    from cumulant.filters.consistency_figure import draw_consistency
+    from cumulant.filters.tracking.consistency_figure import draw_consistency
     from cumulant.filters.tracking.figure import draw_track
 
     (staging / FIGURES).mkdir()

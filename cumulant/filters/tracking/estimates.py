@@ -61,8 +61,8 @@ def _with_deviations(mean: Tensor, covariance: Tensor) -> Tensor:
 def summary_of(model: TrackModel, estimate: Estimate) -> dict:
     """One track in a few numbers.
 
-    rows counts the rows of the estimates, complete those with every column measured, empty those with none, rejected the
-    numbers that a gate rejected.
+    rows counts the rows of the estimates, complete those with every column measured, empty those with none, rejected
+    the numbers that a gate rejected.
     mode_shares is the mean probability of each mode, log_likelihood is log p(y_1 … y_T), and smoothed_excess, of tracks
     that were smoothed, is `Estimate.excess`: above 1 the filtered columns may be nearer the truth.
     """

@@ -95,10 +95,10 @@ def _mode_table(model: TrackModel, tracks: Sequence[Track]) -> Table:
 def _start(model: TrackModel, tracks: Sequence[Track]) -> Iterator[str]:
     sizes = model.initial.covariance.diagonal().sqrt().tolist()
     if model.initial.located:
-        places = [model.locate(track) for track in tracks]
-        sizes = model.starting(places).initial.covariance.diagonal().sqrt().tolist()
-        late = [track.name for track, place in zip(tracks, places, strict=True) if place.row > 0]
-        first = ", ".join(f"{axis} {float(v):.5g}" for axis, v in zip(model.axes, places[0].position, strict=True))
+        starts = [model.locate(track) for track in tracks]
+        sizes = model.starting(starts).initial.covariance.diagonal().sqrt().tolist()
+        late = [track.name for track, start in zip(tracks, starts, strict=True) if start.row > 0]
+        first = ", ".join(f"{axis} {float(v):.5g}" for axis, v in zip(model.axes, starts[0].position, strict=True))
         yield f"Each track starts where it is first seen; {tracks[0].name} at {first}."
         if late:
             yield f"The first rows of {', '.join(late[:5])} do not say where they are; a later row does."
@@ -109,6 +109,7 @@ def _start(model: TrackModel, tracks: Sequence[Track]) -> Iterator[str]:
 
 
 def _rest(model: TrackModel, method: str, gate: float | None) -> Iterator[str]:
-    yield f"Gate: {'none; outliers move the estimate (--gate 0.999)' if gate is None else f'{gate:g}'}. Method: {method}."
+    passes = "none; outliers move the estimate (--gate 0.999)" if gate is None else f"{gate:g}"
+    yield f"Gate: {passes}. Method: {method}."
     if model.columns.truth:
         yield f"Truth: {', '.join(f'{c.state} in {c.column}' for c in model.columns.truth)}; NEES is reported."

@@ -79,8 +79,8 @@ def _plane(ax: Axes, model: TrackModel, estimate: Estimate, moments: ProjectedNo
         ellipse.set_linewidth(0.7)
         ax.add_patch(ellipse)
     rejected, crosses = _rejected_rows(estimate), "rejected by the gate"
-    for (name, places), marker in zip(located_rows(model, estimate.track).items(), cycle(".v^s"), strict=False):
-        y = places.numpy()
+    for (name, located), marker in zip(located_rows(model, estimate.track).items(), cycle(".v^s"), strict=False):
+        y = located.numpy()
         ax.plot(y[~rejected, 0], y[~rejected, 1], marker, ms=5, mew=0, color=INK, alpha=0.4, label=_plain(name))
         if rejected.any():
             ax.plot(y[rejected, 0], y[rejected, 1], "x", ms=5, color=RED, label=crosses)
@@ -100,15 +100,18 @@ def _plane(ax: Axes, model: TrackModel, estimate: Estimate, moments: ProjectedNo
     names = [f"{axis}, m" if model.columns.sensors else axis for axis in _axes_drawn(model)]
     ax.set(xlabel=_plain(names[0]), ylabel=_plain(names[1]))
     ax.set_title(_plain(f"Track {estimate.track.name}, with ellipses that hold {WITHIN:.0%}"))
-    _show_around(ax, mean)
-    ax.set_aspect("equal", adjustable="datalim")
+    if _rejected_rows(estimate).any():
+        _show_around(ax, mean)
+        ax.set_aspect("equal", adjustable="box")
+    else:
+        ax.set_aspect("equal", adjustable="datalim")
     ax.legend(loc="best", fontsize=8)
 
 
 def _show_around(ax: Axes, mean: np.ndarray) -> None:
     """The track with a margin, not as far as an outlier lies."""
     low, high = mean.min(0), mean.max(0)
-    margin = 0.12 * max(float((high - low).max()), 1e-9)
+    margin = 0.08 * max(float((high - low).max()), 1e-9)
     ax.set_xlim(low[0] - margin, high[0] + margin)
     ax.set_ylim(low[1] - margin, high[1] + margin)
 
@@ -143,8 +146,8 @@ def _against_time(ax: Axes, model: TrackModel, estimate: Estimate, moments: Proj
     times, mean = estimate.track.times, moments.mean[:, column].numpy()
     band = 1.96 * moments.covariance[:, column, column].clamp_min(0).sqrt().numpy()
     ax.fill_between(times, mean - band, mean + band, color=COLOURS[0], alpha=0.2, lw=0, label="95 %")
-    for name, places in located_rows(model, estimate.track).items():
-        ax.plot(times, places[:, column].numpy(), ".", ms=5, mew=0, color=INK, alpha=0.4, label=_plain(name))
+    for name, located in located_rows(model, estimate.track).items():
+        ax.plot(times, located[:, column].numpy(), ".", ms=5, mew=0, color=INK, alpha=0.4, label=_plain(name))
     ax.plot(times, mean, color=COLOURS[0], label="filtered")
     if estimate.smoothed is not None:
         after = position_moments(model, estimate.smoothed).mean[:, column]

@@ -44,10 +44,11 @@ class Estimate(NamedTuple):
 
     filtered     a `Filtered` without batch axes
     smoothed     a `Smoothed` without batch axes, or None
-    excess       by which factor the smoothed variances exceed those of a filter of the same order, on the average over the
-                 rows and for the entry of the state where it is largest (`variance_excess`); None if not smoothed
-    innovations  an `Innovations` without batch axes, with what a gate rejected, or None; the row that located the track has
-                 no score
+    excess       by which factor the smoothed variances exceed those of a filter of the same order, on the average
+                 over the rows and for the entry of the state where it is largest (`variance_excess`); None if not
+                 smoothed
+    innovations  an `Innovations` without batch axes, with what a gate rejected, or None; the row that located the
+                 track has no score
     """
 
     track: Track
@@ -89,13 +90,15 @@ def filter_tracks(
     check_method(method, smoother)
     run, order = method_of(method), order or smoother_order(method)
     gate = model.gate if gate is None else gate
-    places = [model.locate(track) for track in tracks] if model.initial.located else None
-    model = model.starting(places or ())
+    starts = [model.locate(track) for track in tracks] if model.initial.located else None
+    moving = starts is not None and any(start.velocity is not None for start in starts)
+    shared = model.starting(starts or ())
     estimates: dict[int, Estimate] = {}
     less_certain: list[int] = []
-    for group in _groups(tracks):
+    for group in [[k] for k in range(len(tracks))] if moving else _groups(tracks):
         batch = [tracks[k] for k in group]
-        origins = None if places is None else torch.stack([places[k].position for k in group])
+        model = shared if starts is None or not moving else shared.starting([starts[group[0]]])
+        origins = None if starts is None else torch.stack([starts[k].position for k in group])
         built = model.at(batch[0].gaps, origins)
         y, mask = _padded(batch)
         y = _seen_from(model, origins, y)
@@ -113,7 +116,7 @@ def filter_tracks(
         for index, (k, track) in enumerate(zip(group, batch, strict=True)):
             length, ratio = len(track.times), ratios[index]
             scored = (
-                None if found is None else _unlocated(_cut(found, index, length), places[k].row if places else None)
+                None if found is None else _unlocated(_cut(found, index, length), starts[k].row if starts else None)
             )
             parts = _cut(filtered, index, length), _cut(smoothed, index, length)
             estimates[k] = Estimate(track, *parts, ratio, scored)
@@ -217,7 +220,8 @@ def method_of(name: str) -> Callable[[SwitchingModel, Tensor, Tensor], Filtered]
 
     >>> method_of("gbp2")
     Traceback (most recent call last):
-    ValueError: --method: expected imm, kalman, exact, or gpb with an order (gpb1, gpb2, …), got 'gbp2'. Choose one of them.
+    ValueError: --method: expected imm, kalman, exact, or gpb with an order (gpb1, gpb2, …), got 'gbp2'. Choose one of
+    them.
     """
     if name in NAMED:
         return lambda model, y, mask: NAMED[name](model, y, mask=mask)
@@ -271,7 +275,7 @@ def _on_common(model: TrackModel, k: int) -> Tensor:
 
 
 def position_moments(model: TrackModel, record: Filtered | Smoothed) -> ProjectedNormal:
-    """Mean (T, axes) and covariance (T, axes, axes) of where a target is; of models of matrices, of what is measured."""
+    """Mean (T, axes) and covariance (T, axes, axes) of where a target is; of matrices, of what is measured."""
     if not model.axes:
         return measured_moments(model, record)
     k = len(model.axes)

@@ -39,7 +39,7 @@ class FirstModel(NamedTuple):
 
 
 class NumberColumn(NamedTuple):
-    """A column that a sensor may have filled: its name, what that says, numbers (rows,) with NaN, unit, why that unit."""
+    """A column that a sensor may have filled: its name, what that says, numbers with NaN, unit, why that unit."""
 
     name: str
     said: ColumnName
@@ -84,20 +84,22 @@ def first_model(path: Path) -> FirstModel:
     >>> with TemporaryDirectory() as directory:
     ...     file = Path(directory) / "radar.csv"
     ...     _ = file.write_text("t,range_km,az\\n" + "".join(f"{k},{5 + 0.1 * k},{30 + k}\\n" for k in range(9)))
-    ...     [line for line in first_model(file).text.splitlines() if line.startswith(("range", "bearing"))][0][:51]
-    'range = { column = "range_km", unit = "km", std = 0.'
+    ...     [line for line in first_model(file).text.splitlines() if line.startswith("range")][0][:42]
+    'range = { column = "range_km", unit = "km"'
     """
     raw = _read(path)
     notes: list[str] = []
     roles = _roles(path, raw, notes)
     groups = _track_groups(raw, roles)
     roles = roles._replace(measured=[_with_speed_unit(c, roles, groups) for c in roles.measured])
+    listed = "; ".join(f"{c.name}: {c.said.kind}, {c.unit}" for c in roles.measured)
+    notes.insert(0, f"time {roles.time} ({roles.time_unit}); track {roles.track or 'only one'}; {listed}")
     sensors = _sensors(raw, roles, notes)
     speed, gap = _speed(roles, sensors, groups), _median_gap(roles, groups)
     text = "".join(
         [
-            f"# A first model of {path.name}, guessed from its columns by cumulant track --init. Read it before you trust it;\n",
-            "# docs/tracking.md has every key. Positions are in m, times in s, angles in rad unless a unit says otherwise.\n",
+            f"# A first model of {path.name}, guessed from its columns by cumulant track --init;\n",
+            "# docs/tracking.md has every key. Positions are in m, times in s, angles in rad.\n",
             _table_text(raw, roles, groups),
             *(_sensor_text(name, columns, roles, groups, rows) for name, columns, rows in sensors),
             _mode_text(speed, gap),
@@ -151,7 +153,7 @@ def _roles(path: Path, raw: RawTable, notes: list[str]) -> TableRoles:
     measured = _different(measured, notes)
     kinds = [c.said.kind for c in measured]
     if not any(kind in ("x", "latitude", "range", "bearing") for kind in kinds):
-        advice = "Rename columns to x and y, range and bearing, or lat and lon, or write the model by hand: docs/tracking.md."
+        advice = "Rename columns to x and y, range and bearing, or lat and lon; or see docs/tracking.md."
         raise ValueError(sentence(str(path), "columns that say where a target is", f"{', '.join(said)}", advice))
     used = {c.name for c in measured}
     track = next((n for n, s in said.items() if s.kind == "track" and n not in used and not s.truth), None)
@@ -165,10 +167,6 @@ def _roles(path: Path, raw: RawTable, notes: list[str]) -> TableRoles:
     }
     roles = {time, track, sensor, *used, *truth.values()}
     others = [name for name in said if name not in roles]
-    notes.append(
-        f"time {time} ({time_unit}); track {track or 'only one'}; "
-        + "; ".join(f"{c.name}: {c.said.kind}, {c.unit}" for c in measured)
-    )
     if others:
         notes.append(f"not used: {', '.join(others)}")
     return TableRoles(time, time_unit, seconds, track, sensor, measured, truth, others)
@@ -318,7 +316,7 @@ def _speeds(positions: np.ndarray, roles: TableRoles, groups: Sequence[np.ndarra
 
 
 def _deviation(column: NumberColumn, roles: TableRoles, groups: Sequence[np.ndarray], own: np.ndarray) -> float:
-    """How far a number lies from the line through its neighbours, in the unit of the column: the median, as a deviation."""
+    """How far numbers lie from the line through their neighbours, in their unit: the median, as a deviation."""
     period = {"deg": 360.0, "rad": 2 * pi}[column.unit] if column.said.kind in ANGLES else None
     found = []
     for rows in groups:

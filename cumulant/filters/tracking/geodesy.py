@@ -2,8 +2,8 @@
 
     (x, y) = east and north part of X(latitude, longitude) − X(origin),  X on the ellipsoid
 
-the projection onto the plane that touches the earth at the origin. Distances are too short by (d/R)²/6 at a distance d: 4 m in
-100 km, 0.5 km in 500 km.
+the projection onto the plane that touches the earth at the origin. Distances are too short by (d/R)²/6 at a distance
+d: 4 m in 100 km, 0.5 km in 500 km.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def to_plane(latitude: Tensor, longitude: Tensor, origin: Origin) -> Tensor:
 
     >>> import math
     >>> one = torch.tensor(math.radians(1.0), dtype=torch.float64)
-    >>> to_plane(one, 0 * one, Origin(0.0, 0.0))                                          # a degree of latitude: 110.6 km
+    >>> to_plane(one, 0 * one, Origin(0.0, 0.0))                                      # a degree of latitude
     tensor([     0.0000, 110568.7748], dtype=torch.float64)
     """
     o = torch.deg2rad(torch.tensor(origin, dtype=torch.float64))

@@ -1,10 +1,10 @@
-"""A switching model of tracks in continuous time, or on a grid: modes, how they switch, sensors, where a track starts."""
+"""A switching model of tracks, in continuous time or on a grid: modes, how they switch, where a track starts."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ RULE = "extended"
 
 
 class Mode(NamedTuple):
-    """One mode: the names of its state, how that moves, observation (m, d_k), None where it is not linear, and noise (m, m).
+    """One mode: names of its state, how that moves, observation (m, d_k), None if not linear, and noise (m, m).
 
     rule  how laws go through what is not linear: "extended", "unscented", "cubature" or "gauss-hermite"
     """
@@ -66,11 +66,12 @@ class Initial(NamedTuple):
 
 
 class Located(NamedTuple):
-    """Where a track is first seen: position (axes,), the row that says so, and how far off it may be."""
+    """Where a track is first seen: position (axes,), the row that says so, how far off, velocity if known."""
 
     position: Tensor
     row: int
     deviation: float
+    velocity: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,8 +105,10 @@ class TrackModel:
         """Whether the model is a `SwitchingLinearGaussian`."""
         return all(isinstance(mode.motion, Motion) and mode.observation is not None for mode in self.modes)
 
-    def at(self, gaps: Sequence[float], origins: Tensor | None = None) -> SwitchingLinearGaussian:
-        """The model of tracks whose rows lie these gaps apart, one gap fewer than rows (none: one row).
+    def at(self, gaps: Sequence[float], origins: Tensor | None = None) -> Any:
+        """A `SwitchingLinearGaussian`, or `SwitchingNonlinear`, of tracks whose rows lie these gaps apart.
+
+        There is one gap fewer than rows (none: one row).
 
         origins (tracks, axes) are the points from which positions in the state are measured: needed where a model is
         located and not linear. Equal gaps make a linear model without a time axis.
@@ -126,7 +129,7 @@ class TrackModel:
             self.switching.over(lengths)[when],
             [s.dynamics[when] for s in steps],
             [s.process_noise[when] for s in steps],
-            [mode.observation for mode in self.modes],
+            [mode.observation for mode in self.modes if mode.observation is not None],
             [mode.noise for mode in self.modes],
             initial_mean=[self.initial.mean[k] for k in indices],
             initial_covariance=[self.initial.covariance[k][:, k] for k in indices],
@@ -161,7 +164,7 @@ class TrackModel:
                 position = None if bool(part.isnan().all()) else _located(s.sensor, part)
                 if position is not None:
                     away = position if s.sensor.position is None else position - s.sensor.position
-                    return Located(position, row, s.sensor.spread(float(away.norm())))
+                    return Located(position, row, s.sensor.spread(float(away.norm())), s.sensor.velocity(part))
             if not self.columns.sensors and not bool(y.isnan().any()):
                 return Located(y, row, max(float(mode.noise.diagonal().max()) for mode in self.modes) ** 0.5)
         where = f"track {track.name}"
@@ -169,14 +172,20 @@ class TrackModel:
         raise ValueError(sentence(where, "a row that says where the target is", "none", advice))
 
     def starting(self, tracks: Sequence[Located]) -> TrackModel:
-        """The model with positions that start at 0, as far off as the sensors of these tracks may be."""
+        """The model with positions that start at 0, as far off as the sensors of these tracks may be.
+
+        Of one track with a velocity, that is the mean of the velocity.
+        """
         if not self.initial.located or not tracks:
             return self
         size = self.initial.position_std or START_SPREAD * max(located.deviation for located in tracks)
-        covariance = self.initial.covariance.clone()
+        mean, covariance = self.initial.mean.clone(), self.initial.covariance.clone()
         for k in range(len(self.axes)):
             covariance[k, k] = size**2
-        return replace(self, initial=self.initial._replace(covariance=covariance))
+        velocity = tracks[0].velocity if len(tracks) == 1 else None
+        if velocity is not None:
+            mean[len(self.axes) : len(self.axes) + len(velocity)] = velocity
+        return replace(self, initial=self.initial._replace(mean=mean, covariance=covariance))
 
 
 def _located(sensor, y: Tensor) -> Tensor | None:

@@ -1,12 +1,13 @@
 """Tracks whose sensors or turns are not linear, as a `SwitchingNonlinear`.
 
-Its inputs are, for each row of each track, the number of the row, the gap before it, and the point from which positions in
-the state are measured.
+Its inputs are, for each row of each track, the number of the row, the gap before it, and the point from which
+positions in the state are measured.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ RULES = {"extended": Extended, "unscented": Unscented, "cubature": Cubature, "ga
 
 
 def switching_nonlinear(model: TrackModel, gaps: Tensor, origins: Tensor | None) -> SwitchingNonlinear:
-    """The model over gaps (T,), each before its row, of tracks whose positions are measured from origins (tracks, axes)."""
+    """The model over gaps (T,), each before its row, of tracks seen from origins (tracks, axes)."""
     axes, steps, d = len(model.axes), len(gaps), len(model.states)
     origins = torch.zeros(1, axes, dtype=torch.float64) if origins is None else origins
     rows = torch.stack([torch.arange(steps, dtype=torch.float64), gaps], -1).expand(len(origins), -1, -1)
@@ -45,10 +46,7 @@ def _mode(model: TrackModel, mode: Mode, keep: Tensor, gaps: Tensor) -> Nonlinea
     """One mode on the common state, of which ``keep`` (d_k, d) is its own: what it lacks is 0 as it begins."""
     motion = mode.motion
     if isinstance(motion, EstimatedTurn):
-
-        def dynamics(x: Tensor, u: Tensor) -> Tensor:
-            return motion.flow(x @ keep.mT, u[..., 1]) @ keep
-
+        dynamics = partial(_turned, motion, keep)
         noise = keep.mT @ motion.noise(gaps) @ keep
     else:
         steps = discretized(mode, gaps)
@@ -56,6 +54,10 @@ def _mode(model: TrackModel, mode: Mode, keep: Tensor, gaps: Tensor) -> Nonlinea
     observation = _observation(model) if mode.observation is None else mode.observation @ keep
     rule, angles = RULES[mode.rule](), model.angles
     return NonlinearMode(dynamics, lambda u: noise[_row(u)], observation, mode.noise, rule=rule, angles=angles)
+
+
+def _turned(motion: EstimatedTurn, keep: Tensor, x: Tensor, u: Tensor) -> Tensor:
+    return motion.flow(x @ keep.mT, u[..., 1]) @ keep
 
 
 def _row(u: Tensor) -> int:

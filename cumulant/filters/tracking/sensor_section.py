@@ -20,7 +20,7 @@ CONVENTIONS = ("compass", "mathematical")
 
 
 class EntryColumn(NamedTuple):
-    """A column of the file: which entry of its sensor it is, its name, and what one of its units is in m, rad or m/s."""
+    """A column of the file: which entry of its sensor it is, its name, and its unit in m, rad or m/s."""
 
     entry: str
     column: str
@@ -31,7 +31,8 @@ class TableSensor(NamedTuple):
     """A sensor as its columns stand in a file.
 
     columns     in the order of the entries of ``sensor``
-    sensor      the function of the state; one that is linear measures from the origin, and ``shift`` is added on reading
+    sensor      the function of the state; one that is linear measures from the origin, and ``shift`` is added on
+                reading
     geographic  whether x and y come from longitudes and latitudes
     """
 
@@ -55,7 +56,7 @@ def read_sensors(path: Path, tables: object, shared: bool) -> tuple[TableSensor,
 
 
 def measured_names(sensors: Sequence[TableSensor]) -> tuple[str, ...]:
-    """Names of all entries side by side: of one sensor as they are, of several with the name of the sensor before them."""
+    """Names of all entries side by side: of several sensors with the name of the sensor before them."""
     if len(sensors) == 1:
         return sensors[0].sensor.entries
     return tuple(f"{s.name}_{entry}" for s in sensors for entry in s.sensor.entries)

@@ -91,8 +91,10 @@ class TableColumns(NamedTuple):
 class Track(NamedTuple):
     """One track: name, times of T rows, the T−1 gaps between them, and y (T, m), NaN where nothing was measured.
 
-    times are as in the file, seconds since 1970 for "iso"; gaps are in seconds, y in m, rad and m/s where columns have units.
-    truth (T, number of truth columns), NaN where unknown, or None. origin is where x = y = 0 lies on the earth, or None.
+    times are as in the file, seconds since 1970 for "iso"; gaps are in seconds,
+    y in m, rad and m/s where columns have units.
+    truth (T, number of truth columns), NaN where unknown, or None. origin is where x = y = 0 lies on the earth, or
+    None.
     """
 
     name: str
@@ -111,7 +113,7 @@ class Cells(NamedTuple):
 
 
 class Measurement(NamedTuple):
-    """A row, or several of one time joined: where it stands, when (seconds for "iso", else the unit of the file), y, truth."""
+    """A row, or several of one time joined: where it stands, when, y and truth."""
 
     row: int
     time: Decimal
@@ -286,7 +288,7 @@ def project(tracks: list[Track], columns: TableColumns) -> list[Track]:
 
 
 def origin_of(tracks: Sequence[Track], columns: TableColumns) -> Origin:
-    """Where the plane touches the earth: the model's origin, or the first position of the file, to a hundredth of a degree."""
+    """Where the plane touches the earth: the model's origin, or the first position, to a hundredth of a degree."""
     if columns.origin is not None:
         return columns.origin
     first = 0

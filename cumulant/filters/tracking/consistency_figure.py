@@ -22,7 +22,7 @@ STRETCHES = 40  # of rows, over which NIS is averaged
 
 
 def draw_consistency(judged: Consistency, found: Innovations | Sequence[Innovations]) -> Figure:
-    """Three panels under the verdict: the density of scores and φ(z), NIS along the rows, ρ_k with its band.
+    """Three panels under the verdict: the density of scores and φ(z), NIS = mean z² along the rows, ρ_k with its band.
 
     >>> import torch
     >>> from cumulant.filters import SwitchingLinearGaussian, consistency, innovations
@@ -37,8 +37,9 @@ def draw_consistency(judged: Consistency, found: Innovations | Sequence[Innovati
     drawn = figure(11.0, 3.9)
     drawn.suptitle(fill(judged.verdict, 140), x=0.01, ha="left", fontsize=9.5, color=INK)
     left, middle, right = drawn.subplots(1, 3)
-    _draw_scores(left, scores)
-    _draw_nis(middle, scores, judged)
+    if bool((~scores.isnan()).any()):
+        _draw_scores(left, scores)
+        _draw_nis(middle, scores, judged)
     _draw_autocorrelation(right, judged)
     return drawn
 
@@ -77,13 +78,8 @@ def _draw_autocorrelation(ax: Axes, judged: Consistency) -> None:
     values = [v.value for v in judged.autocorrelation]
     ax.bar(lags, values, color=BLUE, width=0.6)
     if len(lags):
-        ax.fill_between(
-            lags,
-            *([getattr(v, e) for v in judged.autocorrelation] for e in ("low", "high")),
-            color=INK,
-            alpha=0.15,
-            lw=0,
-        )
+        low, high = [v.low for v in judged.autocorrelation], [v.high for v in judged.autocorrelation]
+        ax.fill_between(lags, low, high, color=INK, alpha=0.15, lw=0)
     ax.axhline(0, color=INK, lw=0.8)
     bound = max(0.3, *(1.2 * abs(v) for v in values)) if values else 0.3
     ax.set(xlabel="lag, in measurements", ylabel="autocorrelation", ylim=(-bound, bound))
