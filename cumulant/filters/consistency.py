@@ -32,7 +32,8 @@ from cumulant.filters.innovations import Innovations
 
 LAGS = 10
 MIN_SCORES = 20  # scores from which there is a verdict
-TOLERATED = 0.1  # a NIS this near 1, and an autocorrelation this near 0, are good enough, however narrow the band
+TOLERATED = 0.1  # a NIS this near 1 is good enough, however narrow its band
+TOLERATED_MEMORY = 0.15  # an autocorrelation this near 0 is, where NIS is good
 OUTLIER = 4.0  # a score beyond, of which a normal law has 6 in 100 000
 SHARE_OF_OUTLIERS = 0.1  # of the scores: more of them are noise, not outliers
 SHARE_LEFT = 0.3  # of what NIS is above 1, that may be left without outliers
@@ -283,7 +284,7 @@ def _verdict(
         return "overconfident", f"{TOO_SURE[sign].format(nis.value)}{_worst(entries, nis)} {numbers}"
     if nis.value < nis.low and nis.value < 1 - TOLERATED:
         return "underconfident", f"{NOT_SURE[sign].format(nis.value)}{_worst(entries, nis)} {numbers}"
-    sign = 0 if abs(first.value) < TOLERATED else sign
+    sign = 0 if abs(first.value) < TOLERATED_MEMORY else sign
     if sign:
         advice = "raise process noise (q), lower measurement noise" if sign > 0 else "lower process noise (q)"
         where = "lags behind" if sign > 0 else "follows the noise"
