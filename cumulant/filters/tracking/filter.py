@@ -71,10 +71,10 @@ def filter_tracks(
     """Filter every track: "imm", "kalman" (one mode), "gpb1", "gpb2", …, or "exact" for a few rows (S2-C4, S2-E5).
 
     Tracks whose rows lie equally far apart run as one batch, shorter ones masked after their end; an answer does not
-    depend on the tracks that run beside it. ``smoother`` is None or a method of `smooth` ("propagation" is the best), of
-    this ``order``: by default k with "gpbk", 2 with "imm", "kalman" and "gpb1". Where it is less certain than its filter a
-    `SmootherWarning` names the tracks. ``score`` adds `innovations`, for `consistency`; a ``gate``, by default that of the
-    model, rejects outliers.
+    depend on the tracks that run beside it. ``smoother`` is None or a method of `smooth` ("propagation" is the best),
+    of this ``order``: by default k with "gpbk", 2 with "imm", "kalman" and "gpb1". Where it is less certain than its
+    filter a `SmootherWarning` names the tracks. ``score`` adds `innovations`, for `consistency`; a ``gate``, by default
+    that of the model, rejects outliers.
 
     >>> from pathlib import Path
     >>> from tempfile import TemporaryDirectory
