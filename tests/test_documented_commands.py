@@ -78,10 +78,12 @@ def _position(command: str) -> int:
 @pytest.mark.long
 @pytest.mark.xdist_group("documented commands")
 def test_all_of_them_run_one_after_the_other(tmp_path: Path):
-    """A model and a text of one's own are where the pages say; what make observes there is observed here first."""
+    """A model, a text, a table are where the pages say; what make observes there is observed here first."""
+    from tests.filters.tables import radar
     from tests.observatory.own_model import save_own_model
 
     save_own_model(tmp_path / "my-model")
+    radar(tmp_path / "radar.csv")
     (tmp_path / "corpus").mkdir()
     shutil.copy(ROOT / "LICENSE", tmp_path / "corpus" / "license.txt")
     for command in sorted(RUN, key=_position):
