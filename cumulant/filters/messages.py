@@ -2,10 +2,16 @@
 
     β(x) = p(y_{t+1} … y_T | x_t = x, modes) ≈ exp(c + γᵀ(x − a) − ½ (x − a)ᵀ Λ (x − a))
 
-A smoothed law N(m̂, P̂) is the filtered one N(m, P) times such a factor, so that with a = m
+A smoothed law N(m̂, P̂) is the filtered one N(m, P) times such a factor, so that with a = m̂
 
-    Λ = P̂⁻¹ − P⁻¹,      γ = P̂⁻¹ (m̂ − m)                                                              quotient
-    P̂ = (P⁻¹ + Λ)⁻¹,    m̂ = m + P̂ (γ − Λ (m − a)),    log ∫ N(x; m, P) β(x) dx                       product
+    Λ = P̂⁻¹ − P⁻¹,      γ = P⁻¹ (m̂ − m)                                                              quotient
+
+and in return, for any law, with W = (I + P Λ)⁻¹ and d = m − a,
+
+    P̂ = W P,            m̂ = a + W d + P̂ γ                                                            product
+    log ∫ N(x; m, P) β(x) dx = c + γᵀ W d + ½ γᵀ P̂ γ − ½ dᵀ Λ W d + ½ log det W
+
+About a = m̂ nothing large is subtracted where Λ is large: about m, γ would be Λ (m̂ − m) and more.
 
 Where several futures j of weights w_j are merged, Λ must stay positive semidefinite to be used with other laws than the
 one it was merged for. The smoothed covariance is S + D, the mean of the covariances and the covariance of the means;
@@ -53,40 +59,56 @@ def silent(beliefs: Beliefs) -> Message:
     return Message(beliefs.mean, *zeros)
 
 
-def quotient(after: Beliefs, before: Beliefs, between: Tensor | None = None) -> Message:
+def quotient(after: Beliefs, before: Beliefs, between: Tensor | None = None, rounding: Tensor | None = None) -> Message:
     """The factor that takes normal laws, and their weights, to those after it.
 
     ``between`` (…, d, d) is the part D of the covariance after that comes from merging; in the place of S + D the
-    factor has S + (P − S) : D. All is done in units in which P is the identity.
+    factor has S + (P − S) : D. All is done in units in which P is the identity. ``rounding`` (…, d) are the errors of
+    the means: deviations of their size are none, and the factor says nothing of them.
 
     >>> import torch
     >>> one = torch.ones(1, 1, 1)
     >>> law = Beliefs(0 * one[0], 0 * one, one[None])
     >>> factor = quotient(law._replace(mean=law.mean + 1, covariance=law.covariance / 2), law)
-    >>> factor.slope, factor.precision
-    (tensor([[[2.0000]]]), tensor([[[[1.0000]]]]))
+    >>> factor.center, factor.slope, factor.precision
+    (tensor([[[1.]]]), tensor([[[1.]]]), tensor([[[[1.0000]]]]))
     """
-    white = whitening(before.covariance)
+    white = whitening(before.covariance, rounding)
     eye = torch.eye(white.shape[-1], dtype=white.dtype, device=white.device)
-    left = _through(white, after.covariance)  # of the identity
-    if between is not None:
-        d = _through(white, between)
-        s = left - d
-        left = s + parallel_sum(eye - s, d)
     unused = (white == 0).all(-1).to(white.dtype)[..., None] * eye
-    share, log_det = inverse(left + unused)
+    d = 0 * eye if between is None else _through(white, between)
     apart = _times(white, after.mean - before.mean)
-    slope = _times(share, apart)
-    gain = ((slope * apart).sum(-1) + log_det) / 2
-    scale = after.log_weights - before.log_weights - gain
-    return Message(before.mean, _times(white.mT, slope), _through(white.mT, share - eye), scale)
+    learnt, apart = _learnt(eye - unused - _through(white, after.covariance) + d, apart, white, before.covariance)
+    if between is not None:
+        learnt = learnt - parallel_sum(learnt, d)
+    share, log_det = inverse(eye - learnt)
+    scale = after.log_weights - before.log_weights + (apart.square().sum(-1) - log_det) / 2
+    return Message(after.mean, _times(white.mT, apart), _through(white.mT, share - eye), scale)
+
+
+def _learnt(learnt: Tensor, apart: Tensor, white: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
+    """I − S and m̂ − m in units of P, without the directions in which nothing is learnt but rounding.
+
+    In those units a covariance is wrong by its rounding divided by the smallest correlation that counts.
+    """
+    size = _sizes(covariance)
+    rounding = 1e2 * torch.finfo(white.dtype).eps * (white * size[..., None, :]).square().sum((-2, -1))
+    eye = torch.eye(white.shape[-1], dtype=white.dtype, device=white.device)
+    unclear = torch.linalg.cholesky_ex(learnt - rounding[..., None, None] * eye).info != 0
+    if not holds(~unclear):
+        values, vectors = torch.linalg.eigh(
+            learnt.detach()
+        )  # gradients of eigenvectors are none where values are equal
+        kept = torch.where((values > rounding[..., None])[..., None, :], vectors, 0)
+        kept = torch.where(unclear[..., None, None], kept @ kept.mT, eye)
+        learnt, apart = _through(kept, learnt), _times(kept, apart)
+    return learnt, apart
 
 
 def product(beliefs: Beliefs, message: Message) -> Beliefs:
     """Normal laws times a factor, with weights times the integrals.
 
-    Covariances are sums of positive semidefinite terms, singular ones allowed: with W = (I + P Λ)⁻¹,
-    P̂ = W P Wᵀ + W P Λ P Wᵀ.
+    Covariances are sums of positive semidefinite terms, singular ones allowed: P̂ = W P Wᵀ + W P Λ P Wᵀ.
 
     >>> import torch
     >>> one = torch.ones(1, 1, 1)
@@ -106,11 +128,11 @@ def product(beliefs: Beliefs, message: Message) -> Beliefs:
     after = back @ (p + spread @ p) @ back.mT * units
     after = (after + after.mT) / 2
     apart = mean - message.center
-    bent = _times(message.precision, apart)
-    slope = message.slope - bent
-    move = _times(after, slope)
+    left = _times(back, apart / size) * size
+    pushed = _times(after, message.slope)
     log_det = factors.diagonal(dim1=-2, dim2=-1).abs().log().sum(-1)
-    gain = message.log_scale + (((2 * message.slope - bent) * apart).sum(-1) + (slope * move).sum(-1) - log_det) / 2
+    tilt = (message.slope * (left + pushed / 2)).sum(-1) - (apart * _times(message.precision, left)).sum(-1) / 2
+    gain, move = message.log_scale + tilt - log_det / 2, left + pushed - apart
     # a factor for a law without variance may say nothing to a law with some, whose weight is then rounding
     sound = gain.isfinite() & move.isfinite().all(-1) & after.isfinite().flatten(-2).all(-1)
     if not holds(sound):
@@ -133,23 +155,28 @@ def parallel_sum(a: Tensor, b: Tensor) -> Tensor:
     return (both + both.mT) / 2
 
 
-def whitening(covariance: Tensor) -> Tensor:
+def whitening(covariance: Tensor, rounding: Tensor | None = None) -> Tensor:
     """W (…, d, d) with W P Wᵀ = I; where P is singular, the identity on the directions that vary and rows of 0 else.
+
+    Entries with a deviation below ten times their ``rounding`` (…, d) do not vary.
 
     >>> import torch
     >>> whitening(torch.tensor([[4.0]])), whitening(torch.tensor([[0.0]]))
     (tensor([[0.5000]]), tensor([[0.]]))
     """
-    size = _sizes(covariance)
-    correlation = covariance / (size[..., None] * size[..., None, :])
+    size, floor = _sizes(covariance), torch.full_like(covariance[..., 0, 0], _floor(covariance))
     eye = torch.eye(covariance.shape[-1], dtype=covariance.dtype, device=covariance.device)
+    correlation = covariance / (size[..., None] * size[..., None, :])
+    if rounding is not None:
+        known = covariance.diagonal(dim1=-2, dim2=-1) > (10 * rounding).square()
+        correlation = torch.where(known[..., None] & known[..., None, :], correlation, 0)
+        floor = torch.maximum(floor, torch.where(known, rounding / size, 0).square().sum(-1))
     root, failed = torch.linalg.cholesky_ex(correlation)
-    floor = _floor(covariance)
     sound = ((failed == 0) & (root.diagonal(dim1=-2, dim2=-1).square().amin(-1) > floor))[..., None, None]
     if holds(sound):
         return torch.linalg.solve_triangular(root, eye.expand_as(root), upper=False) / size[..., None, :]
     values, vectors = torch.linalg.eigh(correlation)
-    varies = values > floor
+    varies = values > floor[..., None]
     scale = torch.where(varies, torch.where(varies, values, 1).rsqrt(), 0)
     root = torch.linalg.cholesky(torch.where(sound, correlation, eye))
     white = torch.linalg.solve_triangular(root, eye.expand_as(root), upper=False)

@@ -163,6 +163,7 @@ def backward(
     """The levels of the backward pass from the last step to the first, which has time ``first``."""
     later = steps[-1].beliefs
     message = silent(later) if method == "propagation" else None
+    rounding = _rounding(steps, lengths, first) if method == "propagation" else None
     yield Level(later, None, message)
     for k in reversed(range(len(steps) - 1)):
         t, here, step = first + k + 1, steps[k].beliefs, steps[k + 1]
@@ -173,11 +174,20 @@ def backward(
         message = None
         if method == "propagation" and _collapsed(steps[k]):
             between = later.covariance - (shares[..., None, None] * link.covariance).sum(-3)
-            message = quotient(later, here, between)
+            message = quotient(later, here, between, rounding)
         if lengths is not None:
             later = where(lengths > t, later, here)
             message = None if message is None else where(lengths > t, message, silent(here))
         yield Level(later, link, message)
+
+
+def _rounding(steps: Sequence[FilterStep], lengths: Tensor | None, first: int) -> Tensor:
+    """The error of means in each entry of the state, from the largest of a sequence, (batch, 1, …, d)."""
+    sizes = [step.beliefs.mean.detach().abs().flatten(1, -2).amax(1) for step in steps]
+    if lengths is not None:
+        sizes = [torch.where((lengths > first + k)[:, None], size, 0) for k, size in enumerate(sizes)]
+    size = torch.stack(sizes).amax(0).unflatten(0, (-1, *[1] * (steps[-1].beliefs.mean.ndim - 2)))
+    return 3 * torch.finfo(size.dtype).eps * size
 
 
 def _collapsed(step: FilterStep) -> bool:

@@ -341,6 +341,19 @@ def quiet_smooth(*arguments, **options):
         return smooth(*arguments, **options)
 
 
+def test_the_smoother_is_near_the_sum_over_paths_without_process_noise():
+    """Laws are then points and mixtures of points: what rounding says of them must not be taken for information."""
+    errors = []
+    for seed in range(25):
+        built = build(Case(seed=seed, dim=3, steps=5, ranks="none"))
+        exactly = smooth(built.model, built.observations, method="exact").mean
+        found = quiet_smooth(built.model, built.observations).mean, gpb(built.model, built.observations).mean
+        errors.append([float((mean - exactly).square().mean().sqrt()) for mean in found])
+    smoothed, filtered = np.array(errors).T
+    assert np.median(smoothed) < 0.2 * np.median(filtered)
+    assert (smoothed > filtered + 1e-6).mean() < 0.2
+
+
 # -------------------------------------------------------------------------------------------------- cases once found
 
 
