@@ -15,7 +15,16 @@ from cumulant.observatory import attach
 from cumulant.observatory.statistics.quantities import DISTANCE_EDGES
 from cumulant.observatory.statistics.targets import TARGETS, SequenceTokens, target_masses
 from tests.generated.test_transformers import EXPERTS, Reading
-from tests.observatory.tiny_models import AUDIO_MODELS, ON_THE_INTERFACE, TWO_SIDED, VISION_MODELS, hf, transformer
+from tests.observatory.tiny_models import (
+    AUDIO_MODELS,
+    DECODERS,
+    GROUPED_DECODERS,
+    ON_THE_INTERFACE,
+    TWO_SIDED,
+    VISION_MODELS,
+    hf,
+    transformer,
+)
 
 B, H, N, D = 3, 4, 37, 8
 GENERATOR = torch.Generator().manual_seed(0)
@@ -174,7 +183,27 @@ def eager_weights(model: torch.nn.Module):
 
 
 TEXT = tuple(kind for kind in ON_THE_INTERFACE if kind not in (*AUDIO_MODELS, *VISION_MODELS))
+CACHED = tuple(kind for kind in (*DECODERS, *GROUPED_DECODERS) if kind != "eurobert")  # an encoder: it has no cache
 CROSS = ("encoder_attn", "EncDecAttention", "crossattention")
+
+
+def test_masses_are_compared_on_twenty_architectures_or_more():
+    assert len(set(TEXT)) >= 20
+    assert len(set(CACHED)) >= 20
+
+
+def distances_agree(record, layer: str, calls: list, rows: np.ndarray, tolerance: float) -> None:
+    """Mean shares by distance of a record, all and before the query, are those of the weights."""
+    n = rows.shape[1]
+    gap, queries = np.arange(n)[:, None] - np.arange(n), len(calls) * rows.sum()
+    sums = {key: record.sums.get(f"{layer}/distance/{key}") for key in ("mass", "before", "count")}
+    assert (sums["count"] == queries).all()
+    for index, (low, high) in enumerate(zip(DISTANCE_EDGES, [*DISTANCE_EDGES[1:], 10**9], strict=True)):
+        inside = (np.abs(gap) >= low) & (np.abs(gap) < high)
+        for key, part in (("mass", inside), ("before", inside & (gap >= 0))):
+            if sums[key] is not None:
+                mass = sum(np.where(v & part & rows[:, None, :, None], w, 0).sum((0, 2, 3)) for _, w, v in calls)
+                np.testing.assert_allclose(sums[key][:, index] / queries, mass / queries, atol=tolerance)
 
 
 @pytest.mark.parametrize("padding", ["none", "left", "right"])
@@ -187,7 +216,8 @@ def test_a_record_has_the_masses_of_the_weights_that_eager_attention_returns(kin
     other = case.model()
     with eager_weights(other) as calls, torch.no_grad():
         other(**case_ids)
-    with attach(model, "targets", hidden_states=False, delimiters=[4]) as recorder, torch.no_grad():
+    quantities = ["targets", "first_mass"]
+    with attach(model, quantities, hidden_states=False, delimiters=[4]) as recorder, torch.no_grad():
         model(**case_ids)
     record, compared = recorder.record(weights=False), 0
     for layer in record.modules:
@@ -199,9 +229,13 @@ def test_a_record_has_the_masses_of_the_weights_that_eager_attention_returns(kin
         ids, rows = case_ids[f"{side}input_ids"].numpy(), case_ids.get(f"{side}attention_mask")
         rows = np.ones(ids.shape, bool) if rows is None else rows.numpy().astype(bool)
         kinds = kinds_of_keys(np.where(rows, ids, -1 - np.arange(ids.shape[1])), np.isin(ids, [4]), ids.shape[1])
-        for name in TARGETS:
+        tolerance = 2e-5 if kind in EXPERTS else 1e-6
+        distances_agree(record, layer.name, mine, rows, tolerance)
+        for name in (*TARGETS, "first_mass"):
             tally = record.tallies.get(f"{layer.name}/{name}")
-            if name == "mean_distance":
+            if name == "first_mass":
+                parts = [(np.where(v, w, 0)[..., 0],) * 2 for _, w, v in mine]
+            elif name == "mean_distance":
                 parts = [(mean_distance(np.where(v, w, 0)),) * 2 for _, w, v in mine]
             else:
                 parts = [by_definition(w, v, {name: kinds[name]})[name] for _, w, v in mine]
@@ -214,11 +248,11 @@ def test_a_record_has_the_masses_of_the_weights_that_eager_attention_returns(kin
                 assert name == "next_mass" or not count.any(), name
                 continue
             assert tally.count.tolist() == count.tolist(), (layer.name, name)
-            close = (2e-5 if kind in EXPERTS else 1e-6) * (17 if name == "mean_distance" else 1)
+            close = tolerance * (17 if name == "mean_distance" else 1)
             for head in range(layer.heads):
                 if count[head]:
                     assert abs(float(tally.mean[head]) - np.nanmean(mass[head])) < close, (layer.name, name)
-                    if name == "mean_distance":
+                    if name in ("mean_distance", "first_mass"):
                         continue
                     share = record.sums[f"{layer.name}/{name}/chance"][head] / count[head]
                     assert abs(float(share) - np.nanmean(chance[head])) < 1e-6, (layer.name, name)
@@ -247,7 +281,7 @@ def test_with_a_cache_the_places_are_those_of_the_whole_sequence():
     assert f"{name}/same_token_mass" not in one.tallies  # the tokens of the cache are not known
 
 
-@pytest.mark.parametrize("kind", ["llama", "gpt2", "mistral"])
+@pytest.mark.parametrize("kind", CACHED)
 def test_decoding_in_steps_has_the_masses_of_eager_weights(kind):
     case = Reading(kind, heads=4, group=2, length=12, padding="none", dtype="float64", seed=3)
     ids = case.inputs()["input_ids"]
