@@ -48,6 +48,7 @@ NOT_SURE = {
     -1: "The filter is underconfident and follows the noise: lower process noise (q).",
 }
 NORMAL_95 = 1.959963984540054
+MOST_REJECTED = 0.1  # of all numbers: more of them are no outliers
 
 
 class BandedValue(NamedTuple):
@@ -78,7 +79,8 @@ class Consistency(NamedTuple):
     nees             of the state, over its size; None without truth
     outliers         scores beyond 4
     rejected         entries that a gate rejected
-    status           "consistent", "overconfident", "underconfident", "correlated" or "unknown" (too few rows)
+    status           "consistent", "overconfident", "underconfident", "correlated", "rejecting" (a gate
+                     rejects more than a tenth) or "unknown" (too few rows)
     verdict          one or two sentences: what is wrong, and what to change
     """
 
@@ -145,7 +147,8 @@ def consistency(
     outliers = int((scores.abs() > OUTLIER).sum())
     rejected = int(sum(s.rejected.sum() for s in sequences))
     trimmed = _nis(torch.where(scores.abs() > OUTLIER, torch.nan, scores))
-    status, verdict = _verdict(nis, by_entry, correlations, shares, of_truth, outliers, trimmed)
+    lost = _rejection(sequences, names)
+    status, verdict = lost or _verdict(nis, by_entry, correlations, shares, of_truth, outliers, trimmed)
     return Consistency(nis, by_entry, correlations, shares, of_truth, outliers, rejected, status, verdict)
 
 
@@ -259,6 +262,21 @@ def _effective(apart: Tensor) -> float:
             break
         total += rho
     return max(1.0, n / (1 + 2 * total))
+
+
+def _rejection(sequences: Sequence[Innovations], names: Sequence[str]) -> tuple[str, str] | None:
+    """The verdict where a gate rejects so much that it cannot be outliers: what is left says little."""
+    rejected = torch.cat([s.rejected for s in sequences]).sum(0)
+    measured = rejected + torch.cat([~s.observations.isnan() for s in sequences]).sum(0)
+    if not int(rejected.sum()) > MOST_REJECTED * int(measured.sum()):
+        return None
+    worst = int((rejected / measured.clamp_min(1)).argmax())
+    share = f"{int(rejected[worst]):,} of {int(measured[worst]):,} of {names[worst]}"
+    words = (
+        f"The gate rejects {int(rejected.sum()):,} of {int(measured.sum()):,} numbers, {share}: these are no outliers"
+    )
+    advice = "Look at position, unit, convention and noise of that sensor first, then raise process noise (q)"
+    return "rejecting", f"{words}. {advice}. Nothing is said of what is left."
 
 
 def _verdict(

@@ -268,3 +268,18 @@ def test_nees_of_the_right_model_is_inside_its_band(q, inside):
 
 def test_a_band_of_nothing_holds_everything():
     assert chi_square_band(3.0, 0).inside
+
+
+def test_a_sensor_that_a_gate_rejects_is_named_rather_than_what_is_left_judged():
+    """Two sensors of one walk, the second 50 deviations beside the first: it is described wrongly, not noisy."""
+    eye, one = torch.eye(1).double(), torch.ones(2, 1).double()
+    model = SwitchingLinearGaussian(
+        eye, eye, eye, one, torch.eye(2).double(), initial_mean=0 * eye[0], initial_covariance=eye
+    )
+    y = model.simulate(200, generator=torch.Generator().manual_seed(0)).observations
+    y = torch.cat([y[:, :1], y[:, 1:] + 50], 1)
+    judged = consistency(innovations(model, y, gate=0.999, groups=[[0], [1]]), names=["near", "far"])
+    assert judged.status == "rejecting"
+    assert "200 of 200 of far: these are no outliers. Look at position, unit" in judged.verdict
+    fine = consistency(innovations(model, y[:, :1].expand(-1, 2), gate=0.999), names=["near", "far"])
+    assert fine.status != "rejecting"

@@ -413,6 +413,29 @@ def test_a_first_model_reads_its_own_table(make, tmp_path):
     assert "Nothing was run" in run.output
 
 
+@pytest.mark.long
+def test_a_sensor_that_stands_elsewhere_is_named(tmp_path):
+    """Both positions are guessed as the origin, the camera stands 2 km beside it: every bearing of it is rejected."""
+    table = two_sensors(tmp_path / "two.csv")
+    run = invoke("--init", table)
+    assert "position of radar, camera: 0, a guess; write in the model where they stand" in run.output
+    run = invoke(table, "--model", tmp_path / "two.toml", "--out", tmp_path / "out", "--figures", 0)
+    assert "207 of 207 of camera_bearing: these are no outliers. Look at position, unit" in run.output
+    _, summary = results(tmp_path / "out")
+    assert summary["consistency"]["status"] == "rejecting"
+
+
+def test_a_check_says_motions_degrees_and_dates(tmp_path):
+    """What the file says, as a person reads it: not classes, radians or seconds since 1970."""
+    table = ships(tmp_path / "ships.csv")
+    invoke("--init", table)
+    run = invoke(table, "--model", tmp_path / "ships.toml", "--check", "--smooth")
+    assert "constant-velocity (extended)" in run.output
+    assert "2024-05-01T12:01:00" in run.output
+    assert "0.85 deg" in run.output
+    assert "Smoother: propagation." in run.output
+
+
 def test_guesses_of_noise_are_near_the_truth(tmp_path):
     """15 m and 0.2 degrees; numbers from neighbouring rows contain a little motion."""
     text = first_model(radar(tmp_path / "radar.csv")).text

@@ -18,6 +18,7 @@ from rich.table import Table
 from cumulant.checks import sentence
 from cumulant.files import versions, write
 from cumulant.filters import Consistency, SmootherWarning
+from cumulant.filters.consistency import MOST_REJECTED
 from cumulant.filters.tracking.column_warnings import distance_warning, suspicious_columns
 from cumulant.filters.tracking.directory import SUMMARY, check_output_directory, write_directory
 from cumulant.filters.tracking.estimates import judge, summary_of
@@ -29,10 +30,10 @@ from cumulant.filters.tracking.geodesy import FARTHEST
 from cumulant.filters.tracking.model import TrackModel
 from cumulant.filters.tracking.model_file import read_model
 from cumulant.filters.tracking.table import read_tracks
+from cumulant.filters.tracking.units import time_text
 from cumulant.terminal import sentences
 
 TRACKS_PRINTED = 20  # tracks in the terminal
-MOST_REJECTED = 0.1  # of the numbers of a track: more of them are no outliers
 NO_MODEL = "A TOML file; --init FILE.csv writes a first one."
 
 
@@ -75,7 +76,7 @@ def track_command(file: Path | None, model: Path | None, options: TrackOptions) 
             if options.check:
                 status.stop()
                 gate = built.gate if options.gate is None else options.gate
-                print_explanation(screen, built, tracks, options.method, gate)
+                print_explanation(screen, built, tracks, options.method, options.smoother, gate)
                 screen.print("Nothing was run; leave --check out to run it.", highlight=False)
                 return
             status.update(f"filtering {len(tracks)} tracks")
@@ -118,7 +119,7 @@ def _gate_warnings(estimates: Sequence[Estimate]) -> list[str]:
     if not lost:
         return []
     listed = ", ".join(lost[:5]) + (f" and {len(lost) - 5} more" if len(lost) > 5 else "")
-    return [f"the gate rejects much of {listed}: the filter may have lost them; raise q, or a gate nearer 1."]
+    return [f"the gate rejects much of {listed}: a sensor is described wrongly, or the filter lost them."]
 
 
 def _as_json(judged: Consistency) -> dict:
@@ -190,7 +191,7 @@ def _print_summary(
     table = Table("track", "rows", "empty", *(["rejected"] if gated else []), "from", "to", *modes, "log p(y)")
     for track in summaries[:TRACKS_PRINTED]:
         shares = [f"{share:.0%}" for share in track["mode_shares"].values()]
-        ends = [f"{track[key]:.10g}" for key in ("from", "to")]
+        ends = [time_text(track[key], model.columns.time_unit) for key in ("from", "to")]
         counts = [f"{track[key]:,}" for key in ("rows", "empty", *(["rejected"] if gated else []))]
         table.add_row(escape(track["track"]), *counts, *ends, *shares, f"{track['log_likelihood']:.2f}")
     screen.print(table)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from math import degrees
 from statistics import median
 
 import torch
@@ -10,24 +11,24 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from cumulant.filters.motion import EstimatedTurn, Motion
+from cumulant.filters.motion import Motion
 from cumulant.filters.tracking.model import TrackModel
 from cumulant.filters.tracking.table import Track
-from cumulant.filters.tracking.units import ISO
+from cumulant.filters.tracking.units import ISO, time_text
 
 TRACKS_LISTED = 10
 
 
 def print_explanation(
-    screen: Console, model: TrackModel, tracks: Sequence[Track], method: str, gate: float | None
+    screen: Console, model: TrackModel, tracks: Sequence[Track], method: str, smoother: str | None, gate: float | None
 ) -> None:
     """Tables of tracks, measurements and modes, and sentences on times, start and gate."""
     for sentence_ in _times(model, tracks):
         screen.print(sentence_, highlight=False, markup=False, soft_wrap=True)
-    screen.print(_track_table(tracks))
+    screen.print(_track_table(model, tracks))
     screen.print(_measured_table(model, tracks))
     screen.print(_mode_table(model, tracks))
-    for sentence_ in (*_start(model, tracks), *_rest(model, method, gate)):
+    for sentence_ in (*_start(model, tracks), *_rest(model, method, smoother, gate)):
         screen.print(sentence_, highlight=False, markup=False, soft_wrap=True)
 
 
@@ -38,7 +39,8 @@ def _times(model: TrackModel, tracks: Sequence[Track]) -> Iterator[str]:
     gaps = [gap for track in tracks for gap in track.gaps]
     spread = f"gaps from {min(gaps):.4g} to {max(gaps):.4g} s, median {median(gaps):.4g} s" if gaps else "no gaps"
     grid = f", on a grid of {columns.step_seconds:g} s" if columns.step is not None else ", any times"
-    yield f"Rows: {rows:,} in {len(tracks):,} tracks. Time: column {columns.time}, {unit}; {spread}{grid}."
+    many = f"{len(tracks):,} track{'s' if len(tracks) > 1 else ''}"
+    yield f"Rows: {rows:,} in {many}. Time: column {columns.time}, {unit}; {spread}{grid}."
     if columns.is_geographic:
         origin = tracks[0].origin
         assert origin is not None
@@ -46,10 +48,10 @@ def _times(model: TrackModel, tracks: Sequence[Track]) -> Iterator[str]:
         yield f"Latitudes and longitudes become metres east (x) and north (y) of {where} (origin in [table])."
 
 
-def _track_table(tracks: Sequence[Track]) -> Table:
+def _track_table(model: TrackModel, tracks: Sequence[Track]) -> Table:
     table = Table("track", "rows", "from", "to", "longest gap, s")
     for track in tracks[:TRACKS_LISTED]:
-        ends = [f"{t:.10g}" for t in (track.times[0], track.times[-1])]
+        ends = [time_text(t, model.columns.time_unit) for t in (track.times[0], track.times[-1])]
         table.add_row(escape(track.name), f"{len(track.times):,}", *ends, f"{max(track.gaps, default=0):.4g}")
     if len(tracks) > TRACKS_LISTED:
         table.add_row("…", f"and {len(tracks) - TRACKS_LISTED:,} more", "", "", "")
@@ -57,17 +59,20 @@ def _track_table(tracks: Sequence[Track]) -> Table:
 
 
 def _measured_table(model: TrackModel, tracks: Sequence[Track]) -> Table:
-    """What each column is, in SI units where it has one, with the range of its values."""
+    """What each column is, in metres, seconds and degrees where it has a unit, with the range of its values."""
     table = Table("measured", "column", "what", "std", "numbers", "from", "to")
     values = torch.cat([track.y for track in tracks])
     columns = [c.column for s in model.columns.sensors for c in s.columns] or list(model.columns.measured)
     noise = model.modes[0].noise.diagonal().sqrt().tolist()
     for k, name in enumerate(model.columns.measured):
         entry = model.columns.entries[k] if model.columns.sensors else "position"
-        unit = "" if not model.columns.sensors else " rad" if k in model.angles else _unit_of(entry)
-        column = values[:, k][~values[:, k].isnan()]
+        unit = "" if not model.columns.sensors else " deg" if k in model.angles else _unit_of(entry)
+        scale = degrees(1.0) if k in model.angles else 1.0
+        column = scale * values[:, k][~values[:, k].isnan()]
         ends = [f"{float(v):.5g}{unit}" for v in (column.min(), column.max())] if len(column) else ["", ""]
-        table.add_row(escape(name), escape(columns[k]), entry, f"{noise[k]:.4g}{unit}", f"{len(column):,}", *ends)
+        table.add_row(
+            escape(name), escape(columns[k]), entry, f"{scale * noise[k]:.4g}{unit}", f"{len(column):,}", *ends
+        )
     return table
 
 
@@ -86,8 +91,7 @@ def _mode_table(model: TrackModel, tracks: Sequence[Track]) -> Table:
         sizes = noise[0].diagonal().clamp_min(0).sqrt().tolist()
         added = ", ".join(f"{name} ±{size:.3g}" for name, size in zip(mode.states, sizes, strict=True))
         lasts = f"{float(gap) / (1 - stay):.4g} s" if stay < 1 else "for ever"
-        kind = type(mode.motion).__name__ + (f" ({mode.rule})" if not model.is_linear else "")
-        kind = kind if not isinstance(mode.motion, EstimatedTurn) else f"estimated turn ({mode.rule})"
+        kind = mode.kind + (f" ({mode.rule})" if not model.is_linear else "")
         table.add_row(escape(mode.name), kind, escape(", ".join(mode.states)), escape(added), lasts)
     return table
 
@@ -108,8 +112,9 @@ def _start(model: TrackModel, tracks: Sequence[Track]) -> Iterator[str]:
     yield f"Standard deviations there: {', '.join(f'{n} {v:.4g}' for n, v in zip(model.states, sizes, strict=True))}."
 
 
-def _rest(model: TrackModel, method: str, gate: float | None) -> Iterator[str]:
+def _rest(model: TrackModel, method: str, smoother: str | None, gate: float | None) -> Iterator[str]:
     passes = "none; outliers move the estimate (--gate 0.999)" if gate is None else f"{gate:g}"
-    yield f"Gate: {passes}. Method: {method}."
+    smoothed = "none (--smooth)" if smoother is None else smoother
+    yield f"Gate: {passes}. Method: {method}. Smoother: {smoothed}."
     if model.columns.truth:
         yield f"Truth: {', '.join(f'{c.state} in {c.column}' for c in model.columns.truth)}; NEES is reported."

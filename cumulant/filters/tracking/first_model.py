@@ -22,6 +22,7 @@ from cumulant.filters.tracking.units import ANGULAR, ISO, TIMES, units_of
 ROWS_READ = 20_000
 DELIMITERS = ",;\t|"
 GUESS = "a guess"
+SEEN_FROM = {"range", "bearing", "elevation", "range_rate"}  # what depends on where the sensor stands
 COMMON_SPEEDS = ("m/s", "kn", "km/h")
 EARTH = 6_371_000.0  # metres: fine for a guess of speed
 DEGREES_FROM = 2 * pi * 1.01  # an angle beyond this is in degrees
@@ -95,6 +96,9 @@ def first_model(path: Path) -> FirstModel:
     listed = "; ".join(f"{c.name}: {c.said.kind}, {c.unit}" for c in roles.measured)
     notes.insert(0, f"time {roles.time} ({roles.time_unit}); track {roles.track or 'only one'}; {listed}")
     sensors = _sensors(raw, roles, notes)
+    standing = [s.name for s in sensors if {c.said.kind for c in s.columns} & SEEN_FROM]
+    if standing:
+        notes.append(f"position of {', '.join(standing)}: 0, a guess; write in the model where they stand")
     speed, gap = _speed(roles, sensors, groups), _median_gap(roles, groups)
     text = "".join(
         [
@@ -376,7 +380,7 @@ def _sensor_text(
         lines.append(
             'bearings = "compass"              # clockwise from north (y); "mathematical": counter-clockwise from x'
         )
-    if kinds & {"range", "bearing", "elevation", "range_rate"}:
+    if kinds & SEEN_FROM:
         axes = 3 if any(c.said.kind in VERTICAL for c in roles.measured) else 2
         lines.append(f"position = {json.dumps([0] * axes)}                 # where the sensor stands, in m: a guess")
     return "\n".join(lines) + "\n"
@@ -401,8 +405,8 @@ q = {_rounded(lively):<29} # m²/s³: by {LIVELY * speed:.2g} m/s within {TEN_GA
 
 [switching]                       # rates per second: rows are from, columns are to
 rates = [
-    [-{leave}, {leave}],{"":<12} # a cruise lasts about {LASTS_QUIET * gap:.3g} s
-    [{back}, -{back}],{"":<12} # a manoeuvre about {LASTS_LIVELY * gap:.3g} s
+    {f"[-{leave}, {leave}],":<29} # a cruise lasts about {LASTS_QUIET * gap:.3g} s
+    {f"[{back}, -{back}],":<29} # a manoeuvre about {LASTS_LIVELY * gap:.3g} s
 ]
 """
 

@@ -23,6 +23,7 @@ class Mode(NamedTuple):
     """One mode: names of its state, how that moves, observation (m, d_k), None if not linear, and noise (m, m).
 
     rule  how laws go through what is not linear: "extended", "unscented", "cubature" or "gauss-hermite"
+    kind  the name of the motion in a model file
     """
 
     name: str
@@ -31,6 +32,7 @@ class Mode(NamedTuple):
     observation: Tensor | None
     noise: Tensor
     rule: str = RULE
+    kind: str = ""
 
 
 class Switching(NamedTuple):

@@ -181,7 +181,7 @@ def _mode(where: str, values: object, columns: TableColumns, measurement: Sectio
             raise ValueError(sentence(mode.at("motion"), "a motion of the library with [[sensor]]", motion, advice))
         states = mode.texts("state", "Name the entries of the state.")
         observation = mode.array("observation", (len(columns.measured), len(states)), "A row for each measured column.")
-        return Mode(name, states, _explicit(mode, len(states), columns), observation, noise)
+        return Mode(name, states, _explicit(mode, len(states), columns), observation, noise, kind=motion)
     axes = POSITIONS[: columns.sensors[0].sensor.axes] if columns.sensors else columns.measured
     states, moves = _library_motion(mode, motion, axes)
     observation = torch.eye(len(axes), len(states), dtype=torch.float64)
@@ -192,7 +192,7 @@ def _mode(where: str, values: object, columns: TableColumns, measurement: Sectio
     if rule not in RULES:
         advice = suggestion(rule, RULES, "Choose one.")
         raise ValueError(sentence(mode.at("rule"), f"one of {', '.join(RULES)}", repr(rule), advice))
-    return Mode(name, states, moves, observation, noise, rule)
+    return Mode(name, states, moves, observation, noise, rule, motion)
 
 
 def _noise(mode: Section, columns: TableColumns, measurement: Section) -> Tensor:

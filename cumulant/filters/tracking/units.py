@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from decimal import Decimal
 from math import pi
 
@@ -54,3 +55,15 @@ def unit(table: Section, key: str, known: dict[str, float], default: str | None)
             sentence(table.at(key), f"one of {listed}", repr(name), suggestion(name, list(known), "Choose one."))
         )
     return known[name]
+
+
+def time_text(time: float, unit: str) -> str:
+    """A time of a table as a person reads it.
+
+    >>> time_text(1714564860.0, "iso"), time_text(0.5, "s")
+    ('2024-05-01T12:01:00', '0.5')
+    """
+    if unit != ISO:
+        return f"{time:.10g}"
+    text = datetime.fromtimestamp(time, UTC).replace(tzinfo=None).isoformat(timespec="milliseconds")
+    return text.removesuffix(".000")
