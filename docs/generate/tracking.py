@@ -20,18 +20,19 @@ every key; a key that is not here is refused with the nearest one that is.
 
     cumulant track --init radar.csv                             # looks at the columns, writes radar.toml, asks nothing
     cumulant track radar.csv --model radar.toml --check         # says what was understood, runs nothing
-    cumulant track radar.csv --model radar.toml                 # tracked/radar: estimates, figures, summary.json
+    cumulant track radar.csv --model radar.toml --smooth        # tracked/radar: estimates, figures, summary.json
 
 `--init` knows times, tracks, sensors, x, y, z, latitude and longitude, range, bearing (azimuth), elevation, Doppler,
 speed, course and velocities by the names of columns, their units by names and values, and guesses noise from how far
 numbers lie from their neighbours. Every guess has a comment: what a person must look at is where sensors stand
 (`position`), which way bearings turn (`bearings`), and units that no name gives away. `--check` prints the ranges of
-values in metres and radians, what each mode may do between two rows, and where each track starts. The last lines of a
+values in metres and degrees, what each mode may do between two rows, and where each track starts. The last lines of a
 run are a verdict on consistency, with what to change:
 
     The filter is overconfident and lags behind: raise process noise (q). NIS is 2.31 for each number measured, …
 
-Change that number, run again with `--force`, and compare. A file to play with:
+Change that number, run again with `--force`, and compare. Where the gate rejects more than a tenth, the verdict names
+the sensor instead: its position, unit or convention is wrong, or the track is lost. A file to play with:
 
     cumulant track --example demo
     cumulant track demo/manoeuvre.csv --model demo/manoeuvre.toml --smooth

@@ -348,6 +348,21 @@ def test_columns_may_have_units_far_apart(model_file):
         read_model(model_file(text.replace("[4.0, 1.0]", "1.0").replace("0.5], [0.5", "1.5], [1.5")))
 
 
+@pytest.mark.parametrize("noise", [[[1, 1], [1, 1]], [[2, -2], [-2, 2]], [[0.09, 0.03], [0.03, 0.01]]])
+def test_singular_noise_is_refused_and_a_singular_start_is_not(noise, model_file):
+    """A sensor without noise in some direction has no density; a start that is known in some direction has one."""
+    text = ONE_MODE.format(step="").replace('["z"]', '["z", "w"]')
+    start = [[*row, 0, 0] for row in noise] + [[0, 0, 1, 0], [0, 0, 0, 1]]
+    with pytest.raises(ValueError, match=r"noise: expected variances > 0, got a singular matrix, smallest eigenvalue"):
+        read_model(model_file(text.replace("[4.0, 1.0]", "1.0").replace("noise = 0.5", f"noise = {noise}")))
+    model = read_model(model_file(text.replace("[4.0, 1.0]", str(start))))
+    y = torch.tensor([[1.0, 2.0], [0.5, 1.0], [1.0, 1.5]], dtype=torch.float64)
+    (estimate,) = filter_tracks(model, [Track("a", (0.0, 1.0, 2.0), (1.0, 1.0), y)], smoother="propagation")
+    assert estimate.smoothed is not None
+    assert estimate.smoothed.mean.isfinite().all()
+    assert float(torch.linalg.eigvalsh(estimate.smoothed.covariance).min()) > -1e-9
+
+
 def test_other_refusals_of_models(model_file, tmp_path):
     text = ONE_MODE.format(step="")
     with pytest.raises(ValueError, match=r'start: expected "prior" where times are irregular'):
@@ -627,6 +642,34 @@ def test_the_order_goes_through_the_command_and_its_warning_names_tracks(tmp_pat
     summary = json.loads((tmp_path / "none" / "summary.json").read_text(encoding="utf-8"))
     assert summary["smoother_order"] is None
     assert "smoothed_excess" not in summary["tracks"][0]
+
+
+@pytest.mark.parametrize(
+    ("options", "smoother", "order"),
+    [
+        (("--smooth",), "propagation", 2),
+        (("--smoother", "kim"), "kim", 2),
+        (("--order", 3), "propagation", 3),
+        (("--smoother", "correction", "--order", 3, "--method", "gpb2"), "correction", 3),
+        (("--method", "exact"), None, None),
+    ],
+)
+def test_how_to_smooth_goes_through_the_command(options, smoother, order, tmp_path):
+    """Naming a smoother or an order is asking for it; the columns are those of the engine."""
+    table, path = write_example(tmp_path / "in")
+    few = table.read_text(encoding="utf-8").splitlines()[:25]
+    table.write_text("\n".join(few) + "\n", encoding="utf-8")
+    invoke(table, "--model", path, "--out", tmp_path / "out", "--figures", 0, *options)
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text(encoding="utf-8"))
+    assert (summary["smoother"], summary["smoother_order"]) == (smoother, order)
+    frame = polars.read_parquet(tmp_path / "out" / "estimates.parquet")
+    assert ("x_smoothed" in frame.columns) == (smoother is not None)
+    if smoother is not None:
+        model = read_model(path)
+        track = read_tracks(table, model.columns)[0]
+        expected = smooth(model.at(track.gaps), track.y, order=order, method=smoother)
+        found = frame.filter(polars.col("track") == track.name)["x_smoothed"]
+        close(torch.tensor(found.to_list(), dtype=torch.float64), expected.mean[:, 0], 1e-9)
 
 
 @pytest.mark.long

@@ -19,6 +19,7 @@ from cumulant.checks import sentence, shape
 LARGEST = 1e50  # q Δ⁵, the highest power that a motion takes of what is read, is a number up to here
 SMALLEST = 1e-50  # of what must be positive, because it divides
 SLACK = 1e-9  # asymmetry and negative eigenvalues, relative to the largest entry, that count as rounding
+ROUNDING = 4e-16  # of an eigenvalue of a matrix of correlations
 
 
 @dataclass(frozen=True)
@@ -103,9 +104,10 @@ class Section:
         variances = matrix.diagonal()
         unit = torch.where(variances > 0, variances, 1).sqrt()
         inside = float(torch.linalg.eigvalsh(matrix / unit / unit[:, None])[0])  # columns may have units far apart
-        if (smallest < -SLACK * scale and inside < -SLACK) or (definite and inside <= 0):
+        if (smallest < -SLACK * scale and inside < -SLACK) or (definite and inside <= ROUNDING * size):
             expected = "variances > 0" if definite else "variances ≥ 0"
-            got = f"an indefinite matrix, smallest eigenvalue {smallest:.3g}" if nested else f"{smallest:.3g}"
+            kind = "an indefinite matrix" if inside < -SLACK else "a singular matrix"
+            got = f"{kind}, smallest eigenvalue {smallest:.3g}" if nested else f"{smallest:.3g}"
             raise ValueError(sentence(self.at(key), expected, got, advice))
         if definite:
             self._check_size(key, float(variances.min()), at_least=SMALLEST)
