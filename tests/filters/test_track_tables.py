@@ -461,6 +461,21 @@ def test_tables_that_say_too_little_are_refused_with_advice(table_of, tmp_path):
     assert (tmp_path / "other.toml").exists()
 
 
+def test_bearings_alone_need_a_start_and_say_so(tmp_path, table_of):
+    path = table_of("t,az\n" + "".join(f"{k},{30 + k}\n" for k in range(20)))
+    run = invoke("--init", path)
+    assert "nothing says how far away targets are: put mean and covariance of the state under [initial]" in run.output
+    model = path.with_suffix(".toml")
+    run = invoke(path, "--model", model, code=2)
+    assert "expected a row that says where the target is, got none. Give mean and covariance" in run.output
+    text = re.sub(
+        "velocity_std.*", "mean = [500, 800, 0, 0]\ncovariance = [1e5, 1e5, 100, 100]", model.read_text("utf-8")
+    )
+    model.write_text(text, encoding="utf-8")
+    invoke(path, "--model", model, "--out", tmp_path / "out", "--figures", 0)
+    assert (tmp_path / "out" / "estimates.csv").exists()
+
+
 def test_steps_are_in_the_unit_of_time(model_of, table_of):
     model = read_model(model_of('time_unit = "ms"\nstep = 500'))
     assert model.columns.step == Decimal(500)

@@ -99,6 +99,8 @@ def first_model(path: Path) -> FirstModel:
     standing = [s.name for s in sensors if {c.said.kind for c in s.columns} & SEEN_FROM]
     if standing:
         notes.append(f"position of {', '.join(standing)}: 0, a guess; write in the model where they stand")
+    if all(_positions(s.columns) is None for s in sensors):
+        notes.append("nothing says how far away targets are: put mean and covariance of the state under [initial]")
     speed, gap = _speed(roles, sensors, groups), _median_gap(roles, groups)
     text = "".join(
         [
