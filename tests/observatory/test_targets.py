@@ -234,7 +234,8 @@ def test_a_record_has_the_masses_of_the_weights_that_eager_attention_returns(kin
         for name in (*TARGETS, "first_mass"):
             tally = record.tallies.get(f"{layer.name}/{name}")
             if name == "first_mass":
-                parts = [(np.where(v, w, 0)[..., 0],) * 2 for _, w, v in mine]
+                start = rows.argmax(1)[:, None, None, None]  # of a sequence padded on the left not key 0
+                parts = [(np.take_along_axis(np.where(v, w, 0), start, 3)[..., 0],) * 2 for _, w, v in mine]
             elif name == "mean_distance":
                 parts = [(mean_distance(np.where(v, w, 0)),) * 2 for _, w, v in mine]
             else:

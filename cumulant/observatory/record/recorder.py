@@ -37,7 +37,7 @@ from cumulant.observatory.statistics.heads import (
     top_keys,
 )
 from cumulant.observatory.statistics.quantities import DEPTH, TOP_KEY_NAMES
-from cumulant.observatory.statistics.sampling import uniform
+from cumulant.observatory.statistics.sampling import first_keys, uniform
 from cumulant.observatory.statistics.tally import Tally
 from cumulant.observatory.statistics.targets import TARGETS, SequenceTokens, first_query, target_masses
 from cumulant.observatory.statistics.undefined import NOT_OBSERVED, ORDERED, reason_in_words, target_reason
@@ -171,7 +171,8 @@ class Recorder:
         part = self.parts.setdefault(call.name, LayerSums(_layer(call)))
         self.calls[call.name] = self.calls.get(call.name, 0) + 1
         self._count(call)
-        values = head_quantities(call, self.wanted)
+        first = first_keys(call) if part.layer.kind == "self" else 0
+        values = head_quantities(call, self.wanted, first)
         offset = first_query(call) if part.layer.kind == "self" else 0
         positions = torch.arange(call.eta.shape[-2]) + max(0, offset)
         for name, value in values.items():

@@ -72,7 +72,7 @@ def sample_queries(call: AttentionCall, sequences: int, queries: int) -> QuerySa
     rows = torch.ones(batch, q, dtype=torch.bool, device=device) if call.rows is None else call.rows.to(device)
     rows = rows[index]
     queried, tokens = _evenly_spread(rows, min(q, queries))
-    first = rows.int().argmax(1) if n == q and q else torch.zeros(count, dtype=torch.int64, device=device)
+    first = first_keys(call)[index]
     wide = torch.promote_types(call.eta.dtype, torch.float32)
     eta, output = (x[index].take_along_dim(queried[:, None, :, None], 2).to(wide) for x in (call.eta, call.output))
     key, value = (x[index].to(wide) for x in (call.key, call.value))
@@ -80,6 +80,14 @@ def sample_queries(call: AttentionCall, sequences: int, queries: int) -> QuerySa
     return QuerySample(
         replace(call, eta=eta, key=key, value=value, support=support, output=output, rows=None), tokens, first
     )
+
+
+def first_keys(call: AttentionCall) -> Tensor:
+    """(batch,) the key of the first token of each sequence: with padding on the left it is not the first key."""
+    q, n = call.eta.shape[2], call.key.shape[2]
+    if call.rows is None or n != q or not q:
+        return torch.zeros(len(call.eta), dtype=torch.int64, device=call.eta.device)
+    return call.rows.to(call.eta.device).int().argmax(1)
 
 
 def _evenly_spread(rows: Tensor, count: int) -> tuple[Tensor, Tensor]:

@@ -151,7 +151,8 @@ def _hidden(names: Iterable[str]) -> bool:
 
 def _missing(where: str, source: str) -> str:
     passage = ", or a passage itself as prompts=['…']" if where == "plan.sources" else ""
-    shown = source if len(source) <= 80 else f"{source[:80]}…"
+    # of a long path the end names the file; a passage that was meant is known by its beginning
+    shown = source if len(source) <= 80 else f"{source[:40]}…{source[-40:]}"
     advice = f"Give the path of a file or directory{passage}."
     return sentence(where, "a file or directory", f"no such path {shown!r}", advice)
 
