@@ -17,6 +17,7 @@ from cumulant.observatory.report.causes import (
     RULES,
     causes_part,
     judgements,
+    random_heads_confirmed,
     read_causes,
 )
 from cumulant.observatory.runs.causes import HeadEffects, head_effects, random_heads
@@ -241,9 +242,9 @@ def test_intervals_cover_means_of_clusters_of_different_size():
 
 
 FALLS = [-x for x in TEN]
-REPEATED = "raises the loss on repeated tokens by 1.9 nats (1.6 to 2.2; random heads 0.01 to 0.1, 90 % up to 0.09)"
-RESTING = "lowers the loss by 0.02 nats (−0.03 to −0.01; random heads 0.01 to 0.1, half below 0.055)"
-COMPOSED = "lowers the induction score of later heads by 0.65 (0.61 to 0.69; random heads 0.01 to 0.1"
+REPEATED = "repeated tokens changes by +1.9 nats (+1.6 to +2.2); nine in ten random heads: at most +0.09"
+RESTING = "the loss changes by −0.02 nats (−0.03 to −0.01); half of the random heads: more than +0.055"
+COMPOSED = "later heads changes by −0.65 (−0.69 to −0.61); nine in ten random heads: not below −0.09: confirmed"
 
 
 @pytest.mark.parametrize(
@@ -252,14 +253,22 @@ COMPOSED = "lowers the induction score of later heads by 0.65 (0.61 to 0.69; ran
         ("induction", "repeated_loss", 1.9, 0.3, TEN, True, f"{REPEATED}: confirmed."),
         ("self", "loss", 0.12, 0.04, TEN, False, "not confirmed, the interval reaches below that."),
         ("self", "loss", 0.05, 0.02, TEN, False, "not confirmed, random heads do as much."),
-        ("self", "embedding", 0.12, 0.02, TEN, True, "moves the embedding by 0.12 (0.1 to 0.14"),
+        ("self", "embedding", 0.12, 0.02, TEN, True, "the embedding moves by 0.12 (0.1 to 0.14)"),
         ("previous-token", "induction_score", -0.65, 0.04, FALLS, True, COMPOSED),
-        ("previous-token", "induction_score", 0.65, 0.04, FALLS, False, "raises the induction score"),
-        ("previous-token", "loss", 0.2, 0.04, TEN, True, "raises the loss by 0.2 nats"),
+        (
+            "previous-token",
+            "induction_score",
+            0.65,
+            0.04,
+            FALLS,
+            False,
+            "the induction score of later heads changes by +0.65",
+        ),
+        ("previous-token", "loss", 0.2, 0.04, TEN, True, "Without it the loss changes by +0.2 nats"),
         ("sink", "loss", -0.02, 0.01, TEN, True, f"{RESTING}: confirmed."),
         ("sink", "loss", 0.04, 0.03, TEN, False, "the interval reaches above that"),
         ("delimiter", "loss", 0.2, 0.03, TEN, False, "half of the random heads do less"),
-        ("broad", "loss", 0.01, 0.01, TEN, True, "Looking at all keys alike, it raises"),
+        ("broad", "loss", 0.01, 0.01, TEN, True, "If it looks at all keys alike, the loss changes by +0.01"),
         ("self", "loss", 0.12, None, TEN, False, "one window has no interval"),
         ("self", "loss", 0.12, 0.01, TEN[:2], False, "with 2 other heads to compare it with"),
         ("self", "loss", 0.12, 0.01, [], False, "there is no number to compare"),
@@ -275,6 +284,14 @@ def test_verdicts_follow_their_rule(kind, measure, mean, half, random, confirmed
     assert part["heads"][0]["words"] == judged.words
     assert part["confirmed"] == confirmed
     assert [head["random"] for head in part["heads"]] == [False, *[True] * len(random)]
+
+
+@pytest.mark.parametrize(("kind", "confirmed"), [("self", 1), ("sink", 5), ("broad", 0)])
+def test_random_heads_are_judged_against_each_other(kind, confirmed):
+    """Ten effects without errors: one is above nine in ten of the others, five are below their middle."""
+    causes = rows_of("self", "loss", "removed", 0.5, 0.1, TEN)
+    assert random_heads_confirmed(causes, kind) == (confirmed, 10 if kind != "broad" else 0)
+    assert random_heads_confirmed(rows_of("self", "loss", "removed", 0.5, 0.1, []), kind) == (0, 0)
 
 
 def test_every_expectation_is_of_a_type_and_measures_that_exist():

@@ -207,11 +207,14 @@ def test_what_happens_without_heads_is_shown_beside_them(visit, small):
     """In the list, in the card of the head and in a table that sorts; hostile words stay words."""
     causes = rows_of("induction", "loss", "removed", 1.9, 0.3, TEN)
     causes["rows"] = [{**row, "layer": 3, "type": row["type"] and HOSTILE} for row in causes["rows"]]
-    words = "Removing it raises the loss by 1.9 nats"
+    words = "Without it the loss changes by +1.9 nats"
     remarkable = [{"layer": 3, "head": 1, "kind": "induction", "quantity": "entropy", "words": "x", "cause": words}]
+    remarkable[0]["verdict"] = "confirmed"
     part = causes_part(causes)
     page = visit(small | {"causes": part, "remarkable": remarkable}, width=390, height=844)
-    assert words in page.inner_text(".remarkable")
+    assert f"✓ {words}" in page.inner_text(".remarkable")
+    assert "1 of 10 times" in page.inner_text("#causes")  # random heads, judged as the others are
+    assert "loss 1.9 (1.6 to 2.2)" in page.inner_text("[data-sheet='causes']")
     assert "1 of 1 heads do what their type says" in page.inner_text("#causes")
     assert page.locator("[data-sheet='causes'] tbody tr").count() == 11
     assert HOSTILE in page.inner_text("[data-sheet='causes']")
@@ -220,7 +223,7 @@ def test_what_happens_without_heads_is_shown_beside_them(visit, small):
     rows = page.locator("[data-sheet='causes'] tbody tr")
     assert rows.nth(0).inner_text().startswith("3.1")
     rows.nth(0).click()
-    assert words in page.inner_text("#chosen")
+    assert f"✓ {words}" in page.inner_text("#chosen")
     assert sideways(page) <= 0
 
 
@@ -445,6 +448,7 @@ def test_a_head_has_its_card_and_its_address(visit, small):
     assert listed == ["L3H1 75%", "L0H1 75%"]
     page.click(".by-type a >> nth=0")
     assert page.inner_text("#chosen h3") == "Layer 3, head 1"
+    assert page.input_value("#quantity") == page.get_attribute(".by-type a >> nth=0", "data-quantity")
     assert page.url.endswith("#L3H1")
     assert "looks at the previous token with 75%" in page.inner_text("#chosen")
     kinds = page.locator("[data-figure='kinds'] text").all_text_contents()

@@ -26,7 +26,7 @@ CAUSES_COLUMNS = {  # of causes.parquet
     **{"effect": float, "low": float, "high": float, "clusters": int, "count": int, "verdict": str},
 }
 TEXT = ("loss", "embedding")  # the measure of the text, whichever the model has
-REPLACEMENTS = {"removed": "Removing it", "uniform": "Looking at all keys alike, it", "gaussian": "As a Gaussian, it"}
+REPLACEMENTS = {"removed": "Without it", "uniform": "If it looks at all keys alike,", "gaussian": "As a Gaussian,"}
 
 
 class EffectMeasure(NamedTuple):
@@ -35,35 +35,29 @@ class EffectMeasure(NamedTuple):
     label: str
     unit: str
     words: str
-    up: str
-    down: str
+    change: str
     sign: int = 1  # of a change for the worse
 
 
 MEASURES = {
-    "loss": EffectMeasure(
-        "loss", "nats", "Change of the loss on the text, per token.", "raises the loss by", "lowers the loss by"
-    ),
+    "loss": EffectMeasure("loss", "nats", "Change of the loss on the text, per token.", "the loss changes by"),
     "embedding": EffectMeasure(
         "embedding",
         "1 − cosine",
         "Distance of the embedding of a window to that of the untouched model.",
-        "moves the embedding by",
-        "moves the embedding by",
+        "the embedding moves by",
     ),
     "repeated_loss": EffectMeasure(
         "loss on repeated tokens",
         "nats",
         "Change of the loss on the second copy of random tokens that repeat, per token.",
-        "raises the loss on repeated tokens by",
-        "lowers the loss on repeated tokens by",
+        "the loss on repeated tokens changes by",
     ),
     "induction_score": EffectMeasure(
         "induction score",
         "share",
         "Change of the attention of the best three induction heads in later layers to what followed the same token.",
-        "raises the induction score of later heads by",
-        "lowers the induction score of later heads by",
+        "the induction score of later heads changes by",
         -1,
     ),
 }
@@ -165,14 +159,17 @@ def _judge(row: dict, expected: TypeExpectation, beside: RandomEffects | None) -
     effect = row["effect"]
     if effect is None or beside is None:
         return NOT_CONFIRMED, "Not confirmed: there is no number to compare."
-    change = measure.up if effect >= 0 else measure.down
-    size = f"{_short(abs(effect))} {measure.unit}" if measure.unit == "nats" else _short(abs(effect))
-    ends = [measure.sign * x for x in (row["low"], row["high"]) if x is not None]
-    interval = f"{_short(min(ends))} to {_short(max(ends))}; " if len(ends) == 2 else ""
-    said = f"{REPLACEMENTS[row['replacement']]} {change} {size} ({interval}random heads "
-    said += f"{_short(beside.least)} to {_short(beside.most)}, "
-    said += f"half below {_short(beside.half)})" if expected.rests else f"90 % up to {_short(beside.most_of)})"
-    reason = _doubt(ends, expected, beside)
+    signed = _short if row["measure"] == "embedding" else _signed
+    size = f"{signed(effect)} nats" if measure.unit == "nats" else signed(effect)
+    ends = [x for x in (row["low"], row["high"]) if x is not None]
+    interval = f" ({signed(ends[0])} to {signed(ends[1])})" if len(ends) == 2 else ""
+    if expected.rests:
+        others = f"half of the random heads: more than {signed(beside.half)}"
+    else:
+        others = "nine in ten random heads: " + ("at most" if measure.sign > 0 else "not below")
+        others += f" {signed(measure.sign * beside.most_of)}"
+    said = f"{REPLACEMENTS[row['replacement']]} {measure.change} {size}{interval}; {others}"
+    reason = _doubt([measure.sign * x for x in ends], expected, beside)
     return (
         (CONFIRMED, f"{said}: confirmed.") if reason is None else (NOT_CONFIRMED, f"{said}: not confirmed, {reason}.")
     )
@@ -203,6 +200,28 @@ def _short(value: float) -> str:
     return f"{value:.2g}".replace("-", "−")
 
 
+def _signed(value: float) -> str:
+    """Two digits and the sign.
+
+    >>> _signed(0.01234), _signed(-1.96), _signed(0.0)
+    ('+0.012', '−2', '0')
+    """
+    return ("+" if value > 0 else "") + _short(value)
+
+
+def random_heads_confirmed(causes: dict, kind: str) -> tuple[int, int]:
+    """How many random heads are confirmed as if they were of a type, each against the others, and of how many.
+
+    What a verdict is worth: a rule that random heads pass as well says little.
+    """
+    rows = [r for r in causes["rows"] if r["random"]]
+    verdicts = []
+    for head in dict.fromkeys((r["layer"], r["head"]) for r in rows):
+        swapped = [r | {"random": False, "type": kind} if (r["layer"], r["head"]) == head else r for r in rows]
+        verdicts += [judged.verdict for judged in judgements(causes | {"rows": swapped})]
+    return verdicts.count(CONFIRMED), len(verdicts)
+
+
 # ---------------------------------------------------------------------- on the page and on the disk
 
 
@@ -223,6 +242,7 @@ def causes_part(causes: dict | None) -> dict | None:
     for (layer, head, random), entry in heads.items():
         verdict = None if random else judged.get((layer, head))
         entry |= {"verdict": verdict.verdict if verdict else None, "words": verdict.words if verdict else None}
+        entry |= {"measure": verdict.measure if verdict else None}
     return {
         "heads": list(heads.values()),
         "measures": [MEASURES[n]._asdict() | {"name": n, "baseline": causes["baseline"].get(n)} for n in measures],
@@ -234,12 +254,18 @@ def causes_part(causes: dict | None) -> dict | None:
         "reason": causes["reason"],
         "rules": list(RULES),
         "confirmed": sum(j.verdict == CONFIRMED for j in judged.values()),
+        "by_chance": [
+            {"kind": kind, "confirmed": confirmed, "of": of}
+            for kind in dict.fromkeys(j.kind for j in judged.values())
+            for confirmed, of in [random_heads_confirmed(causes, kind)]
+            if of >= MIN_RANDOM
+        ],
     }
 
 
-def sentence_by_head(causes: dict | None) -> dict[tuple[int, int], str]:
+def judgement_by_head(causes: dict | None) -> dict[tuple[int, int], Judgement]:
     """(layer, head) → what happens without it, of the heads that were not chosen at random."""
-    return {(j.layer, j.head): j.words for j in (judgements(causes) if causes is not None else ())}
+    return {(j.layer, j.head): j for j in (judgements(causes) if causes is not None else ())}
 
 
 def read_causes(directory: Path) -> dict | None:

@@ -32,7 +32,7 @@ from cumulant.observatory.record.tables import (
     token_rows,
 )
 from cumulant.observatory.report import verdicts as rules_of_verdicts
-from cumulant.observatory.report.causes import causes_part, read_causes, sentence_by_head
+from cumulant.observatory.report.causes import Judgement, causes_part, judgement_by_head, read_causes
 from cumulant.observatory.report.depth_profile import depth_rows, undefined_rows
 from cumulant.observatory.report.page import render_page
 from cumulant.observatory.report.verdicts import Answer, Number, verdicts
@@ -40,6 +40,7 @@ from cumulant.observatory.statistics import gaussianity
 from cumulant.observatory.statistics.head_types import (
     HEAD_TYPES,
     Remarkable,
+    TypeMember,
     describe,
     head_types,
     heads_by_type,
@@ -259,15 +260,18 @@ def page_data(
         losses = [{"ablation_damage": damage.get((row.layer, row.head), nan)} for row in heads]
         heads = [replace(row, numbers=row.numbers | loss) for row, loss in zip(heads, losses, strict=True)]
     tables = tables._replace(heads=heads)
-    without = sentence_by_head(causes)
+    without = judgement_by_head(causes)
     looked = any(name in record.quantities for name in TARGETS)
     return {
         "meta": record.meta.to_json() | {"sample_fraction": 1 / SAMPLE, "notes": notes_of(record.meta)},
         "remarkable": [
-            head._asdict() | {"side": record.modules[head.layer].side, "cause": without.get((head.layer, head.head))}
+            head._asdict() | {"side": record.modules[head.layer].side} | _cause(without.get((head.layer, head.head)))
             for head in standing_out(heads, nulls)
         ],
-        "types": [kind._asdict() | {"heads": [h._asdict() for h in kind.heads]} for kind in heads_by_type(heads)],
+        "types": [
+            kind._asdict() | {"heads": [h._asdict() | _mark(h, kind.name, without) for h in kind.heads]}
+            for kind in heads_by_type(heads)
+        ],
         "causes": causes_part(causes),
         "rules": [{"name": kind.name, "rule": kind.rule, "looks": kind.looks} for kind in HEAD_TYPES if looked],
         "verdicts": [
@@ -282,6 +286,16 @@ def page_data(
         ],
         **page_parts(tables, nulls),
     }
+
+
+def _cause(judged: Judgement | None) -> dict:
+    return {} if judged is None else {"cause": judged.words, "verdict": judged.verdict}
+
+
+def _mark(head: TypeMember, kind: str, without: dict[tuple[int, int], Judgement]) -> dict:
+    """The verdict on a head in the list of the type that it was judged as."""
+    judged = without.get((head.layer, head.head))
+    return {} if judged is None or judged.kind != kind else {"verdict": judged.verdict}
 
 
 def standing_out(heads: list[HeadRow], nulls: dict[str, Tables]) -> list[Remarkable]:

@@ -10,6 +10,18 @@ const effectOf = (head, replacement) => head.effects[state.measure]?.[replacemen
 const causeOf = (head) =>
   DATA.causes?.heads.find((cause) => !cause.random && cause.layer === head.layer && cause.head === head.head);
 
+const signOf = (verdict) => html("span", { class: `sign ${verdict === "confirmed" ? "yes" : "no"}` }, verdict === "confirmed" ? "✓" : "✕");
+
+// the number that the verdict rests on, whichever measure is shown
+function judgedBy(head) {
+  const measure = DATA.causes.measures.find(({ name }) => name === head.measure);
+  if (!measure) return null;
+  const by = head.kind === "broad" ? "uniform" : "removed";
+  const [effect, low, high] = head.effects[head.measure]?.[by] ?? [];
+  const ends = known(low) && known(high) ? ` (${show(low, 2)} to ${show(high, 2)})` : "";
+  return `${measure.label} ${show(effect, 2)}${ends}`;
+}
+
 const rounded = (value) => (known(value) ? Number(value.toPrecision(3)) : null);
 
 function effectWords(head, replacement) {
@@ -24,12 +36,16 @@ function drawCauses(width) {
   const random = DATA.causes.heads.filter((head) => head.random && head.effects[state.measure]);
   if (!heads.length) return "No head that stands out has this number.";
   const { replacements } = DATA.causes;
-  const values = [...heads, ...random].flatMap((head) => replacements.flatMap((name) => effectOf(head, name)));
+  // removed heads set the scale; what lies beyond it is written at the edge
+  const ownScale = [...heads, ...random].flatMap((head) => (head.random ? effectOf(head, "removed").slice(0, 1) : effectOf(head, "removed")));
+  const values = ownScale.some(known) ? ownScale : [...heads, ...random].flatMap((head) => replacements.flatMap((name) => effectOf(head, name)));
   const [row, left] = [34, width < 520 ? 92 : 170];
   const height = row * (heads.length + 1) + 54;
   const { label, unit } = measureOf();
   const x = padded(values.filter(known), { zero: true, share: 0.04 });
   const { svg, x: across, box } = frame({ width, height, x, left, xLabel: `change of ${label} (${unit})` });
+  const within = (value) => Math.min(Math.max(across(value), box.left), box.right);
+  const outside = (value) => known(value) && Math.abs(within(value) - across(value)) > 0.5;
   const zero = across(0);
   svg.append(shape("line", { class: "reference", x1: zero, x2: zero, y1: box.top, y2: box.bottom }));
   const limit = sorted(random.map((head) => effectOf(head, "removed")[0]));
@@ -45,11 +61,16 @@ function drawCauses(width) {
       if (!known(effect)) return;
       const at = y + 8 * (index - (replacements.length - 1) / 2);
       if (!head.random && known(low) && known(high))
-        svg.append(shape("line", { class: `whisker ${name}`, x1: across(low), x2: across(high), y1: at, y2: at }));
+        svg.append(shape("line", { class: `whisker ${name}`, x1: within(low), x2: within(high), y1: at, y2: at }));
       const { mark: kind, style } = REPLACED[name];
       const size = head.random ? 2.6 : 4;
-      svg.append(mark(kind, across(effect), at, size, { class: style }));
-      const target = mark("circle", across(effect), at, 7, { style: "fill:transparent" });
+      svg.append(mark(kind, within(effect), at, size, { class: style }));
+      if (outside(effect)) {
+        const right = across(effect) > box.right;
+        const words = right ? `${show(effect, 2)} →` : `← ${show(effect, 2)}`;
+        svg.append(shape("text", { x: right ? box.right - 8 : box.left + 8, y: at + 4, "text-anchor": right ? "end" : "start" }, words));
+      }
+      const target = mark("circle", within(effect), at, 7, { style: "fill:transparent" });
       svg.append(hint(target, () => effectWords(head, name)));
     });
   heads.forEach((head, index) => {
@@ -93,7 +114,7 @@ function startCauses() {
       name: "causes",
       on: ["measure"],
       draw: drawCauses,
-      note: () => `${measureOf().words}${before()} Lines are intervals of 95 %, the band is what removing random heads does.`,
+      note: () => `${measureOf().words}${before()} Lines are intervals of 95 %, the band is what removing random heads does; an arrow marks what lies beyond the scale, which is that of removed heads.`,
     }),
   );
   find("causes-table").append(
@@ -102,15 +123,15 @@ function startCauses() {
       name: "causes",
       on: ["measure"],
       wide: false,
-      header: ["head", "type", "verdict", ...replacements, "what happens without it"],
+      header: ["head", "type", "verdict", "judged by", ...replacements],
       heading: (name) => REPLACED[name]?.label ?? capital(name),
       rows: () =>
         DATA.causes.heads.map((head) => [
           `${head.layer}.${head.head}`,
           head.random ? "random" : head.kind,
           head.verdict,
+          judgedBy(head),
           ...replacements.map((name) => rounded(effectOf(head, name)[0])),
-          head.words,
         ]),
       pick: (row) => {
         const head = headAt(...row[0].split(".").map(Number));

@@ -2,7 +2,7 @@
 
 const DEPTH_PANELS = [
   { title: "Entropy of the prediction, nats", lines: [["lens_entropy", "entropy"]], zero: true },
-  { title: "KL(final ‖ here), nats", lines: [["lens_kl", "KL to the final prediction"]], zero: true },
+  { title: "KL(final ‖ here), nats", lines: [["lens_kl", "KL to the final prediction"]] },
   {
     title: "Added to the stream, |added| / |stream|",
     lines: [
@@ -12,7 +12,7 @@ const DEPTH_PANELS = [
     ],
     heads: true,
   },
-  { title: "Effective rank, directions", lines: [["effective_rank", "effective rank"]], zero: true },
+  { title: "Effective rank, directions", lines: [["effective_rank", "effective rank"]] },
 ];
 const DEPTH_LINES = ["line", "line second", "line third"];
 const DEPTH_POINTS = ["point", "point second", "point third"];
@@ -108,6 +108,13 @@ function depthHint(row, key, label) {
   return `${where}\n${label} ${show(row[key])}${error}${agreement}${loss}${null_}`;
 }
 
+// predictions and contributions are of a sample
+function depthNote() {
+  const tokens = (key) => Math.max(...DATA.depth.map((row) => row[`${key}_count`]).filter(known), 0);
+  const samples = [["lens_entropy", "predictions"], ["attention_contribution", "what is added"]].filter(([key]) => tokens(key));
+  return samples.length ? `${capital(samples.map(([key, label]) => `${label}: ${show(tokens(key))} tokens`).join("; "))}.` : "";
+}
+
 function drawDepth(width) {
   const panels = DEPTH_PANELS.filter(({ lines }) => lines.some(([key]) => DATA.depth.some((row) => known(row[key]))));
   if (!panels.length) return "Nothing was recorded over depth.";
@@ -130,7 +137,7 @@ function startDepth() {
     find("depth-table").closest("details").hidden = true;
     return;
   }
-  find("depth-figure").append(figure({ title: () => `Depth${atStep()}`, name: "depth", draw: drawDepth }));
+  find("depth-figure").append(figure({ title: () => `Depth${atStep()}`, name: "depth", draw: drawDepth, note: depthNote }));
   const keys = [...new Set(DATA.depth.flatMap(Object.keys))].filter((key) => key !== "heads");
   find("depth-table").append(
     sheet({

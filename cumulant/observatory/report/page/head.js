@@ -101,7 +101,7 @@ function describeHead(panel) {
     ),
     typesOf(head),
     html("dl", { class: "readout", "aria-label": labelOf(state.quantity) }, facts.filter(Boolean)),
-    causeOf(head)?.words ? html("p", { class: "cause" }, causeOf(head).words) : null,
+    causeOf(head)?.words ? html("p", { class: "cause" }, signOf(causeOf(head).verdict), " ", causeOf(head).words) : null,
   ];
   panel.replaceChildren(...parts.filter(Boolean));
 }

@@ -154,6 +154,9 @@ function startMap() {
       choice("Statistic", views, state.view, (view) => set({ view })),
     );
     defineQuantity();
+    watch(["quantity"], () => {
+      find("quantity").value = state.quantity;
+    });
   }
   find("map").append(
     figure({
