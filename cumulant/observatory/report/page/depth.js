@@ -2,7 +2,7 @@
 
 const DEPTH_PANELS = [
   { title: "Entropy of the prediction, nats", lines: [["lens_entropy", "entropy"]], zero: true },
-  { title: "KL(final ‖ here), nats", lines: [["lens_kl", "KL to the final prediction"]] },
+  { title: "KL(final ‖ here), nats", lines: [["lens_kl", "KL to the final prediction"]], zero: true },
   {
     title: "Added to the stream, |added| / |stream|",
     lines: [
