@@ -6,10 +6,8 @@ import os
 import re
 import shutil
 import subprocess
-import wave
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 ROOT = Path(__file__).parents[1]
@@ -54,25 +52,16 @@ def bare_copy(directory: Path) -> Path:
     return directory
 
 
-def write_tone(path: Path) -> None:
-    """Two seconds of sound."""
-    samples = (16384 * np.sin(2 * np.pi * 440 * np.arange(2 * 16000) / 16000)).astype("<i2")
-    with wave.open(str(path), "wb") as file:
-        file.setnchannels(1)
-        file.setsampwidth(2)
-        file.setframerate(16000)
-        file.writeframes(samples.tobytes())
-
-
 @pytest.mark.long
 def test_all_of_them_run_one_after_the_other(tmp_path: Path):
     """make comes first: it makes the environment with the tested torch in which pip then installs."""
     from tests.observatory.own_model import save_own_model
+    from tests.observatory.recordings import tone
 
     clone = bare_copy(tmp_path / "clone")
     save_own_model(clone / "directory")
     shutil.copy(ROOT / "LICENSE", clone / "my.txt")
-    write_tone(clone / "talk.wav")
+    tone(clone / "talk.wav", 2.0)
     kept = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV", "MAKEFLAGS", "MAKELEVEL")}
     # pip of the pages is that of the environment that is active
     environment = kept | {"PATH": f"{clone / '.venv' / 'bin'}{os.pathsep}{kept['PATH']}"}

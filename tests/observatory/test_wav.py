@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 import wave
 from pathlib import Path
 
@@ -13,36 +12,10 @@ wavfile = pytest.importorskip("scipy.io.wavfile")
 
 from cumulant.observatory.text.corpus import plan  # noqa: E402
 from cumulant.observatory.text.wav import FLOAT, PCM, UnreadableSound, open_wav, resampled  # noqa: E402
+from tests.observatory.recordings import wav  # noqa: E402
 
 TONE = 0.5 * np.sin(2 * np.pi * 440 * np.arange(1600) / 16000)
 ENCODINGS = [(PCM, 8), (PCM, 16), (PCM, 24), (PCM, 32), (FLOAT, 32), (FLOAT, 64)]
-
-
-def encoded(samples: np.ndarray, form: int, bits: int) -> bytes:
-    """The bytes of samples between -1 and 1."""
-    if form == FLOAT:
-        return samples.astype(f"<f{bits // 8}").tobytes()
-    if bits == 8:
-        return np.round(samples * 127 + 128).astype("u1").tobytes()
-    whole = np.round(samples * (2.0 ** (bits - 1) - 1)).astype("<i8")
-    return whole.reshape(-1, 1).view("u1")[:, : bits // 8].tobytes()
-
-
-def wav(form: int, bits: int, samples: np.ndarray, rate: int = 16000, *, extensible: bool = False) -> bytes:
-    """A WAV file with a chunk of odd length before its samples."""
-    channels = 1 if samples.ndim == 1 else samples.shape[1]
-    width = channels * bits // 8
-    header = struct.pack("<HHIIHH", 0xFFFE if extensible else form, channels, rate, rate * width, width, bits)
-    if extensible:
-        header += (
-            struct.pack("<HHI", 22, bits, 0) + struct.pack("<H", form) + bytes.fromhex("000000001000800000aa00389b71")
-        )
-    data = encoded(samples.reshape(-1), form, bits)
-    chunks = b"".join(
-        name + struct.pack("<I", len(body)) + body + b"\0" * (len(body) % 2)
-        for name, body in ((b"fmt ", header), (b"LIST", b"odd"), (b"data", data))
-    )
-    return b"RIFF" + struct.pack("<I", 4 + len(chunks)) + b"WAVE" + chunks
 
 
 @pytest.mark.parametrize(("form", "bits"), ENCODINGS)
