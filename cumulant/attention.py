@@ -142,7 +142,8 @@ def attend(
                      for a whole sequence, the number of cached keys, n − q, for the next tokens of a decoder; it is
                      required where q ≠ n
     window           only the last ``window`` visible keys (causal), or |offset + i − j| < window
-    log_weights      (*batch, n) or (*batch, q, n): biases, priors; −inf removes a key
+    log_weights      (*batch, n) or (*batch, q, n) by rank, batch axes of size 1 allowed: biases, priors; −inf removes a
+                     key. A bias (heads, q, n) is passed as bias[None]
     sink             log weight of one more atom with key 0 and value 0, a number or one per batch entry (*batch)
     source_marginal  True: also Σ_i p_ij / q; a tensor (*batch, q): Σ_i π_i p_ij for these weights of the queries
     backend          as in `moments`

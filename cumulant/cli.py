@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 EXIT_CODES = (
     "Exit codes: 0 done; 1 a statement or prediction does not hold, or an error of the program; "
-    "2 other input or an install mends it, as one sentence says; 130 interrupted by Ctrl-C."
+    "2 bad input or a missing package: the message says what to change; 130 interrupted by Ctrl-C."
 )
 
 

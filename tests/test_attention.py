@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from cumulant import attend, attention, fisher_product, moments
+from cumulant import Empirical, attend, attention, fisher_product, moments
 from cumulant.nn import MultiheadAttention
 
 
@@ -334,7 +334,11 @@ BAD = [
         r"attend.value: expected shape .*n=3, e\), got \(2, 2\). One .* key",
     ),
     (lambda q, k: attention(q, k[:, :1], k), ValueError, r"attention.key: expected"),
-    (lambda q, k: attend(q, k, log_weights=q), ValueError, r"attend.log_weights: .* One for each row of key"),
+    (
+        lambda q, k: attend(q, k, log_weights=q),
+        ValueError,
+        r"attend.log_weights: expected .* for each row of key or .* for each pair, got",
+    ),
     (lambda q, k: attend(q, k, log_weights=q[:, 0].log() * torch.inf), ValueError, "attend.log_weights"),
     (lambda q, k: attend(q.expand(3, 3, 2), k.expand(2, 3, 2)), ValueError, "attend.key: .* divides query's 3"),
     (lambda q, k: attend(q, k, window=0), ValueError, "attend.window"),
@@ -375,3 +379,40 @@ def test_arguments_that_sdpa_names_in_the_same_way_mean_the_same():
     q, k, v = torch.randn(3, 2, 4, 5, 8, generator=torch.Generator().manual_seed(0))
     theirs = torch.nn.functional.scaled_dot_product_attention(query=q, key=k, value=v, scale=0.3)
     torch.testing.assert_close(attend(query=q, key=k, value=v, scale=0.3).output, theirs)
+
+
+# ---------------------------------------------------------------------- shapes of an additive bias
+
+BIASES = {  # query, key, and a bias of the scores as SDPA takes it
+    "one head axis too few": ((2, 4, 9, 8), (2, 4, 12, 8), (4, 9, 12)),
+    "no batch axis at all": ((2, 4, 9, 8), (2, 4, 12, 8), (9, 12)),
+    "one query over a cache": ((1, 8, 1, 8), (1, 8, 12, 8), (8, 1, 12)),
+    "one axis, many queries": ((1, 9, 8), (1, 12, 8), (9, 12)),
+    "as many queries as heads": ((2, 1, 9, 8), (2, 1, 12, 8), (1, 9, 12)),
+    "shared keys": ((2, 4, 9, 8), (2, 2, 12, 8), (4, 9, 12)),
+}
+
+
+@pytest.mark.parametrize("name", BIASES)
+def test_a_bias_that_lacks_a_batch_axis_is_refused_with_the_way_to_pass_it(name):
+    queries, keys, bias = BIASES[name]
+    query, key, bias = torch.randn(queries), torch.randn(keys), torch.randn(bias)
+    missing = query.ndim - bias.ndim
+    with pytest.raises(ValueError, match=r"attend\.log_weights: expected .* for each pair, got") as raised:
+        attend(query, key, log_weights=bias)
+    assert f"log_weights[{', '.join(['None'] * missing)}]" in str(raised.value)
+    whole = attend(query, key, log_weights=bias[(None,) * missing]).output
+    theirs = scaled_dot_product_attention(query, key, key, attn_mask=bias, enable_gqa=name == "shared keys")
+    assert torch.allclose(whole, theirs, atol=1e-5)
+
+
+@pytest.mark.parametrize("lead", [(2, 4), (1, 4), (2, 1), (1, 1)])
+def test_a_weight_of_every_key_may_be_shared_over_batch_axes(lead):
+    query, key, weights = torch.randn(2, 4, 9, 8), torch.randn(2, 4, 12, 8), torch.randn(*lead, 12)
+    theirs = scaled_dot_product_attention(query, key, key, attn_mask=weights[..., None, :].expand(2, 4, 9, 12))
+    assert torch.allclose(attend(query, key, log_weights=weights).output, theirs, atol=1e-5)
+
+
+def test_a_measure_may_have_a_batch_of_weights_over_the_same_atoms():
+    atoms, weights = torch.randn(1, 12, 8), torch.randn(5, 12)
+    assert Empirical(atoms, weights).log_normalizer(torch.randn(5, 8)).shape == (5, 5)

@@ -143,7 +143,7 @@ def observe(
         typer.Option("--allow-pickle", help="Load weights from pickle, which can run code."),
     ] = False,
 ) -> None:
-    """Look into a transformer: the law of its heads and of its hidden states while it reads or hears.
+    """Look into a transformer: statistics of its heads and of its hidden states while it reads or hears.
 
     Writes heads.parquet, layers.parquet, tokens.parquet, causes.parquet, moments.safetensors, record.json and
     report.html, a page to look at. Numbers stand beside those of the same architecture at random initialisation and

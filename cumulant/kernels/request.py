@@ -11,8 +11,9 @@ from cumulant.kernels.inputs import Inputs
 from cumulant.kernels.support import Band
 
 FAR = 1 << 61  # positions beyond which no key is, and sums of two of them still integers of 64 bits
-ATTENTION = {"eta": "query", "atoms": "key", "values": "value"}
-NAMES = {"moments": {}, "attend": ATTENTION, "attention": ATTENTION}  # of our arguments in the messages of a function
+ATTEND = {"eta": "query", "atoms": "key", "values": "value"}
+ATTENTION = ATTEND | {"log_weights": "attn_mask", "mask": "attn_mask"}
+NAMES = {"moments": {}, "attend": ATTEND, "attention": ATTENTION}  # of our arguments in the messages of a function
 
 
 class Request:
@@ -59,9 +60,7 @@ class Request:
             w = require_float(self._at("log_weights"), self.log_weights)
             require_alike(self._at("log_weights"), w, key, atoms)
             if w.ndim not in (atoms.ndim - 1, atoms.ndim, eta.ndim) or w.shape[-1] != n:
-                expected = f"(*batch, n={n}) or (*batch, q={eta.shape[-2]}, n={n})"
-                advice = f"One for each row of {key}, or one for each pair."
-                raise ValueError(sentence(self._at("log_weights"), expected, shape(w), advice))
+                raise self._misshapen_log_weights(w)
             require_log_weights(self._at("log_weights"), w)
         if self.mask is not None:
             m = self.mask
@@ -101,12 +100,29 @@ class Request:
         shapes = [self.eta.shape[:-2], self._wide(self.atoms.shape[:-2])]
         if self.values is not None:
             shapes.append(self._wide(self.values.shape[:-2]))
-        if self.log_weights is not None:
-            w = self.log_weights
-            shapes.append(w.shape[:-2] if self.per_pair else self._wide(w.shape[:-1]))
         if self.mask is not None:
             shapes.append(self.mask.shape[:-2])
-        return broadcast(self.caller, *shapes)
+        lead, w = broadcast(self.caller, *shapes), self.log_weights
+        if w is None:
+            return lead
+        own = w.shape[:-2] if self.per_pair else self._wide(w.shape[:-1])
+        # weights of a measure may be a batch of priors over the same atoms; a bias of attention belongs to its scores,
+        # and one per pair that lacks a batch axis would be read as one per key of a larger batch
+        if self.caller == "attend" and not _fits(own, lead):
+            raise self._misshapen_log_weights(w)
+        return broadcast(self._at("log_weights"), lead, own)
+
+    def _misshapen_log_weights(self, w: Tensor) -> ValueError:
+        batch = self.eta.shape[:-2] if self.eta.ndim >= self.atoms.ndim else self._wide(self.atoms.shape[:-2])
+        lead, q, n = "".join(f"{size}, " for size in batch), self.eta.shape[-2], self.atoms.shape[-2]
+        expected = f"({lead}n={n}) for each row of {self._name('atoms')} or ({lead}q={q}, n={n}) for each pair"
+        missing = len(batch) + 2 - w.ndim
+        if missing > 0 and w.ndim > 1 and w.shape[-2] in (1, q) and w.shape[-1] == n and _fits(w.shape[:-2], batch):
+            name = self._name("log_weights")
+            advice = f"One for each pair has every batch axis, size 1 allowed: {name}[{', '.join(['None'] * missing)}]."
+        else:
+            advice = "Batch axes may have size 1."
+        return ValueError(sentence(self._at("log_weights"), expected, shape(w), advice))
 
     def _wide(self, lead: torch.Size) -> torch.Size:
         """Batch axes of the key side in terms of query heads."""
@@ -200,6 +216,11 @@ class Request:
         wide = wide.permute(*back, *range(len(split), wide.ndim))
         out = wide.reshape(*self.lead, self.eta.shape[-2], *tail)
         return out.select(len(self.lead), 0) if self.single else out
+
+
+def _fits(own: torch.Size, lead: torch.Size) -> bool:
+    """Whether axes broadcast to a shape without enlarging it."""
+    return len(own) <= len(lead) and all(a in (1, b) for a, b in zip(reversed(own), reversed(lead), strict=False))
 
 
 def _split(lead: torch.Size, keys: torch.Size) -> list[int]:

@@ -53,6 +53,9 @@ PAGES = {
 }
 
 
+LONGEST_CALL = 110  # characters; further arguments are an ellipsis, and on the site
+
+
 class PublicName(NamedTuple):
     """A public name: the path under which it is documented, and what it is."""
 
@@ -67,10 +70,33 @@ class PublicName(NamedTuple):
         return lines[0] if lines else f"a constant: {type(self.value).__name__}"
 
     @property
+    def call(self) -> str:
+        """How it is called: the names of the arguments, with defaults where they are short."""
+        name = self.path.removeprefix("cumulant.")
+        if inspect.isclass(self.value) or not inspect.isroutine(self.value):
+            return name
+        words, length = [], len(name)
+        for parameter in inspect.signature(self.value).parameters.values():
+            words.append(_argument(parameter))
+            length += len(words[-1]) + 2
+        while length > LONGEST_CALL:
+            length -= len(words.pop()) + 2
+            words[-1:] = [words[-1].removesuffix(", …") + ", …"]
+        return f"{name}({', '.join(words)})"
+
+    @property
     def directive(self) -> str:
         if inspect.isclass(self.value):
             return "autoclass" if not issubclass(self.value, BaseException) else "autoexception"
         return "autofunction" if inspect.isroutine(self.value) else "autodata"
+
+
+def _argument(parameter: inspect.Parameter) -> str:
+    """``x``, ``x=1``, ``*x`` or ``**x``."""
+    stars = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
+    short = isinstance(parameter.default, bool | int | float | str | None)
+    default = f"={parameter.default!r}" if short else "" if parameter.default is parameter.empty else "=…"
+    return stars + parameter.name + default
 
 
 def names_of(module: ModuleType) -> list[str]:
@@ -115,7 +141,7 @@ def pages() -> dict[str, str]:
             blocks = "\n".join(_directive(item) for item in names[module])
             words = importlib.import_module(f"cumulant.{module}").__doc__ or ""
             about = f".. automodule:: cumulant.{module}\n   :no-index:\n\n" if heading or "\n" in words else ""
-            rows = [[f"`{item.path.removeprefix('cumulant.')}`", item.summary] for item in names[module]]
+            rows = [[f"`{item.call}`", item.summary] for item in names[module]]
             overview = markdown_table(["name", "what it is"], rows)
             parts.append(f"{heading}{overview}\n\n```{{eval-rst}}\n{about}{blocks}```\n")
         out[f"api/{stem}.md"] = "\n".join(parts)

@@ -447,7 +447,7 @@ def test_a_head_has_its_card_and_its_address(visit, small):
     listed = page.locator(".by-type a").all_inner_texts()
     assert listed == ["L3H1 75%", "L0H1 75%"]
     page.click(".by-type a >> nth=0")
-    assert page.inner_text("#chosen h3") == "Layer 3, head 1"
+    page.wait_for_selector("#chosen h3 >> text=Layer 3, head 1")
     assert page.input_value("#quantity") == page.get_attribute(".by-type a >> nth=0", "data-quantity")
     assert page.url.endswith("#L3H1")
     assert "looks at the previous token with 75%" in page.inner_text("#chosen")

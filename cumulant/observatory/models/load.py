@@ -65,7 +65,7 @@ class Loaded:
 def load(
     name: str | Path, *, device: str = "cpu", dtype: torch.dtype | str | None = None, allow_pickle: bool = False
 ) -> Loaded:
-    """The model called ``name``, in eval mode and without gradients, with its tokenizer.
+    """The model called ``name``: ``.model`` in eval mode and without gradients, and its ``.tokenizer``.
 
     name          a key of `PACKAGED_MODELS`, a directory with config.json as save_pretrained or `cumulant train` wrote
                   it, a GGUF file, or owner/name on the hub

@@ -251,10 +251,10 @@ class Record:
         from safetensors.torch import load_file
 
         directory = Path(directory)
-        where = f"Record.load({str(directory)!r})"
+        where = f"record {str(directory)!r}"
         if not (directory / RECORD).is_file():
             got = "a directory without record.json" if directory.is_dir() else "no such directory"
-            raise ValueError(sentence(where, "what `cumulant observe --out` wrote", got, "Check the path."))
+            raise ValueError(sentence(where, "a directory that `cumulant observe` wrote", got, "Check the path."))
         try:
             plain = json.loads((directory / RECORD).read_text(encoding="utf-8"))
             if plain.get("moments", None) not in (None, sha256(directory / MOMENTS)):

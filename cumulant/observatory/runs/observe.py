@@ -56,7 +56,7 @@ def observe(
     progress: Progress | None = None,
     unreadable: list[UnreadableDocument] | None = None,
 ) -> Record:
-    """Let a model read texts and keep the law of its heads and of its hidden states.
+    """Let a model read texts and keep statistics of its heads and of its hidden states.
 
     model       what `models.load` gives, or a transformers model with its ``tokenizer``; one that reads images is for
                 `attach`

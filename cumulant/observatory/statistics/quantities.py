@@ -104,15 +104,15 @@ class Quantity(NamedTuple):
 
 
 QUANTITIES: tuple[Quantity, ...] = (
-    Quantity("log_normalizer", "log-normalizer", "G = log Σⱼ exp(⟨η,kⱼ⟩ + wⱼ)", "The potential whose gradient is the head's mean key; the evidence of the keys for the query.", "nats", "tokens", "cheap"),
+    Quantity("log_normalizer", "log-normalizer", "G = log Σⱼ exp(⟨η,kⱼ⟩ + wⱼ)", "Log-sum-exp of the scores: large where some keys fit the query well. Its gradient in the query is the head's mean key.", "nats", "tokens", "cheap"),
     Quantity("entropy", "entropy", "H = −Σⱼ pⱼ log pⱼ", "How widely the head looks: 0 for one key, log N for all alike.", "nats", "tokens", "cheap"),
     Quantity("effective_atoms", "effective keys", "1/Σⱼ pⱼ²", "How many keys the head averages.", "keys", "tokens", "full"),
     Quantity("max_score", "largest score", "maxⱼ ⟨η,kⱼ⟩", "The score of the key that fits best.", "nats", "tokens", "full"),
     Quantity("first_mass", "mass on the first token", "p₀", "Attention to the first token, where sinks form.", "share", "tokens", "full"),
     Quantity("sink_mass", "mass on the learned sink", "e^s/(e^s + Σⱼ e^{⟨η,kⱼ⟩})", "Probability of the atom with value 0 that some models add.", "share", "tokens", "full"),
-    Quantity("kl_to_base", "KL to base", "KL(p ‖ h) = ⟨η,∇G⟩ − G + log|h|", "How far the query moved the measure of the keys.", "nats", "tokens", "full"),
+    Quantity("kl_to_base", "KL to base", "KL(p ‖ h) = ⟨η,∇G⟩ − G + log|h|", "How far attention is from looking at all keys alike (from e^w/Σe^w where there are biases w): 0 there, log N for one key.", "nats", "tokens", "full"),
     Quantity("condensed", "condensed", "KL(p ‖ h) > log N − 1", "Share of tokens for which softmax has condensed on a few keys (X-9).", "share", "tokens", "full"),
-    Quantity("fisher_trace", "Fisher trace", "s · tr Cov_p(k)", "Expansion rate of the query by the head's own keys.", "", "tokens", "full"),
+    Quantity("fisher_trace", "Fisher trace", "s · tr Cov_p(k)", "How widely the attended keys are spread, times the scale s: the divergence of q ↦ ∇G(s·q), the mean key as a function of the query.", "", "tokens", "full"),
     Quantity("collapse_loss", "collapse loss", "tr Cov_p(v)", "What the output forgets of the mixture of values it averages (S2-C9).", "", "tokens", "full"),
     Quantity("self_mass", "mass on itself", "pᵢᵢ", "Attention of a token to itself.", "share", "tokens", "targets"),
     Quantity("previous_mass", "mass on the previous token", "pᵢ,ᵢ₋₁", "Attention to the token just before.", "share", "tokens", "targets"),
