@@ -12,10 +12,12 @@ from typer import testing  # noqa: E402
 
 from cumulant import cli  # noqa: E402
 from cumulant.nn import MultiheadAttention  # noqa: E402
-from cumulant.observatory import Record, attach, render  # noqa: E402
+from cumulant.observatory import Record, attach, load, observe, render  # noqa: E402
 from cumulant.observatory.record.tables import Tables  # noqa: E402
 from cumulant.observatory.report import directory  # noqa: E402
 from cumulant.observatory.statistics.quantities import TOP_KEY_NAMES  # noqa: E402
+from cumulant.observatory.text.corpus import Text  # noqa: E402
+from tests.observatory.own_model import save_own_model  # noqa: E402
 from tests.observatory.tiny_models import make  # noqa: E402
 
 
@@ -48,6 +50,21 @@ def test_tables_are_those_of_the_files(record, tmp_path):
     assert record.heads()["entropy"].to_list() == record.tally("entropy").mean.tolist()
     names = ["excerpt", "text", "position", "token", "layer", "head", "entropy", "log_normalizer", *TOP_KEY_NAMES]
     assert record.tokens().columns == names
+
+
+def test_keys_that_a_token_does_not_see_are_not_listed(tmp_path):
+    """The first token of a causal model sees itself alone, the second two keys."""
+    save_own_model(tmp_path / "model")
+    loaded = load(tmp_path / "model")
+    tokens = observe(loaded, [Text(0, "arm", "an arm and a leg")], max_tokens=16).tokens()
+    seen = {0: 1, 1: 2, 2: 3, 9: 3}
+    for position, count in seen.items():
+        rows = tokens.filter(position=position)
+        assert rows.height == 8
+        for i in (1, 2, 3):
+            for name in (f"key_{i}", f"key_{i}_mass"):
+                assert rows[name].null_count() == (0 if i <= count else 8), (position, name)
+    assert tokens["key_2_mass"].is_nan().sum() == 0
 
 
 def test_nulls_are_columns_beside(record):

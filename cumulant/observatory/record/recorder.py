@@ -212,14 +212,15 @@ class Recorder:
         return getattr(nearest, "main_input_name", "") != "pixel_values"
 
     def _keep_top_keys(self, call: AttentionCall, sequence: int) -> None:
-        """Where every token of an excerpt looks most, under `TOP_KEY_NAMES`; NaN for padding and without keys."""
+        """Where every token of an excerpt looks most, under `TOP_KEY_NAMES`; NaN for padding and beyond the keys."""
         q = call.eta.shape[2]
         keys, shares = top_keys(call, sequence, q)
         blank = shares[..., 0].isnan() if call.rows is None else shares[..., 0].isnan() | ~call.rows[sequence, :q]
         for i in range(keys.shape[-1]):
+            none = blank | (shares[..., i] == 0)
             for name, values in ((TOP_KEY_NAMES[2 * i], keys), (TOP_KEY_NAMES[2 * i + 1], shares)):
                 by_layer = self.token_values.setdefault(sequence, {}).setdefault(name, {})
-                by_layer[call.name] = values[..., i].to(torch.float32).masked_fill(blank, torch.nan).cpu()
+                by_layer[call.name] = values[..., i].to(torch.float32).masked_fill(none, torch.nan).cpu()
 
     def _sequence_tokens(self, call: AttentionCall) -> SequenceTokens | None:
         """The tokens of a call; pairs of them are found once for all layers that read the same ids."""

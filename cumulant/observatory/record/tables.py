@@ -112,9 +112,10 @@ def token_rows(record: Record) -> list[dict]:
     return rows
 
 
-def _cells(name: str, numbers: list[float]) -> list[float] | list[int | None]:
-    """Shares as they are, positions as integers; None where a query sees no key."""
-    return numbers if name.endswith("_mass") else [int(x) if x == x else None for x in numbers]
+def _cells(name: str, numbers: list[float]) -> list[float | int | None]:
+    """Shares as they are, positions as integers; None where a query sees no such key."""
+    kind = float if name.endswith("_mass") else int
+    return [kind(x) if x == x else None for x in numbers]
 
 
 def by_position(tally: Tally, cell: int) -> list[list[float]]:

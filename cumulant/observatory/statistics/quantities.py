@@ -297,7 +297,7 @@ TOP_KEYS = tuple(
     column
     for i in (1, 2, 3)
     for column in (
-        _column(f"key_{i}", f"Position of the token that the head gives the {('most', 'second most', 'third most')[i - 1]} attention.", "tokens", "excerpts"),
+        _column(f"key_{i}", f"Position of the token that the head gives the {('most', 'second most', 'third most')[i - 1]} attention; null where no further key gets any.", "tokens", "excerpts"),
         _column(f"key_{i}_mass", "Its share of the attention.", "share", "excerpts"),
     )
 )  # fmt: skip
