@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from cumulant.checks import require_alike, require_float, sentence, shape
-from cumulant.filters.protocol import Propagator, SwitchingModel, draw_modes
+from cumulant.filters.protocol import Propagator, SwitchingModel, draw_modes, require_batch
 from cumulant.samplers.resampling import Scheme, effective_size, require_generator, systematic
 
 
@@ -80,6 +80,8 @@ def init(
         raise ValueError(sentence("init.particles", "a number of particles ≥ 1", particles, "Hundreds are usual."))
     require_generator("init", generator)
     propagator = model.propagator()
+    require_batch("init.batch_shape", propagator.batch_shape, torch.Size(batch_shape))
+    propagator = propagator.repeated(particles)
     log_weights, belief = propagator.initial()
     sequences, modes = torch.Size(batch_shape).numel(), log_weights.shape[0]
     flat = log_weights.new_zeros(sequences, particles)
@@ -113,7 +115,8 @@ def step(
     column = y.reshape(sequences, state.observed).mT.repeat_interleave(n, 1)  # (m, sequences · n)
     missing = column.isnan()
     if moves:
-        log_probabilities = propagator.log_transition(state.t)[..., 0][state.modes.flatten()].mT  # (to, sequences · n)
+        rows = propagator.log_transition(state.t).expand(-1, -1, column.shape[-1])  # (from, to, sequences · n)
+        log_probabilities = rows[state.modes.flatten(), :, torch.arange(column.shape[-1], device=y.device)].mT
     else:
         log_probabilities = propagator.initial().log_weights.expand(-1, column.shape[-1])
     predicted = propagator.predict(state.belief, state.t, moves=moves)
