@@ -49,6 +49,8 @@ class ParticleRecord(NamedTuple):
     mode_probabilities  (*batch, M)     P(s_t | y_1 … y_t)
     log_likelihood      (*batch)        log p(y_t | y_1 … y_{t−1}); its sum over steps is unbiased in the exponential
     effective           (*batch)        1/Σw² before resampling
+    mode_means          (*batch, M, d)  the moments of x_t given s_t too; 0 where no particle has the mode
+    mode_covariances    (*batch, M, d, d)
     """
 
     mean: Tensor
@@ -56,6 +58,8 @@ class ParticleRecord(NamedTuple):
     mode_probabilities: Tensor
     log_likelihood: Tensor
     effective: Tensor
+    mode_means: Tensor
+    mode_covariances: Tensor
 
 
 class ParticleFiltered(NamedTuple):
@@ -66,6 +70,8 @@ class ParticleFiltered(NamedTuple):
     mode_probabilities: Tensor
     log_likelihood: Tensor
     effective: Tensor
+    mode_means: Tensor
+    mode_covariances: Tensor
 
 
 @torch.no_grad()
@@ -144,13 +150,32 @@ def _record(propagator: Propagator, belief: Any, q: Tensor, log_weights: Tensor,
     modes, d = len(q), mean.shape[-2]
     mean = mean.expand(modes, d, sequences * n).reshape(modes, d, sequences, n)
     covariance = covariance.expand(modes, d, d, sequences * n).reshape(modes, d, d, sequences, n)
-    whole = torch.einsum("jbn,jdbn->bd", pairs, mean)
-    apart = mean - whole.mT[None, :, :, None]
+    shares = of_mode(pairs)
+    by_mode = torch.einsum("jbn,jdbn->jdb", shares, mean)
+    apart = mean - by_mode[..., None]
     spread = covariance + apart[:, :, None] * apart[:, None]
-    wide = pairs[:, None, None]
+    wide = shares[:, None, None]
     # a pair without weight may have an infinite variance
-    total = (wide * torch.where(wide > 0, spread, 0)).sum((0, -1)).movedim(-1, 0)
-    return ParticleRecord(whole, total, pairs.sum(-1).mT, evidence, effective_size(log_weights))
+    spread = (wide * torch.where(wide > 0, spread, 0)).sum(-1)  # (M, d, d, sequences)
+    return record_of(pairs.sum(-1).mT, by_mode.movedim(-1, 0), spread.movedim(-1, 0), log_weights, evidence)
+
+
+def of_mode(weights: Tensor) -> Tensor:
+    """The weights (M, sequences, n) of particles within each mode, with sum 1, or 0 where no particle has the mode."""
+    total = weights.sum(-1, keepdim=True)
+    return torch.where(total > 0, weights / torch.where(total > 0, total, 1), 0)
+
+
+def record_of(
+    probabilities: Tensor, means: Tensor, covariances: Tensor, log_weights: Tensor, evidence: Tensor
+) -> ParticleRecord:
+    """From probabilities (sequences, M) of the modes and the moments of x given each."""
+    mean = (probabilities[..., None] * means).sum(-2)
+    apart = means - mean[..., None, :]
+    wide = probabilities[..., None, None]
+    covariance = (wide * (torch.where(wide > 0, covariances, 0) + apart[..., None] * apart[..., None, :])).sum(-3)
+    effective = effective_size(log_weights)
+    return ParticleRecord(mean, covariance, probabilities, evidence, effective, means, covariances)
 
 
 def _select(belief: Any, mode: Tensor, modes: int) -> Any:
