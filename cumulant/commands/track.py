@@ -32,7 +32,7 @@ def track(
         bool, typer.Option("--check", help="Say how table and model are understood, and run nothing.")
     ] = False,
     method: Annotated[
-        str, typer.Option(help="imm, gpb1, gpb2, …, kalman (for one mode) or exact (for a few rows).")
+        str, typer.Option(help="imm, gpb1, gpb2, …, kalman (for one mode), exact (for a few rows) or particles.")
     ] = "imm",
     smooth: Annotated[
         bool, typer.Option("--smooth", help="Add what all rows say about each row; with the order of gpb3, gpb4, ….")
@@ -57,6 +57,11 @@ def track(
             show_default="that of the model, or none",
         ),
     ] = None,
+    particles: Annotated[
+        int | None,
+        typer.Option(min=1, help="How many, with --method particles: modes are drawn.", show_default="500"),
+    ] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Of the draws of particles.", show_default="0")] = None,
     figures: Annotated[int, typer.Option(min=0, help="Draw so many tracks, the first ones of the file.")] = 12,
     example: Annotated[
         Path | None,
@@ -79,5 +84,5 @@ def track(
     with importing("track", "lab"):
         from cumulant.filters.tracking.command import TrackOptions, track_command
     chosen = smoother or ("propagation" if smooth or order else None)
-    options = TrackOptions(out, method, chosen, order, gate, figures, check, init, example, force)
+    options = TrackOptions(out, method, chosen, order, gate, particles, seed, figures, check, init, example, force)
     track_command(file, model, options)

@@ -26,7 +26,7 @@ from cumulant.filters.beliefs import Beliefs, marginal
 from cumulant.filters.fitting import Joint, completed, fit
 from cumulant.filters.linear_gaussian import SwitchingLinearGaussian
 from cumulant.filters.linear_laws import LinearLaw
-from cumulant.filters.parameters import varies
+from cumulant.filters.parameters import require_shared, varies
 from cumulant.filters.passes import Link, Passes, levels
 from cumulant.filters.projection import m_projection
 from cumulant.filters.protocol import log_probabilities
@@ -271,6 +271,7 @@ def _check(
     model: SwitchingLinearGaussian, y: Tensor, fixed: Collection[str], shared: Collection[str], steps: int, tol: float
 ) -> None:
     require_float("em.y", y)
+    require_shared("em.model", model)
     for where, names in {"em.fixed": fixed, "em.shared": shared}.items():
         known = PARAMETERS if where == "em.fixed" else PARAMETERS[:-2]
         if isinstance(names, str) or not set(names) <= set(known):

@@ -16,6 +16,9 @@
 | initial_mean       |        | (d) or (M, d)                                        |
 | initial_covariance |        | (d, d) or (M, d, d); positive semidefinite           |
 | initial_modes      |        | (M); uniform if None                                 |
+
+All but initial_modes may begin with batch axes, (*batch, T, M, …) and (*batch, M, …) of the initial law: then every
+sequence has its own, such as the gaps and the start of a track.
 """
 
 from __future__ import annotations
@@ -28,9 +31,21 @@ import torch
 from torch import Tensor
 
 from cumulant.checks import sentence
-from cumulant.filters.packed import LinearGaussian, Normal, Parameters, pack
-from cumulant.filters.parameters import NAME, RANKS, check_steps, checked, checked_modes, embedded, varies
-from cumulant.filters.protocol import Start, draw_modes, log_probabilities
+from cumulant.filters.packed import LinearGaussian, Parameters
+from cumulant.filters.packed_normal import initial_law, timed_transition
+from cumulant.filters.parameters import (
+    NAME,
+    RANKS,
+    at_step,
+    check_steps,
+    checked,
+    checked_modes,
+    embedded,
+    own_batch,
+    shared_batch,
+    varies,
+)
+from cumulant.filters.protocol import draw_modes, of_modes, require_batch
 
 
 class Simulation(NamedTuple):
@@ -54,7 +69,8 @@ class SwitchingLinearGaussian:
                 not have, and gains zeros for what it did not have.
 
     Matrices without a mode axis serve every mode; after construction every field has one. A time axis makes a parameter
-    vary: irregular sampling is F and Q of each gap. Differentiable in every parameter.
+    vary: irregular sampling is F and Q of each gap. With batch axes before it every sequence has its own, and y has the
+    same batch axes. Differentiable in every parameter.
 
     >>> import torch
     >>> eye = torch.eye(1, dtype=torch.float64)
@@ -108,12 +124,14 @@ class SwitchingLinearGaussian:
         checked_values = checked(transition, parameters)
         values = {"transition": transition, **checked_values, "initial_modes": initial_modes, "start": start}
         check_steps({"transition": transition, **checked_values})
+        shared_batch(NAME, {"transition": transition, **checked_values})
         for name, value in values.items():
             object.__setattr__(self, name, value)
 
     def __repr__(self) -> str:
         steps = "" if self.steps is None else f", T={self.steps}"
-        return f"{NAME}(M={self.modes}, d={self.dim}, m={self.observed}{steps}, start={self.start!r})"
+        batch = f", batch={tuple(self.batch_shape)}" if self.batch_shape else ""
+        return f"{NAME}(M={self.modes}, d={self.dim}, m={self.observed}{steps}{batch}, start={self.start!r})"
 
     @property
     def modes(self) -> int:
@@ -134,7 +152,12 @@ class SwitchingLinearGaussian:
     def steps(self) -> int | None:
         """T where a parameter varies in time, else None."""
         values = ((name, getattr(self, name)) for name in RANKS)
-        return next((value.shape[0] for name, value in values if varies(name, value)), None)
+        return next((value.shape[-2 - RANKS[name]] for name, value in values if varies(name, value)), None)
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        """The batch axes of parameters of which every sequence has its own; () where all sequences share them."""
+        return shared_batch(NAME, {name: getattr(self, name) for name in RANKS})
 
     def to(self, target: torch.dtype | torch.device | str) -> SwitchingLinearGaussian:
         """The same model in another dtype or on another device."""
@@ -143,11 +166,22 @@ class SwitchingLinearGaussian:
 
     def propagator(self) -> LinearGaussian:
         """The operations of the engine, prepared for one run."""
-        belief = Normal(pack(self.initial_mean, self.initial_covariance)[..., None])
-        begin = Start(log_probabilities(self.initial_modes)[:, None], belief)
-        matrices = self.dynamics, self.process_noise, self.observation, self.observation_noise
-        parameters = Parameters(*matrices, self.state_offset[..., None], self.observation_offset[..., None])
-        return LinearGaussian(self.start, begin, log_probabilities(self.transition)[..., None], parameters)
+        parameters = Parameters(
+            self._sequences_second("dynamics"),
+            self._sequences_second("process_noise"),
+            self._sequences_second("observation"),
+            self._sequences_second("observation_noise"),
+            self._sequences_second("state_offset")[..., None],
+            self._sequences_second("observation_offset")[..., None],
+        )
+        begin = initial_law(self.initial_modes, self.initial_mean, self.initial_covariance)
+        return LinearGaussian(self.start, begin, timed_transition(self.transition), parameters, self.batch_shape)
+
+    def _sequences_second(self, name: str) -> Tensor:
+        """A parameter as (M, …), (T, M, …), or (T, sequences, M, …) where every sequence has its own."""
+        value = getattr(self, name)
+        batch = own_batch(name, value)
+        return value.flatten(0, len(batch) - 1).movedim(0, 1) if batch else value
 
     def simulate(
         self, steps: int, *, batch_shape: Sequence[int] = (), generator: torch.Generator | None = None
@@ -163,6 +197,7 @@ class SwitchingLinearGaussian:
         if steps < 0 or (self.steps is not None and steps > self.steps):
             expected = "a number of steps ≥ 0" + ("" if self.steps is None else f", at most T={self.steps}")
             raise ValueError(sentence(f"{NAME}.simulate", expected, steps, "Parameters must cover every step."))
+        require_batch(f"{NAME}.simulate", self.batch_shape, torch.Size(batch_shape))
         like, count = self.initial_mean, torch.Size(batch_shape).numel()
         roots = {name: _root(getattr(self, name)) for name in ("process_noise", "observation_noise")}
 
@@ -172,15 +207,14 @@ class SwitchingLinearGaussian:
 
         def at(name: str, t: int, mode: Tensor) -> Tensor:
             whole = roots[name] if name in roots else getattr(self, name)
-            return (whole[t] if varies(name, getattr(self, name)) else whole)[mode]
+            return of_modes(at_step(name, whole, t), mode, RANKS[name])
 
         mode = draw_modes(self.initial_modes.expand(count, -1), generator)
-        x = self.initial_mean[mode] + noise(_root(self.initial_covariance)[mode])
+        x = of_modes(self.initial_mean, mode, 1) + noise(of_modes(_root(self.initial_covariance), mode, 2))
         modes, states, observations = [], [], []
         for t in range(steps):
             if t > 0 or self.start == "belief":
-                rows = self.transition[t] if self.transition.ndim == 3 else self.transition
-                mode = draw_modes(rows[mode], generator)
+                mode = draw_modes(at("transition", t, mode), generator)
                 x = (at("dynamics", t, mode) @ x[..., None])[..., 0]
                 x = x + at("state_offset", t, mode) + noise(at("process_noise", t, mode))
             y = (at("observation", t, mode) @ x[..., None])[..., 0]

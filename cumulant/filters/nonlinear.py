@@ -23,9 +23,9 @@ from cumulant.filters.linear_gaussian import Simulation, stacked_simulation
 from cumulant.filters.noisy_map import WrongResult
 from cumulant.filters.nonlinear_modes import GaussianMode
 from cumulant.filters.nonlinear_propagator import NAME, NonlinearGaussian
-from cumulant.filters.packed_normal import Normal, pack
-from cumulant.filters.parameters import check_covariance, checked_modes
-from cumulant.filters.protocol import Start, draw_modes, log_probabilities
+from cumulant.filters.packed_normal import initial_law, timed_transition
+from cumulant.filters.parameters import at_step, check_covariance, checked_modes, shared_batch
+from cumulant.filters.protocol import draw_modes, of_modes, require_batch
 
 
 @final
@@ -33,9 +33,9 @@ from cumulant.filters.protocol import Start, draw_modes, log_probabilities
 class SwitchingNonlinear:
     """A model with M modes that are functions, linear and non-linear ones side by side.
 
-    transition          (M, M) or (T, M, M), each row sums to 1
+    transition          (M, M), (T, M, M), or (*batch, T, M, M) of every sequence its own; each row sums to 1
     mode_models         M of them: `NonlinearMode`, or your own `GaussianMode`
-    initial_mean        (d) or (M, d), with initial_covariance (d, d) or (M, d, d)
+    initial_mean        (d) or (M, d), with initial_covariance (d, d) or (M, d, d); or (*batch, M, …) of every sequence
     initial_modes       (M); uniform if None
     start               "prior": the initial law is that of (s_1, x_1), and the first step only observes
                         "belief": it is that of (s_0, x_0), and the first step moves, then observes (as filterpy does)
@@ -77,6 +77,7 @@ class SwitchingNonlinear:
         modes = _checked_mode_models(mode_models, transition.shape[-1])
         mean, covariance = _checked_initial(transition, initial_mean, initial_covariance)
         _check_inputs(transition, inputs)
+        _batch_shape(transition, mean, covariance, inputs)
         values = (transition, modes, mean, covariance, initial_modes, start, inputs)
         for name, value in zip(self.__dataclass_fields__, values, strict=True):
             object.__setattr__(self, name, value)
@@ -84,7 +85,8 @@ class SwitchingNonlinear:
 
     def __repr__(self) -> str:
         steps = "" if self.steps is None else f", T={self.steps}"
-        return f"{NAME}(M={self.modes}, d={self.dim}, m={self.observed}{steps}, start={self.start!r})"
+        batch = f", batch={tuple(self.batch_shape)}" if self.batch_shape else ""
+        return f"{NAME}(M={self.modes}, d={self.dim}, m={self.observed}{steps}{batch}, start={self.start!r})"
 
     @property
     def modes(self) -> int:
@@ -104,18 +106,20 @@ class SwitchingNonlinear:
     @property
     def steps(self) -> int | None:
         """T where transition or inputs vary in time, else None."""
-        if self.transition.ndim == 3:
-            return self.transition.shape[0]
+        if self.transition.ndim > 2:
+            return self.transition.shape[-3]
         return None if self.inputs is None else self.inputs.shape[-2]
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        """The batch axes of what every sequence has its own of; () where all sequences share everything."""
+        return _batch_shape(self.transition, self.initial_mean, self.initial_covariance, self.inputs)
 
     def propagator(self) -> NonlinearGaussian:
         """The operations of the engine, prepared for one run."""
-        belief = Normal(pack(self.initial_mean, self.initial_covariance)[..., None])
-        begin = Start(log_probabilities(self.initial_modes)[:, None], belief)
-        transition = log_probabilities(self.transition)[..., None]
-        return NonlinearGaussian(
-            self.start, begin, transition, self.mode_models, self._rows(), (self.observed, self.dim)
-        )
+        begin = initial_law(self.initial_modes, self.initial_mean, self.initial_covariance)
+        transition, sizes = timed_transition(self.transition), (self.observed, self.dim)
+        return NonlinearGaussian(self.start, begin, transition, self.mode_models, self._rows(), sizes, self.batch_shape)
 
     def simulate(
         self, steps: int, *, batch_shape: Sequence[int] = (), generator: torch.Generator | None = None
@@ -133,6 +137,7 @@ class SwitchingNonlinear:
         if steps < 0 or (self.steps is not None and steps > self.steps):
             expected = "a number of steps ≥ 0" + ("" if self.steps is None else f", at most T={self.steps}")
             raise ValueError(sentence(f"{NAME}.simulate", expected, steps, "Inputs must cover every step."))
+        require_batch(f"{NAME}.simulate", self.batch_shape, torch.Size(batch_shape))
         count, operations = torch.Size(batch_shape).numel(), self.propagator()
         mode = draw_modes(self.initial_modes.expand(count, -1), generator)
         x = self.draw_initial(mode, generator)
@@ -140,8 +145,7 @@ class SwitchingNonlinear:
         for t in range(steps):
             u = operations.input_at(t, count)
             if t > 0 or self.start == "belief":
-                rows = self.transition[t] if self.transition.ndim == 3 else self.transition
-                mode = draw_modes(rows[mode], generator)
+                mode = self.draw_modes(mode, t, generator)
                 x = self.draw("sample_next", mode, x, u, generator)
             modes.append(mode)
             states.append(x)
@@ -150,10 +154,16 @@ class SwitchingNonlinear:
         return stacked_simulation((modes, states, observations), (mode, x, empty), batch_shape)
 
     def draw_initial(self, mode: Tensor, generator: torch.Generator | None) -> Tensor:
-        """States (…, d) of the initial law for modes (…)."""
-        root = semidefinite_root(self.initial_covariance.movedim(0, -1)).movedim(-1, 0)
+        """States (sequences, …, d) of the initial law for modes (sequences, …)."""
+        lead = self.initial_covariance.shape[:-2]
+        columns = self.initial_covariance.flatten(0, -3).movedim(0, -1)
+        root = semidefinite_root(columns).movedim(-1, 0).unflatten(0, lead)
         draw = torch.randn(*mode.shape, self.dim, 1, dtype=root.dtype, device=root.device, generator=generator)
-        return self.initial_mean[mode] + (root[mode] @ draw)[..., 0]
+        return of_modes(self.initial_mean, mode, 1) + (of_modes(root, mode, 2) @ draw)[..., 0]
+
+    def draw_modes(self, mode: Tensor, t: int, generator: torch.Generator | None) -> Tensor:
+        """The modes at step t after modes (sequences, …)."""
+        return draw_modes(of_modes(at_step("transition", self.transition, t), mode, 1), generator)
 
     def draw(self, method: str, mode: Tensor, x: Tensor, u: Any, generator: torch.Generator | None) -> Tensor:
         """`sample_next` or `sample_observation` for states (…, d), each by its own mode (…)."""
@@ -177,8 +187,8 @@ class SwitchingNonlinear:
         if u is None:
             raise ValueError(sentence(f"{NAME}.inputs", "at least one step", "T=0", "Functions need a row of them."))
         lead = len(u) if isinstance(u, Tensor) and u.ndim == 2 else 1
-        mean = self.initial_mean[:1].expand(lead, -1)
-        covariance = self.initial_covariance[:1].expand(lead, -1, -1)
+        mean = self.initial_mean.flatten(0, -2)[:1].expand(lead, -1)
+        covariance = self.initial_covariance.flatten(0, -3)[:1].expand(lead, -1, -1)
         sizes = []
         for k, mode in enumerate(self.mode_models):
             try:
@@ -216,15 +226,17 @@ def _checked_initial(transition: Tensor, mean: Tensor, covariance: Tensor) -> tu
         require_alike(where, require_float(where, value), "transition", transition)
         require_finite(where, value)
         axes = ("d",) * rank
-        if value.ndim not in (rank, rank + 1) or (value.ndim == rank + 1 and len(value) != modes):
-            expected = f"shape ({', '.join(axes)}) or (M={modes}, {', '.join(axes)})"
+        if value.ndim < rank or (value.ndim > rank and value.shape[-1 - rank] != modes):
+            event = ", ".join(axes)
+            expected = f"shape ({event}), (M={modes}, {event}) or (*batch, M={modes}, {event})"
             raise ValueError(sentence(where, expected, shape(value), "d is the size of the state."))
     d = mean.shape[-1]
     if covariance.shape[-2:] != (d, d):
         expected = f"matrices (d={d}, d={d})"
         raise ValueError(sentence(f"{NAME}.initial_covariance", expected, shape(covariance), "Match initial_mean."))
     check_covariance(f"{NAME}.initial_covariance", covariance, definite=False)
-    return mean.expand(modes, d), covariance.expand(modes, d, d)
+    mean = mean.expand(modes, d) if mean.ndim == 1 else mean
+    return mean, covariance.expand(modes, d, d) if covariance.ndim == 2 else covariance
 
 
 def _check_inputs(transition: Tensor, inputs: object) -> None:
@@ -237,9 +249,20 @@ def _check_inputs(transition: Tensor, inputs: object) -> None:
     if value.ndim < 2:
         advice = "Use gaps[:, None] for one number a step."
         raise ValueError(sentence(where, "shape (T, k) or (*batch, T, k)", shape(value), advice))
-    if transition.ndim == 3 and transition.shape[0] != value.shape[-2]:
-        got = f"{value.shape[-2]} and {transition.shape[0]}"
+    if transition.ndim > 2 and transition.shape[-3] != value.shape[-2]:
+        got = f"{value.shape[-2]} and {transition.shape[-3]}"
         raise ValueError(sentence(where, "one T for inputs and transition", got, "Repeat the shorter one."))
+
+
+def _batch_shape(transition: Tensor, mean: Tensor, covariance: Tensor, inputs: Tensor | None) -> torch.Size:
+    """The batch axes that all of them have that have any; inputs of one sequence are those of all."""
+    batch = shared_batch(NAME, {"transition": transition, "initial_mean": mean, "initial_covariance": covariance})
+    own = torch.Size() if inputs is None else inputs.shape[:-2]
+    if batch and own.numel() > 1 and own != batch:
+        got = f"{tuple(own)} and {tuple(batch)}"
+        expected = "the batch axes of transition and the initial law"
+        raise ValueError(sentence(f"{NAME}.inputs", expected, got, "One row a step of every sequence."))
+    return batch or own
 
 
 def _check_angles(modes: tuple[GaussianMode, ...], d: int, m: int) -> None:

@@ -40,10 +40,10 @@ class NonlinearGaussian(PackedNormal):
         modes: Sequence[GaussianMode],
         inputs: Tensor | None,
         sizes: tuple[int, int],
+        batch_shape: torch.Size,
     ):
         m, d = sizes
-        super().__init__(begin.belief.moments.new_empty(0), m, d)
-        self.start, self.begin, self.transition = start, begin, log_transition
+        super().__init__(start, begin, log_transition, m, d, batch_shape)
         self.modes, self.inputs = modes, inputs  # inputs (T, k) or (T, sequences, k)
         self.bank = ModeBank(modes, m, d)
         # whether functions capture something with a derivative cannot be known
@@ -52,12 +52,6 @@ class NonlinearGaussian(PackedNormal):
         first, second = self._order(d)
         self.upper = first * d + second
         self.joint_order = _joint_order(m, d).to(self.like.device)
-
-    def initial(self) -> Start:
-        return self.begin
-
-    def log_transition(self, t: int) -> Tensor:
-        return self.transition if self.transition.ndim == 3 else self.transition[t]
 
     def predict(self, belief: Normal, t: int, *, moves: bool = True) -> Normal:
         if not moves:

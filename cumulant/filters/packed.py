@@ -19,17 +19,19 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from cumulant.checks import sentence
+from cumulant.filters.batch_last import product
 from cumulant.filters.joseph import joseph
 from cumulant.filters.linear_laws import LinearLaw
 from cumulant.filters.packed_normal import Normal, PackedNormal, pack, positions, unpack
-from cumulant.filters.protocol import Start, StateMoments, Updated, is_tracked
+from cumulant.filters.protocol import SHARED, Start, StateMoments, Updated, is_tracked
 
 SQUARED = 8  # state size up to which a step is one matrix product, of about d⁴/4 entries
 BLOCK = 256  # time steps whose maps are formed together where they vary
+OWN_ROWS = 1 << 14  # steps × sequences whose maps are formed together where every sequence has its own
 
 
 class Parameters(NamedTuple):
-    """The parameters of a step, each (M, …) or, with a leading time axis, (T, M, …)."""
+    """The parameters of a step, each (M, …), with a time axis (T, M, …), or (T, sequences, M, …) of its own."""
 
     dynamics: Tensor  # (d, d)
     process_noise: Tensor  # (d, d)
@@ -40,7 +42,7 @@ class Parameters(NamedTuple):
 
 
 class Maps(NamedTuple):
-    """One step of every mode, leading axes (M) or (T, M).
+    """One step of every mode, leading axes (M), (T, M) or (T, sequences, M); of one step (M), and the sequences last.
 
     gain     (m+d, d)  [H F; F]
     offset   (p, 1)    what 1, noise and offsets add to the moments of (y, 1, x')
@@ -62,42 +64,42 @@ class Maps(NamedTuple):
 
 
 class LinearGaussian(PackedNormal):
-    """The propagator of `SwitchingLinearGaussian`."""
+    """The propagator of `SwitchingLinearGaussian`; where one parameter is each sequence's own, all are taken so."""
 
-    def __init__(self, start: str, begin: Start, log_transition: Tensor, parameters: Parameters):
-        super().__init__(parameters.dynamics.new_empty(0), *parameters.observation.shape[-2:])
-        self.start = start
-        self.begin = begin
-        self.transition = log_transition  # (M, M, 1) or (T, M, M, 1)
+    def __init__(
+        self,
+        start: str,
+        begin: Start,
+        log_transition: Tensor,
+        parameters: Parameters,
+        batch_shape: torch.Size = SHARED,
+    ):
+        m, d = parameters.observation.shape[-2:]
+        super().__init__(start, begin, log_transition, m, d, batch_shape)
         self.parameters = parameters
-        self.steps = min((p.shape[0] for p in parameters if p.ndim == 4), default=None)
+        self.own = any(p.ndim == 5 for p in parameters)
+        self.steps = next((p.shape[0] for p in parameters if p.ndim > 3), None)
+        self.block_size = max(1, OWN_ROWS // batch_shape.numel()) if self.own else BLOCK
         self.tracked = is_tracked(log_transition, *begin.belief, begin.log_weights, *parameters)
         self.block, self.maps = -1, None
-
-    def initial(self) -> Start:
-        return self.begin
-
-    def log_transition(self, t: int) -> Tensor:
-        return self.transition if self.transition.ndim == 3 else self.transition[t]
 
     def predict(self, belief: Normal, t: int, *, moves: bool = True) -> Normal:
         maps = self.maps_at(t) if moves else self.standing_maps_at(t)
         if maps.product is not None:
             return Normal(_through(maps.product, belief.moments))
-        return Normal(_joint_moments(maps.gain, belief.moments) + maps.offset)
+        image = _own_joint_moments if self.own else _joint_moments
+        return Normal(image(maps.gain, belief.moments) + maps.offset)
 
     def transition_law(self, belief: Normal, t: int) -> LinearLaw:
-        here = self._between(t, t + 1)
-        parts = here.dynamics, here.state_offset[..., 0], here.process_noise
-        if self.steps is not None:
-            parts = [part[0] for part in parts]
-        return LinearLaw(*(part[..., None] for part in parts))
+        here = self._at(t)
+        return LinearLaw(here.dynamics, here.state_offset[..., 0, :], here.process_noise)
 
     def observation_moments(self, belief: Normal, t: int) -> StateMoments:
-        here = self._between(t, t + 1)
-        parts = here.observation, here.observation_offset, here.observation_noise
-        h, c, r = parts if self.steps is None else (part[0] for part in parts)
+        here = self._at(t)
         mean, covariance = (part.movedim(-1, 0) for part in unpack(belief.moments, self.d, self.full))
+        older = [1] * (mean.ndim - 3)
+        parts = (part.movedim(-1, 0) for part in (here.observation, here.observation_offset, here.observation_noise))
+        h, c, r = (part.reshape(len(part), *older, *part.shape[1:]) for part in parts)
         image = (h @ mean[..., None])[..., 0] + c[..., 0], h @ covariance @ h.mT + r
         return StateMoments(*(part.movedim(0, -1) for part in image))
 
@@ -122,9 +124,9 @@ class LinearGaussian(PackedNormal):
         moments = self.state(predicted).moments
         moments = moments.expand(*where.shape[:-1], self.size, where.shape[-1])
         mean, covariance = unpack(moments.movedim(-2, -1)[index].mT, self.d, self.full)
-        here = self._between(t, t + 1)
+        here = self._at(t)
         matrix, noise, offset = (
-            p[(0, mode) if p.ndim == 4 else mode]
+            p[mode, ..., batch] if self.own else p[mode, ..., 0]
             for p in (here.observation, here.observation_noise, here.observation_offset)
         )
         present = torch.ones_like(y, dtype=torch.bool) if observed is None else observed
@@ -141,29 +143,52 @@ class LinearGaussian(PackedNormal):
         if t >= self.steps:
             advice = "Give parameters for every step, or constant ones."
             raise ValueError(sentence("SwitchingLinearGaussian", f"at most T={self.steps} steps", t + 1, advice))
-        if self.maps is None or t // BLOCK != self.block:
-            self.block = t // BLOCK
-            self.maps = _form(self._between(self.block * BLOCK, min((self.block + 1) * BLOCK, self.steps)))
-        return self.maps.at(t % BLOCK)
+        size = self.block_size
+        if self.maps is None or t // size != self.block:
+            self.block = t // size
+            here = self._between(self.block * size, min((self.block + 1) * size, self.steps))
+            self.maps = _form(here, squared=not self.own)
+        return self._sequences_last(self.maps.at(t % size))
 
     def standing_maps_at(self, t: int) -> Maps:
         """The maps of a step in which the state stays where it is and is only observed."""
         here = self._between(t, t + 1)
         eye = torch.eye(self.d, dtype=self.like.dtype, device=self.like.device).expand_as(here.dynamics)
         zero = [torch.zeros_like(part) for part in (here.process_noise, here.state_offset)]
-        maps = _form(here._replace(dynamics=eye, process_noise=zero[0], state_offset=zero[1]))
-        return maps if self.steps is None else maps.at(0)
+        standing = here._replace(dynamics=eye, process_noise=zero[0], state_offset=zero[1])
+        maps = _form(standing, squared=not self.own)
+        return maps if self.steps is None else self._sequences_last(maps.at(0))
 
     def _between(self, first: int, last: int) -> Parameters:
-        """The parameters of steps first, …, last−1, with a time axis on all of them if on any."""
+        """The parameters of steps first, …, last−1, with a time axis, and one of the sequences, on all if on any."""
         if self.steps is None:
             return self.parameters
-        return Parameters(
-            *(p[first:last] if p.ndim == 4 else p.expand(last - first, *p.shape) for p in self.parameters)
-        )
+        return Parameters(*(self._rows(p, first, last) for p in self.parameters))
+
+    def _rows(self, p: Tensor, first: int, last: int) -> Tensor:
+        p = p[first:last] if p.ndim > 3 else p.expand(last - first, *p.shape)
+        if self.own and p.ndim == 4:
+            p = p[:, None].expand(-1, self.batch_shape.numel(), -1, -1, -1)
+        return p
+
+    def _at(self, t: int) -> Parameters:
+        """The parameters of step t as (M, …, sequences or 1)."""
+        here = self._between(t, t + 1)
+        if not self.own:
+            return Parameters(*(p[..., None] if self.steps is None else p[0, ..., None] for p in here))
+        return Parameters(*(self._of_copies(p[0].movedim(0, -1)) for p in here))
+
+    def _sequences_last(self, maps: Maps) -> Maps:
+        """The maps of a step, of sequences with their own as (M, …, sequences)."""
+        if not self.own:
+            return maps
+        gain = self._of_copies(maps.gain.movedim(0, -1))
+        columns = (self._of_copies(part[..., 0].movedim(0, -1)) for part in (maps.offset, maps.bound, *maps.floors))
+        offset, bound, *floors = columns
+        return Maps(gain, offset, None, tuple(floors), bound)
 
 
-def _form(parameters: Parameters) -> Maps:
+def _form(parameters: Parameters, *, squared: bool = True) -> Maps:
     h, r = parameters.observation, parameters.observation_noise
     d = h.shape[-1]
     lift = torch.cat([h, torch.eye(d, dtype=h.dtype, device=h.device).expand(*h.shape[:-2], d, d)], -2)  # [H; I]
@@ -171,13 +196,13 @@ def _form(parameters: Parameters) -> Maps:
     noise = lift @ parameters.process_noise @ lift.mT + pad(r, (0, d, 0, d))
     shift = lift @ parameters.state_offset + pad(parameters.observation_offset, (0, 0, 0, d))
     offset = _joint(shift, (noise + noise.mT)[..., None] / 2, torch.ones_like(shift[..., :1, :]), d)
-    product = None
-    if d <= SQUARED:  # the columns of a linear map are the images of the unit vectors
+    joint = None
+    if squared and d <= SQUARED:  # the columns of a linear map are the images of the unit vectors
         unit = torch.eye((d + 1) * (d + 2) // 2, dtype=h.dtype, device=h.device)[None]
-        product = _joint_moments(gain.flatten(0, -3), unit).unflatten(0, gain.shape[:-2])
-        product = torch.cat([offset, product[..., 1:]], -1)
+        joint = _joint_moments(gain.flatten(0, -3), unit).unflatten(0, gain.shape[:-2])
+        joint = torch.cat([offset, joint[..., 1:]], -1)
     floor = torch.linalg.cholesky(r.detach()).diagonal(dim1=-2, dim2=-1).square()[..., None]
-    return Maps(gain, offset, product, floor.split(1, -2), floor.log() - log(torch.finfo(h.dtype).eps) / 2)
+    return Maps(gain, offset, joint, floor.split(1, -2), floor.log() - log(torch.finfo(h.dtype).eps) / 2)
 
 
 def _joint_moments(gain: Tensor, moments: Tensor) -> Tensor:
@@ -191,6 +216,26 @@ def _joint_moments(gain: Tensor, moments: Tensor) -> Tensor:
     whole = _through(gain, half.flatten(-2)).unflatten(-1, half.shape[-2:])
     image = _through(gain, mean)
     return _joint(image, whole, torch.zeros_like(image[..., :1, :]), d)
+
+
+def _own_joint_moments(gain: Tensor, moments: Tensor) -> Tensor:
+    """The same where every sequence has a G of its own: gain (M, m+d, d, sequences)."""
+    d = gain.shape[-2]
+    older = moments.shape[:-3]
+    moments = moments.expand(*older, len(gain), moments.shape[-2], gain.shape[-1])
+    mean, matrix = unpack(moments, d, positions(d).flatten().to(moments.device))
+    lead = (*older, len(gain), gain.shape[-1])
+
+    def flat(part: Tensor, events: int) -> Tensor:
+        """Event axes first, hypotheses and sequences together last."""
+        part = part.expand(*lead[:-1], *part.shape[-1 - events : -1], lead[-1])
+        return part.movedim(tuple(range(-1 - events, -1)), tuple(range(events))).flatten(events)
+
+    g, p, m = flat(gain, 2), flat(matrix, 2), flat(mean, 1)
+    whole = product(product(g, p), g.transpose(0, 1))
+    image = product(g, m[:, None])
+    whole, image = (part.unflatten(-1, lead).movedim((0, 1), (-3, -2)) for part in (whole, image))
+    return _joint(image[..., 0, :], whole, torch.zeros_like(image[..., :1, 0, :]), d)
 
 
 def _joint(mean: Tensor, covariance: Tensor, one: Tensor, d: int) -> Tensor:

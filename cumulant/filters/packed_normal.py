@@ -15,13 +15,14 @@ so that covariances are symmetric by construction. Two operations do not depend 
 
 from __future__ import annotations
 
+from copy import copy
 from math import log, pi
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from cumulant.filters.protocol import Propagator, StateMoments, Updated, contract
+from cumulant.filters.protocol import Propagator, Start, StateMoments, Updated, contract, log_probabilities
 
 PAIRED = 8  # modes up to which a collapse goes over pairs of them
 
@@ -43,14 +44,37 @@ class Elimination(NamedTuple):
 
 
 class PackedNormal(Propagator):
-    """What propagators with normal beliefs share; m is the size of an observation, d that of the state."""
+    """What propagators with normal beliefs share; m is the size of an observation, d that of the state.
 
-    def __init__(self, like: Tensor, m: int, d: int):
-        self.like = like
+    log_transition  (M, M, 1), (T, M, M, 1), or (T, M, M, sequences)
+    """
+
+    def __init__(self, start: str, begin: Start, log_transition: Tensor, m: int, d: int, batch_shape: torch.Size):
+        like = begin.belief.moments.new_empty(0)
+        self.start, self.begin, self.transition, self.like = start, begin, log_transition, like
+        self.batch_shape, self.copies = batch_shape, 1
         self.m, self.d = m, d
         self.orders = {}
         self.full = positions(d).flatten().to(like.device)
         self.size = (d + 1) * (d + 2) // 2
+
+    def initial(self) -> Start:
+        if len(self.batch_shape) and self.copies > 1:
+            weights, (moments,) = self.begin
+            return Start(weights, Normal(self._of_copies(moments)))
+        return self.begin
+
+    def log_transition(self, t: int) -> Tensor:
+        return self._of_copies(self.transition if self.transition.ndim == 3 else self.transition[t])
+
+    def repeated(self, count: int) -> PackedNormal:
+        other = copy(self)
+        other.copies = count
+        return other
+
+    def _of_copies(self, values: Tensor) -> Tensor:
+        """Values (…, sequences) for every copy of a sequence; those that all sequences share, (…, 1), as they are."""
+        return values if self.copies == 1 or values.shape[-1] == 1 else values.repeat_interleave(self.copies, -1)
 
     def moments(self, belief: Normal) -> StateMoments:
         return unpack(belief.moments, self.d, self.full)
@@ -115,6 +139,22 @@ class PackedNormal(Propagator):
         if n not in self.orders:
             self.orders[n] = tuple(torch.triu_indices(n, n, device=self.like.device))
         return self.orders[n]
+
+
+def initial_law(modes: Tensor, mean: Tensor, covariance: Tensor) -> Start:
+    """Weights and beliefs before the first step from (M), (*batch, M, d) and (*batch, M, d, d)."""
+    if mean.ndim > 2 or covariance.ndim > 3:
+        batch = torch.broadcast_shapes(mean.shape[:-2], covariance.shape[:-3])
+        mean, covariance = mean.expand(*batch, *mean.shape[-2:]), covariance.expand(*batch, *covariance.shape[-3:])
+    moments = pack(mean, covariance)  # (*batch, M, q)
+    own = moments.flatten(0, -3).movedim(0, -1) if moments.ndim > 2 else moments[..., None]
+    return Start(log_probabilities(modes)[:, None], Normal(own))
+
+
+def timed_transition(transition: Tensor) -> Tensor:
+    """log P as (M, M, 1), (T, M, M, 1), or (T, M, M, sequences) from (M, M), (T, M, M) and (*batch, T, M, M)."""
+    logarithms = log_probabilities(transition)
+    return logarithms.flatten(0, -4).movedim(0, -1) if transition.ndim > 3 else logarithms[..., None]
 
 
 def pack(mean: Tensor, covariance: Tensor) -> Tensor:

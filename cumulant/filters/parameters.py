@@ -28,7 +28,36 @@ RANKS = {name: len(axes) for name, axes in AXES.items()} | {"transition": 1}
 
 def varies(name: str, value: Tensor) -> bool:
     """Whether a parameter has a time axis before its mode axis."""
-    return value.ndim == RANKS[name] + 2
+    return not name.startswith("initial") and value.ndim >= RANKS[name] + 2
+
+
+def at_step(name: str, value: Tensor, t: int) -> Tensor:
+    """A parameter at step t, (*batch, M, …)."""
+    return value.select(-2 - RANKS[name], t) if varies(name, value) else value
+
+
+def own_batch(name: str, value: Tensor) -> torch.Size:
+    """The batch axes of a parameter of which every sequence has its own; () where all share it."""
+    others = RANKS[name] + 1 + (not name.startswith("initial"))  # one mode, the modes, time
+    return value.shape[: max(0, value.ndim - others)]
+
+
+def shared_batch(model: str, parameters: dict[str, Tensor]) -> torch.Size:
+    """The batch axes that parameters of their own sequences have in common, () if there are none."""
+    own = {name: own_batch(name, value) for name, value in parameters.items()}
+    own = {name: batch for name, batch in own.items() if batch}
+    if len(set(own.values())) > 1:
+        got = ", ".join(f"{name} {tuple(batch)}" for name, batch in own.items())
+        raise ValueError(sentence(model, "one *batch for all parameters that have it", got, "Expand the others."))
+    return next(iter(own.values()), torch.Size())
+
+
+def require_shared(where: str, model: object) -> None:
+    """Refuse a model of which every sequence has parameters of its own."""
+    batch = getattr(model, "batch_shape", ())
+    if len(batch):
+        advice = "Run the sequences one at a time, each with its own model."
+        raise ValueError(sentence(where, "parameters that all sequences share", f"{tuple(batch)} of them", advice))
 
 
 def checked(transition: Tensor, parameters: dict) -> dict[str, Tensor]:
@@ -70,12 +99,12 @@ def _with_modes(name: str, value: Tensor, modes: int, event: tuple[int, ...]) ->
     rank = len(event)
     timed = not name.startswith("initial")
     extra = value.ndim - rank
-    fits = value.shape[extra:] == event and (
-        extra == 0 or (1 <= extra <= 1 + timed and value.shape[extra - 1] == modes)
-    )
+    fits = value.shape[extra:] == event and (extra == 0 or value.shape[extra - 1] == modes)
     if extra < 0 or not fits:
         axes = ", ".join(map(str, event))
-        choices = [f"({axes})", f"(M={modes}, {axes})"] + ([f"(T, M={modes}, {axes})"] if timed else [])
+        choices = [f"({axes})", f"(M={modes}, {axes})"]
+        choices += [f"(T, M={modes}, {axes})"] if timed else []
+        choices += [f"(*batch, {'T, ' if timed else ''}M={modes}, {axes})"]
         advice = "d is the last axis of dynamics, m the rows of observation, M the rows of transition."
         raise ValueError(sentence(f"{NAME}.{name}", "shape " + " or ".join(choices), shape(value), advice))
     return value.expand(modes, *event) if extra == 0 else value
@@ -87,6 +116,8 @@ def check_covariance(where: str, value: Tensor, definite: bool) -> None:
     if not matrices.numel() or torch.compiler.is_compiling():
         return
     slack = 1e3 * torch.finfo(value.dtype).eps
+    if _is_clear(matrices.double(), slack, definite):
+        return
     plain, scaled = (_departures(m) for m in (matrices.double(), _correlations(matrices.double())))
     asymmetry = torch.minimum(plain.asymmetry, scaled.asymmetry)
     if not holds(asymmetry <= slack):
@@ -100,6 +131,15 @@ def check_covariance(where: str, value: Tensor, definite: bool) -> None:
     if not holds(smallest >= -slack * value.shape[-1]):
         got = f"a smallest eigenvalue of {smallest.min().item():.2g} relative to its largest entry"
         raise ValueError(sentence(where, "positive semidefinite matrices", got, "Clip the eigenvalues at 0."))
+
+
+def _is_clear(matrices: Tensor, slack: float, definite: bool) -> bool:
+    """Whether a Cholesky factor says it: most are sound, and eigenvalues of all gaps of all tracks take far longer."""
+    if not holds((matrices - matrices.mT).abs().amax((-2, -1)) <= slack * matrices.abs().amax((-2, -1))):
+        return False
+    eye = torch.eye(matrices.shape[-1], dtype=matrices.dtype, device=matrices.device)
+    margin = slack if definite else -slack * matrices.shape[-1] / 2
+    return holds(torch.linalg.cholesky_ex(_correlations(matrices) - margin * eye).info == 0)
 
 
 class Departures(NamedTuple):
@@ -143,8 +183,11 @@ def check_probabilities(where: str, value: object, ranks: tuple[int, ...]) -> No
     """Rows of probabilities, with one of these numbers of axes."""
     p = require_float(where, value)
     convention = "rows are from, columns are to: transition[i, j] = P(s_t = j | s_{t−1} = i)"
-    if p.ndim not in ranks or not p.shape[-1] or (p.ndim > 1 and p.shape[-2] != p.shape[-1]):
-        expected = " or ".join({1: "shape (M)", 2: "shape (M, M)", 3: "(T, M, M)"}[rank] for rank in ranks)
+    known = p.ndim in ranks or (p.ndim > 3 and 3 in ranks)
+    if not known or not p.shape[-1] or (p.ndim > 1 and p.shape[-2] != p.shape[-1]):
+        expected = " or ".join(
+            {1: "shape (M)", 2: "shape (M, M)", 3: "(T, M, M) or (*batch, T, M, M)"}[rank] for rank in ranks
+        )
         raise ValueError(sentence(where, expected, shape(p), f"M ≥ 1; {convention}."))
     require_finite(where, p)
     total, slack = p.detach().sum(-1), max(ROUNDED, 100 * torch.finfo(p.dtype).eps)
@@ -159,7 +202,7 @@ def check_probabilities(where: str, value: object, ranks: tuple[int, ...]) -> No
 
 def check_steps(parameters: dict[str, Tensor]) -> None:
     """Parameters that vary in time must do so for equally many steps."""
-    lengths = {name: p.shape[0] for name, p in parameters.items() if varies(name, p)}
+    lengths = {name: p.shape[-2 - RANKS[name]] for name, p in parameters.items() if varies(name, p)}
     if len(set(lengths.values())) > 1:
         got = ", ".join(f"{name} {length}" for name, length in lengths.items())
         raise ValueError(sentence(NAME, "one T for all parameters that vary in time", got, "Repeat the shorter ones."))

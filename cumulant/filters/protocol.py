@@ -38,6 +38,7 @@ from cumulant.checks import sentence
 from cumulant.families import StateMoments
 from cumulant.filters.linear_laws import LinearLaw
 
+SHARED = torch.Size()  # the batch axes of parameters that all sequences share
 Belief = Any  # a NamedTuple of tensors (*hypotheses, *event, batch); only its own propagator uses the fields
 
 
@@ -80,12 +81,14 @@ class Propagator(ABC):
     like     an empty tensor of the dtype and on the device of the model
     tracked  False where no parameter needs a derivative (see `is_tracked`); the engine then runs without autograd
     angles   which entries of y are angles in radians: their differences are taken around the circle
+    batch_shape  of the sequences of which each has parameters of its own; () or one element: any sequences share them
     """
 
     start: str
     like: Tensor
     tracked: bool = True
     angles: tuple[int, ...] = ()
+    batch_shape: torch.Size = SHARED
 
     @abstractmethod
     def initial(self) -> Start:
@@ -116,6 +119,13 @@ class Propagator(ABC):
     @abstractmethod
     def moments(self, belief: Belief) -> StateMoments:
         """Mean (*hypotheses, d, batch) and covariance (*hypotheses, d, d, batch) of the state under each belief."""
+
+    def repeated(self, count: int) -> Propagator:
+        """The operations for ``count`` copies of every sequence next to one another, as particles are.
+
+        The same where sequences have nothing of their own.
+        """
+        return self
 
     def state(self, predicted: Belief) -> Belief:
         """The belief about x_t alone in what `predict` returned."""
@@ -188,6 +198,29 @@ def log_probabilities(probabilities: Tensor) -> Tensor:
     possible = probabilities > 0
     impossible = -(torch.finfo(probabilities.dtype).max ** 0.75)  # room for 1e9 of them in a sum
     return torch.where(possible, torch.log(torch.where(possible, probabilities, 1)), impossible)
+
+
+def of_modes(values: Tensor, mode: Tensor, rank: int) -> Tensor:
+    """The values (M, …) of modes (…), or (*batch, M, …) with every sequence its own, (sequences, …) → (sequences, …).
+
+    ``rank`` is how many axes the values of one mode have.
+
+    >>> import torch
+    >>> of_modes(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([0, 1]), 0)             # two sequences, two modes
+    tensor([1., 4.])
+    """
+    if values.ndim == rank + 1:
+        return values[mode]
+    own = values.flatten(0, -2 - rank)
+    where = torch.arange(len(own), device=mode.device).reshape(-1, *[1] * (mode.ndim - 1))
+    return own[where if len(own) > 1 else 0, mode]
+
+
+def require_batch(where: str, own: torch.Size, batch_shape: torch.Size) -> None:
+    """Refuse sequences of which a model with parameters for each has more or fewer."""
+    if own.numel() != 1 and own != batch_shape:
+        expected = f"batch axes {tuple(own)}, for which the model has parameters or inputs"
+        raise ValueError(sentence(where, expected, f"{tuple(batch_shape)}", "One sequence for each of the model's."))
 
 
 def draw_modes(probabilities: Tensor, generator: torch.Generator | None) -> Tensor:

@@ -22,7 +22,7 @@ from cumulant.checks import holds, sentence, shape
 from cumulant.filters.beliefs import Beliefs, by_mode, marginal, where
 from cumulant.filters.linear_gaussian import SwitchingLinearGaussian
 from cumulant.filters.linear_laws import LinearLaw
-from cumulant.filters.parameters import varies
+from cumulant.filters.parameters import at_step, own_batch
 from cumulant.filters.passes import FilterStep, Passes, backward, levels
 from cumulant.filters.projection import m_projection
 from cumulant.filters.protocol import Propagator, SwitchingModel, log_probabilities
@@ -150,14 +150,18 @@ def kim(model: SwitchingLinearGaussian, filtered: Filtered, *, mask: Tensor | No
 
 def at(model: SwitchingLinearGaussian, name: str, t: int) -> Tensor:
     """A parameter at step t, with a mode axis."""
-    value = getattr(model, name)
-    return value[t] if varies(name, value) else value
+    return at_step(name, getattr(model, name), t)
 
 
 def _transition(model: SwitchingLinearGaussian, t: int) -> tuple[LinearLaw, Tensor]:
     """The law of the state and the log probabilities of the mode at step t, for every sequence."""
-    law = (at(model, name, t)[None, None] for name in ("dynamics", "state_offset", "process_noise"))
-    return LinearLaw(*law), log_probabilities(at(model, "transition", t))[None]
+
+    def sequences_first(name: str) -> Tensor:
+        value, batch = at(model, name, t), own_batch(name, getattr(model, name))
+        return value.flatten(0, len(batch) - 1) if batch else value[None]
+
+    law = (sequences_first(name).unsqueeze(1) for name in ("dynamics", "state_offset", "process_noise"))
+    return LinearLaw(*law), log_probabilities(sequences_first("transition"))
 
 
 def _smoothed(filtered: Filtered, last_first: list[Beliefs], lengths: Tensor | None) -> Smoothed:

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from cumulant.checks import holds, require_alike, require_float, sentence, shape
-from cumulant.filters.protocol import Belief, Propagator, SwitchingModel, is_tracked
+from cumulant.filters.protocol import Belief, Propagator, SwitchingModel, is_tracked, require_batch
 from cumulant.filters.records import Filtered, Hypotheses, RecordBuffer, StepBeliefs, StepRecord, normalize, to_filtered
 
 LIMIT = 1 << 16  # hypotheses at one step beyond which a call is refused
@@ -217,6 +217,7 @@ def init(model: SwitchingModel, *, slots: Slots = IMM, batch_shape: Sequence[int
         advice = "Slots.gpb(k) and IMM are the usual ones."
         raise ValueError(sentence("filters.slots", "0 ≤ after ≤ before and before ≥ 1", slots, advice))
     propagator = model.propagator()
+    require_batch("filters.y", propagator.batch_shape, torch.Size(batch_shape))
     start = Hypotheses(*propagator.initial())
     axes = 1
     if propagator.start == "belief" and slots.after < 1:

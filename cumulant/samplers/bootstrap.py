@@ -20,9 +20,9 @@ from torch import Tensor
 from cumulant.checks import require_alike, require_float, sentence, shape
 from cumulant.filters.nonlinear import SwitchingNonlinear
 from cumulant.filters.nonlinear_propagator import NonlinearGaussian
-from cumulant.filters.protocol import draw_modes
-from cumulant.samplers.particles import ParticleRecord
-from cumulant.samplers.resampling import Scheme, effective_size, require_generator, systematic
+from cumulant.filters.protocol import draw_modes, require_batch
+from cumulant.samplers.particles import ParticleRecord, of_mode, record_of
+from cumulant.samplers.resampling import Scheme, require_generator, systematic
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +51,8 @@ def init(
     require_generator("init", generator)
     sequences = torch.Size(batch_shape).numel()
     modes = draw_modes(model.initial_modes.expand(sequences, particles, -1), generator)
-    x = model.draw_initial(modes.mT, generator)
+    require_batch("init.batch_shape", model.batch_shape, torch.Size(batch_shape))
+    x = model.draw_initial(modes, generator).transpose(0, 1)
     log_weights = x.new_zeros(sequences, particles)
     return BootstrapState(model, model.propagator(), torch.Size(batch_shape), 0, modes, log_weights, x)
 
@@ -75,8 +76,7 @@ def step(
     u = state.propagator.input_at(state.t, sequences)
     modes, x = state.modes, state.x
     if state.t > 0 or model.start == "belief":
-        rows = model.transition[state.t] if model.transition.ndim == 3 else model.transition
-        modes = draw_modes(rows[modes], generator)
+        modes = model.draw_modes(modes, state.t, generator)
         x = model.draw("sample_next", modes.mT, x, u, generator)
         x = x.movedim(-1, 0).contiguous().movedim(0, -1)  # entries one after the other, so that functions run along n
     log_likelihood = _log_likelihood(model, modes, x, y.reshape(sequences, -1), u)
@@ -100,12 +100,15 @@ def _log_likelihood(model: SwitchingNonlinear, modes: Tensor, x: Tensor, y: Tens
 
 
 def _record(model: SwitchingNonlinear, modes: Tensor, x: Tensor, log_weights: Tensor, evidence: Tensor):
-    w = torch.softmax(log_weights, -1).mT  # (n, sequences)
-    mean = (w[..., None] * x).sum(0)
-    apart = (x - mean).movedim(0, -1)  # (sequences, d, n)
-    covariance = (apart * w.mT[:, None]) @ apart.mT
-    shares = [torch.where(modes == k, w.mT, 0).sum(-1) for k in range(model.modes)]
-    return ParticleRecord(mean, covariance, torch.stack(shares, -1), evidence, effective_size(log_weights))
+    w = torch.softmax(log_weights, -1)
+    weights = torch.stack([torch.where(modes == k, w, 0) for k in range(model.modes)])  # (M, sequences, n)
+    means, covariances, points = [], [], x.permute(1, 2, 0)  # (sequences, d, n)
+    for share in of_mode(weights):
+        means.append((points @ share[..., None])[..., 0])
+        apart = points - means[-1][..., None]
+        covariances.append((apart * share[:, None]) @ apart.mT)
+    laws = torch.stack(means, 1), torch.stack(covariances, 1)
+    return record_of(weights.sum(-1).mT, *laws, log_weights, evidence)
 
 
 def _resampled(

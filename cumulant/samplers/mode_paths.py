@@ -23,6 +23,7 @@ from cumulant.checks import require_float, sentence, shape
 from cumulant.filters import SwitchingLinearGaussian, m_projection
 from cumulant.filters.beliefs import Beliefs
 from cumulant.filters.messages import Message, product
+from cumulant.filters.parameters import require_shared
 from cumulant.filters.protocol import Belief, Propagator, draw_modes, log_probabilities
 from cumulant.filters.smoother import at, require_linear
 from cumulant.samplers.resampling import require_generator
@@ -70,6 +71,7 @@ def sample_smooth(
     """
     where = "sample_smooth"
     require_linear(f"{where}.model", model)
+    require_shared(f"{where}.model", model)
     require_generator(where, generator)
     for name, count in {"histories": histories, "futures": futures}.items():
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from cumulant.checks import require_alike, require_float, sentence, shape
-from cumulant.filters.protocol import Propagator, SwitchingModel, draw_modes
+from cumulant.filters.protocol import Propagator, SwitchingModel, draw_modes, require_batch
 from cumulant.samplers.resampling import Scheme, effective_size, require_generator, systematic
 
 
@@ -49,6 +49,8 @@ class ParticleRecord(NamedTuple):
     mode_probabilities  (*batch, M)     P(s_t | y_1 … y_t)
     log_likelihood      (*batch)        log p(y_t | y_1 … y_{t−1}); its sum over steps is unbiased in the exponential
     effective           (*batch)        1/Σw² before resampling
+    mode_means          (*batch, M, d)  the moments of x_t given s_t too; 0 where no particle has the mode
+    mode_covariances    (*batch, M, d, d)
     """
 
     mean: Tensor
@@ -56,6 +58,8 @@ class ParticleRecord(NamedTuple):
     mode_probabilities: Tensor
     log_likelihood: Tensor
     effective: Tensor
+    mode_means: Tensor
+    mode_covariances: Tensor
 
 
 class ParticleFiltered(NamedTuple):
@@ -66,6 +70,8 @@ class ParticleFiltered(NamedTuple):
     mode_probabilities: Tensor
     log_likelihood: Tensor
     effective: Tensor
+    mode_means: Tensor
+    mode_covariances: Tensor
 
 
 @torch.no_grad()
@@ -80,6 +86,8 @@ def init(
         raise ValueError(sentence("init.particles", "a number of particles ≥ 1", particles, "Hundreds are usual."))
     require_generator("init", generator)
     propagator = model.propagator()
+    require_batch("init.batch_shape", propagator.batch_shape, torch.Size(batch_shape))
+    propagator = propagator.repeated(particles)
     log_weights, belief = propagator.initial()
     sequences, modes = torch.Size(batch_shape).numel(), log_weights.shape[0]
     flat = log_weights.new_zeros(sequences, particles)
@@ -113,7 +121,8 @@ def step(
     column = y.reshape(sequences, state.observed).mT.repeat_interleave(n, 1)  # (m, sequences · n)
     missing = column.isnan()
     if moves:
-        log_probabilities = propagator.log_transition(state.t)[..., 0][state.modes.flatten()].mT  # (to, sequences · n)
+        rows = propagator.log_transition(state.t).expand(-1, -1, column.shape[-1])  # (from, to, sequences · n)
+        log_probabilities = rows[state.modes.flatten(), :, torch.arange(column.shape[-1], device=y.device)].mT
     else:
         log_probabilities = propagator.initial().log_weights.expand(-1, column.shape[-1])
     predicted = propagator.predict(state.belief, state.t, moves=moves)
@@ -141,13 +150,32 @@ def _record(propagator: Propagator, belief: Any, q: Tensor, log_weights: Tensor,
     modes, d = len(q), mean.shape[-2]
     mean = mean.expand(modes, d, sequences * n).reshape(modes, d, sequences, n)
     covariance = covariance.expand(modes, d, d, sequences * n).reshape(modes, d, d, sequences, n)
-    whole = torch.einsum("jbn,jdbn->bd", pairs, mean)
-    apart = mean - whole.mT[None, :, :, None]
+    shares = of_mode(pairs)
+    by_mode = torch.einsum("jbn,jdbn->jdb", shares, mean)
+    apart = mean - by_mode[..., None]
     spread = covariance + apart[:, :, None] * apart[:, None]
-    wide = pairs[:, None, None]
+    wide = shares[:, None, None]
     # a pair without weight may have an infinite variance
-    total = (wide * torch.where(wide > 0, spread, 0)).sum((0, -1)).movedim(-1, 0)
-    return ParticleRecord(whole, total, pairs.sum(-1).mT, evidence, effective_size(log_weights))
+    spread = (wide * torch.where(wide > 0, spread, 0)).sum(-1)  # (M, d, d, sequences)
+    return record_of(pairs.sum(-1).mT, by_mode.movedim(-1, 0), spread.movedim(-1, 0), log_weights, evidence)
+
+
+def of_mode(weights: Tensor) -> Tensor:
+    """The weights (M, sequences, n) of particles within each mode, with sum 1, or 0 where no particle has the mode."""
+    total = weights.sum(-1, keepdim=True)
+    return torch.where(total > 0, weights / torch.where(total > 0, total, 1), 0)
+
+
+def record_of(
+    probabilities: Tensor, means: Tensor, covariances: Tensor, log_weights: Tensor, evidence: Tensor
+) -> ParticleRecord:
+    """From probabilities (sequences, M) of the modes and the moments of x given each."""
+    mean = (probabilities[..., None] * means).sum(-2)
+    apart = means - mean[..., None, :]
+    wide = probabilities[..., None, None]
+    covariance = (wide * (torch.where(wide > 0, covariances, 0) + apart[..., None] * apart[..., None, :])).sum(-3)
+    effective = effective_size(log_weights)
+    return ParticleRecord(mean, covariance, probabilities, evidence, effective, means, covariances)
 
 
 def _select(belief: Any, mode: Tensor, modes: int) -> Any:

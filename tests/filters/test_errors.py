@@ -73,7 +73,10 @@ BAD = {
     "dynamics rank": (change("dynamics", np.zeros(2)), ["dynamics", "a matrix for each mode"]),
     "modes": (change("process_noise", np.zeros((3, 2, 2))), ["process_noise", "M=2", "(3, 2, 2)"]),
     "offset": (change("state_offset", np.zeros(3)), ["state_offset", "(2) or (M=2, 2) or (T, M=2, 2)", "(3)"]),
-    "mean": (change("initial_mean", np.zeros((4, 2, 2))), ["initial_mean", "(2) or (M=2, 2),", "(4, 2, 2)"]),
+    "mean": (
+        change("initial_mean", np.zeros((4, 3, 2))),
+        ["initial_mean", "(2) or (M=2, 2) or (*batch, M=2, 2),", "(4, 3, 2)"],
+    ),
     "asymmetric": (change("process_noise", [[1.0, 0.5], [0.0, 1.0]]), ["process_noise", "symmetric", "0.5"]),
     "indefinite": (
         change("process_noise", [[1.0, 0.0], [0.0, -1.0]]),

@@ -519,7 +519,7 @@ def test_models_that_do_not_fit_together_are_refused():
     with pytest.raises(ValueError, match="expected at most T=3 steps, got 4"):
         imm(short, series(4))
     tracks = SwitchingNonlinear(rows, [mode, mode], **law, inputs=torch.ones(3, 4, 1).double())
-    with pytest.raises(ValueError, match="with 2 sequences, got 3 of them"):
+    with pytest.raises(ValueError, match=r"filters\.y: expected batch axes \(3,\), .*, got \(2,\)\."):
         imm(tracks, series(4, batch=(2,)))
 
 

@@ -751,7 +751,7 @@ def test_kalman_is_for_one_mode_and_a_grid_of_nothing_keeps_the_prediction(model
 
 @pytest.mark.parametrize("method", ["gpb0", "gpb", "IMM", "gpb²", ""])
 def test_unknown_methods_are_refused(method):
-    with pytest.raises(ValueError, match=r"--method: expected imm, kalman, exact, or gpb with an order"):
+    with pytest.raises(ValueError, match=r"--method: expected imm, kalman, exact, particles, or gpb with an order"):
         filter_tracks(read_model(MODEL), [], method=method)
 
 

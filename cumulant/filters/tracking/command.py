@@ -24,9 +24,10 @@ from cumulant.filters.tracking.directory import SUMMARY, check_output_directory,
 from cumulant.filters.tracking.estimates import judge, summary_of
 from cumulant.filters.tracking.example import write_example
 from cumulant.filters.tracking.explain import print_explanation
-from cumulant.filters.tracking.filter import Estimate, check_method, filter_tracks, smoother_order
+from cumulant.filters.tracking.filter import Estimate, filter_tracks
 from cumulant.filters.tracking.first_model import first_model
 from cumulant.filters.tracking.geodesy import FARTHEST
+from cumulant.filters.tracking.methods import DEFAULT_PARTICLES, PARTICLES, check_method, smoother_order
 from cumulant.filters.tracking.model import TrackModel
 from cumulant.filters.tracking.model_file import read_model
 from cumulant.filters.tracking.table import read_tracks
@@ -45,6 +46,8 @@ class TrackOptions(NamedTuple):
     smoother: str | None = None
     order: int | None = None
     gate: float | None = None
+    particles: int | None = None
+    seed: int | None = None
     figures: int = 12
     check: bool = False
     init: Path | None = None
@@ -66,7 +69,7 @@ def track_command(file: Path | None, model: Path | None, options: TrackOptions) 
             missing, advice = ("FILE.csv", "Or see --example.") if file is None else ("--model", NO_MODEL)
             raise ValueError(sentence("track", missing, "none", advice))
         directory = options.out or Path("tracked") / file.stem
-        check_method(options.method, options.smoother)
+        check_method(options.method, options.smoother, options.particles, options.seed)
         if not options.check:
             check_output_directory(directory, options.force)
         with errors.status("reading") as status:
@@ -90,6 +93,9 @@ def track_command(file: Path | None, model: Path | None, options: TrackOptions) 
                     order=options.order,
                     gate=options.gate,
                     score=True,
+                    particles=options.particles,
+                    seed=options.seed,
+                    progress=lambda done: status.update(f"filtering {len(tracks)} tracks, {done} done"),
                 )
             judged = judge(built, estimates)
             summaries = [summary_of(built, estimate) for estimate in estimates]
@@ -175,6 +181,8 @@ def _about(file: Path, path: Path, model: TrackModel, options: TrackOptions) -> 
         "smoother": options.smoother,
         "smoother_order": (options.order or smoother_order(options.method)) if options.smoother else None,
         "gate": model.gate if options.gate is None else options.gate,
+        "particles": (options.particles or DEFAULT_PARTICLES) if options.method == PARTICLES else None,
+        "seed": (options.seed or 0) if options.method == PARTICLES else None,
         "state": model.states,
         "modes": [mode.name for mode in model.modes],
         "command": shlex.join(["cumulant", *sys.argv[1:]]),

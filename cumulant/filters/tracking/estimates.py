@@ -65,9 +65,10 @@ def summary_of(model: TrackModel, estimate: Estimate) -> dict:
     the numbers that a gate rejected.
     mode_shares is the mean probability of each mode, log_likelihood is log p(y_1 … y_T), and smoothed_excess, of tracks
     that were smoothed, is `Estimate.excess`: above 1 the filtered columns may be nearer the truth.
+    effective_particles, of particles, is the smallest 1/Σw² of a row: if it is a few, draw more.
     """
     observed = ~estimate.track.y.isnan()
-    shares = estimate.filtered.mode_probabilities.mean(0)
+    shares, effective = estimate.filtered.mode_probabilities.mean(0), getattr(estimate.filtered, "effective", None)
     return {
         "track": estimate.track.name,
         "rows": len(estimate.track.times),
@@ -78,6 +79,7 @@ def summary_of(model: TrackModel, estimate: Estimate) -> dict:
         "mode_shares": {mode.name: float(p) for mode, p in zip(model.modes, shares, strict=True)},
         "log_likelihood": float(estimate.filtered.log_likelihood.sum()),
         **({} if estimate.innovations is None else {"rejected": int(estimate.innovations.rejected.sum())}),
+        **({} if effective is None else {"effective_particles": float(effective.min())}),
         **({} if estimate.excess is None else {"smoothed_excess": estimate.excess}),
     }
 

@@ -100,7 +100,8 @@ def _start(model: TrackModel, tracks: Sequence[Track]) -> Iterator[str]:
     sizes = model.initial.covariance.diagonal().sqrt().tolist()
     if model.initial.located:
         starts = [model.locate(track) for track in tracks]
-        sizes = model.starting(starts).initial.covariance.diagonal().sqrt().tolist()
+        covariances = model.starting(starts).initial.covariance
+        sizes = covariances.diagonal(dim1=-2, dim2=-1).amax(0).sqrt().tolist()
         late = [track.name for track, start in zip(tracks, starts, strict=True) if start.row > 0]
         first = ", ".join(f"{axis} {float(v):.5g}" for axis, v in zip(model.axes, starts[0].position, strict=True))
         yield f"Each track starts where it is first seen; {tracks[0].name} at {first}."

@@ -55,6 +55,8 @@ class Switching(NamedTuple):
 class Initial(NamedTuple):
     """mean (d,) and covariance (d, d) of the state, probabilities of the modes (M,), and what they are the law of.
 
+    Tracks that start where they are seen have a mean (tracks, d) and covariance (tracks, d, d) of their own.
+
     located        whether positions are relative to where each track is first seen
     position_std   the deviation of those positions; None for `START_SPREAD` times that of the sensor
     """
@@ -107,38 +109,46 @@ class TrackModel:
         """Whether the model is a `SwitchingLinearGaussian`."""
         return all(isinstance(mode.motion, Motion) and mode.observation is not None for mode in self.modes)
 
-    def at(self, gaps: Sequence[float], origins: Tensor | None = None) -> Any:
+    def at(self, gaps: Sequence[float] | Tensor, origins: Tensor | None = None) -> Any:
         """A `SwitchingLinearGaussian`, or `SwitchingNonlinear`, of tracks whose rows lie these gaps apart.
 
-        There is one gap fewer than rows (none: one row).
+        gaps     one fewer than rows (none: one row), the same for all tracks, or (tracks, T−1) of every track its own
+        origins  (tracks, axes), the points from which positions in the state are measured: needed where a model is
+                 located and not linear
 
-        origins (tracks, axes) are the points from which positions in the state are measured: needed where a model is
-        located and not linear. Equal gaps make a linear model without a time axis.
+        Equal gaps make a linear model without a time axis.
         """
-        if self.columns.step is not None and any(gap != self.columns.step_seconds for gap in gaps):
+        apart = torch.as_tensor(gaps, dtype=torch.float64)
+        if self.columns.step is not None and not bool((apart == self.columns.step_seconds).all()):
             expected = f"gaps of one step {self.columns.step_seconds:g}"
             raise ValueError(sentence("TrackModel.at", expected, "others", "Fill them with NaN."))
-        first = self.columns.step_seconds or (gaps[0] if len(gaps) else 1.0)  # used at the first row by "belief" alone
-        equal = all(gap == first for gap in gaps)
+        lengths = self._before_each_row(apart)  # ([tracks,] T)
         if not self.is_linear:
             from cumulant.filters.tracking.nonlinear import switching_nonlinear
 
-            return switching_nonlinear(self, torch.tensor([first, *gaps], dtype=torch.float64), origins)
-        lengths = torch.tensor([first] if equal else [first, *gaps], dtype=torch.float64)
-        steps = [discretized(mode, lengths) for mode in self.modes]
-        indices, when = self.indices, 0 if equal else slice(None)
+            return switching_nonlinear(self, lengths, origins)
+        distinct, where = lengths.unique(return_inverse=True)
+        when = 0 if len(distinct) == 1 else where
+        steps = [discretized(mode, distinct) for mode in self.modes]
         return SwitchingLinearGaussian(
-            self.switching.over(lengths)[when],
+            self.switching.over(distinct)[when],
             [s.dynamics[when] for s in steps],
             [s.process_noise[when] for s in steps],
             [mode.observation for mode in self.modes if mode.observation is not None],
             [mode.noise for mode in self.modes],
-            initial_mean=[self.initial.mean[k] for k in indices],
-            initial_covariance=[self.initial.covariance[k][:, k] for k in indices],
+            initial_mean=[self.initial.mean[..., k] for k in self.indices],
+            initial_covariance=[self.initial.covariance[..., k, :][..., k] for k in self.indices],
             initial_modes=self.initial.modes,
             start=self.initial.start,
-            embeddings=[torch.eye(len(self.states), dtype=torch.float64)[:, k] for k in indices],
+            embeddings=[torch.eye(len(self.states), dtype=torch.float64)[:, k] for k in self.indices],
         )
+
+    def _before_each_row(self, gaps: Tensor) -> Tensor:
+        """The gap before every row, that before the first used by a start from a "belief" alone."""
+        first = gaps.new_full((*gaps.shape[:-1], 1), self.columns.step_seconds or 1.0)
+        if self.columns.step is None and gaps.shape[-1]:
+            first = gaps[..., :1]
+        return torch.cat([first, gaps], -1)
 
     @property
     def indices(self) -> list[list[int]]:
@@ -174,19 +184,19 @@ class TrackModel:
         raise ValueError(sentence(where, "a row that says where the target is", "none", advice))
 
     def starting(self, tracks: Sequence[Located]) -> TrackModel:
-        """The model with positions that start at 0, as far off as the sensors of these tracks may be.
+        """The model of these tracks, each with its own start: positions at 0, as far off as its sensor may be.
 
-        Of one track with a velocity, that is the mean of the velocity.
+        A velocity that was measured there is the mean of the velocity.
         """
         if not self.initial.located or not tracks:
             return self
-        size = self.initial.position_std or START_SPREAD * max(located.deviation for located in tracks)
-        mean, covariance = self.initial.mean.clone(), self.initial.covariance.clone()
-        for k in range(len(self.axes)):
-            covariance[k, k] = size**2
-        velocity = tracks[0].velocity if len(tracks) == 1 else None
-        if velocity is not None:
-            mean[len(self.axes) : len(self.axes) + len(velocity)] = velocity
+        axes, count = len(self.axes), len(tracks)
+        mean, covariance = self.initial.mean.repeat(count, 1), self.initial.covariance.repeat(count, 1, 1)
+        for index, located in enumerate(tracks):
+            size = self.initial.position_std or START_SPREAD * located.deviation
+            covariance[index].diagonal()[:axes] = size**2
+            if located.velocity is not None:
+                mean[index, axes : axes + len(located.velocity)] = located.velocity
         return replace(self, initial=self.initial._replace(mean=mean, covariance=covariance))
 
 

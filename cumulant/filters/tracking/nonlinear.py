@@ -1,7 +1,7 @@
 """Tracks whose sensors or turns are not linear, as a `SwitchingNonlinear`.
 
-Its inputs are, for each row of each track, the number of the row, the gap before it, and the point from which
-positions in the state are measured.
+Its inputs are, for each row of each track, which of the distinct gaps lies before it, that gap, and the point from
+which positions in the state are measured.
 """
 
 from __future__ import annotations
@@ -20,56 +20,68 @@ RULES = {"extended": Extended, "unscented": Unscented, "cubature": Cubature, "ga
 
 
 def switching_nonlinear(model: TrackModel, gaps: Tensor, origins: Tensor | None) -> SwitchingNonlinear:
-    """The model over gaps (T,), each before its row, of tracks seen from origins (tracks, axes)."""
-    axes, steps, d = len(model.axes), len(gaps), len(model.states)
+    """The model over gaps (T,) or (tracks, T), each before its row, of tracks seen from origins (tracks, axes)."""
+    axes, d = len(model.axes), len(model.states)
+    distinct, which = gaps.unique(return_inverse=True)
     origins = torch.zeros(1, axes, dtype=torch.float64) if origins is None else origins
-    rows = torch.stack([torch.arange(steps, dtype=torch.float64), gaps], -1).expand(len(origins), -1, -1)
+    count = max(len(origins), len(gaps) if gaps.ndim > 1 else 1)
+    rows = torch.stack([which.to(torch.float64), gaps], -1).expand(count, -1, -1)
     own = torch.eye(d, dtype=torch.float64)
     keeps = [own[index] for index in model.indices]
     return SwitchingNonlinear(
-        model.switching.over(gaps),
-        [_mode(model, mode, keep, gaps) for mode, keep in zip(model.modes, keeps, strict=True)],
-        initial_mean=torch.stack([keep.mT @ keep @ model.initial.mean for keep in keeps]),
-        initial_covariance=torch.stack([_within(keep, model.initial.covariance) for keep in keeps]),
+        model.switching.over(distinct)[which],
+        [_mode(model, mode, keep, distinct) for mode, keep in zip(model.modes, keeps, strict=True)],
+        initial_mean=torch.stack([model.initial.mean @ (keep.mT @ keep) for keep in keeps], -2),
+        initial_covariance=torch.stack([_within(keep, model.initial.covariance) for keep in keeps], -3),
         initial_modes=model.initial.modes,
         start=model.initial.start,
-        inputs=torch.cat([rows, origins[:, None].expand(-1, steps, -1)], -1),
+        inputs=torch.cat([rows, origins[:, None].expand(count, rows.shape[1], -1)], -1),
     )
 
 
 def _within(keep: Tensor, matrix: Tensor) -> Tensor:
-    """A matrix (d, d) with zeros where a mode has no state."""
+    """Matrices (…, d, d) with zeros where a mode has no state."""
     return keep.mT @ (keep @ matrix @ keep.mT) @ keep
 
 
 def _mode(model: TrackModel, mode: Mode, keep: Tensor, gaps: Tensor) -> NonlinearMode:
-    """One mode on the common state, of which ``keep`` (d_k, d) is its own: what it lacks is 0 as it begins."""
+    """One mode over distinct gaps, on the common state, of which ``keep`` (d_k, d) is its own.
+
+    What it lacks is 0 as it begins.
+    """
     motion = mode.motion
     if isinstance(motion, EstimatedTurn):
         dynamics = partial(_turned, motion, keep)
         noise = keep.mT @ motion.noise(gaps) @ keep
     else:
         steps = discretized(mode, gaps)
-        dynamics, noise = _by_row(keep.mT @ steps.dynamics @ keep), keep.mT @ steps.process_noise @ keep
+        dynamics, noise = _by_gap(keep.mT @ steps.dynamics @ keep), keep.mT @ steps.process_noise @ keep
+    added = noise[0] if len(gaps) == 1 else lambda u: noise[_which(u)]
     observation = _observation(model) if mode.observation is None else mode.observation @ keep
     rule, angles = RULES[mode.rule](), model.angles
-    return NonlinearMode(dynamics, lambda u: noise[_row(u)], observation, mode.noise, rule=rule, angles=angles)
+    return NonlinearMode(dynamics, added, observation, mode.noise, rule=rule, angles=angles)
 
 
 def _turned(motion: EstimatedTurn, keep: Tensor, x: Tensor, u: Tensor) -> Tensor:
     return motion.flow(x @ keep.mT, u[..., 1]) @ keep
 
 
-def _row(u: Tensor) -> int:
-    """The number of the row, the same for all tracks that run together."""
-    return int(u[..., 0].flatten()[0])
+def _which(u: Tensor) -> Tensor:
+    """The number of the gap of each track, or one number where it is the same for all that run together."""
+    which = u[..., 0].long()
+    return which[0] if which.ndim and bool((which == which[0]).all()) else which
 
 
-def _by_row(matrices: Tensor) -> Callable[[Tensor, Tensor], Tensor] | Tensor:
-    """x ↦ F x with the F of the row, or one F where all are equal."""
+def _by_gap(matrices: Tensor) -> Callable[[Tensor, Tensor], Tensor] | Tensor:
+    """x ↦ F x with the F of the gap, or one F where all are equal."""
     if bool((matrices == matrices[0]).all()):
         return matrices[0]
-    return lambda x, u: x @ matrices[_row(u)].mT
+
+    def dynamics(x: Tensor, u: Tensor) -> Tensor:
+        f = matrices[_which(u)]
+        return x @ f.mT if f.ndim == 2 else (f @ x[..., None])[..., 0]
+
+    return dynamics
 
 
 def _observation(model: TrackModel) -> Callable[[Tensor, Tensor], Tensor]:
