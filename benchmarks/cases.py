@@ -24,6 +24,7 @@ PLAIN, METRIC = "plain cross-entropy", "pytorch-metric-learning"
 FILTERPY, FILTERPY_EXTENDED = "filterpy's IMM", "filterpy's IMM of extended filters"
 LAYER, ALONE = "torch's layer", "an update without a monitor"
 PASS, WEIGHTS, NNSIGHT, LENS = "plain pass", "eager attention weights", "nnsight", "TransformerLens"
+WITHOUT_LOOKS = "observe without them"
 DEFAULT_CHUNK, BEST_CHUNK = "torch's, default chunk", "torch's, best chunk"
 
 
@@ -158,17 +159,33 @@ def _observations(k: int) -> list[Case]:
         ("observe-cheap-long", "MiniLM with G and entropy of all heads", long, cheap, 1.20),
         ("observe", "MiniLM with all quantities and hidden states", short, observatory.attached(), 1.8),
     ]
-    return own + [
+    new = ("targets", "depth")
+    looks = [
         Case(
-            name,
-            "observatory",
-            f"{work}: {inputs}",
-            inputs,
-            {OURS: method, **rest},
-            (within(PASS, bound), *beside),
+            *(f"looks-{model}", "observatory", f"{title} with where heads look and depth: {inputs}", inputs),
+            methods={OURS: observatory.observed(model), WITHOUT_LOOKS: observatory.observed(model, new)},
+            targets=(within(WITHOUT_LOOKS, 1.15),),
         )
-        for name, work, inputs, method, bound in titled
+        for model, title, inputs in (
+            ("minilm", "observe MiniLM", TextWindows(32 // k, 256)),
+            ("smollm2", "observe SmolLM2", TextWindows(16 // k, 256)),
+        )
     ]
+    return (
+        own
+        + [
+            Case(
+                name,
+                "observatory",
+                f"{work}: {inputs}",
+                inputs,
+                {OURS: method, **rest},
+                (within(PASS, bound), *beside),
+            )
+            for name, work, inputs, method, bound in titled
+        ]
+        + looks
+    )
 
 
 def _filters(k: int) -> list[Case]:

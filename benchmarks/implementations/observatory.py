@@ -49,6 +49,25 @@ def attached(quantities: str | Sequence[str] | None = None, *, hidden_states: bo
     return prepare
 
 
+def observed(model: str, without: Sequence[str] = ()) -> Prepare:
+    """A model reads as many tokens with `observe`; ``without`` names groups of quantities to leave out."""
+
+    def prepare(x: TextWindows) -> Run:
+        observe, read = ours("cumulant.observatory", "observe"), ours("cumulant.observatory", "read_texts")
+        defined: Any = ours("cumulant.observatory.statistics.quantities", "QUANTITIES")
+        loaded = _loaded(model)
+        limits = {"max_tokens": x.sequences * x.length, "max_length": x.length}
+        names = [quantity.name for quantity in defined if quantity.group not in without]
+
+        def run():
+            record = observe(loaded, read(), quantities=names, weights=False, **limits)
+            return {"entropy": torch.stack([record.tallies[f"{m.name}/entropy"].mean for m in record.modules])}
+
+        return run
+
+    return prepare
+
+
 def own_attention(x: TextWindows) -> Run:
     """The model on attn_implementation="cumulant", with G and entropy of every head on a callback."""
     on_attention = ours("cumulant.transformers", "on_attention")
@@ -108,11 +127,7 @@ def transformer_lens(x: TextWindows) -> Run:
 
 def _model(x: TextWindows) -> tuple[Any, dict[str, Tensor]]:
     """MiniLM and the text as it takes it: (sequences, length) tokens of Python's help, no padding."""
-    load, read = ours("cumulant.observatory", "load"), ours("cumulant.observatory", "read_texts")
-    try:
-        loaded = load(MODEL)
-    except (ModuleNotFoundError, ValueError) as missing:
-        raise Unavailable(str(missing)) from None
+    read, loaded = ours("cumulant.observatory", "read_texts"), _loaded(MODEL)
     tokenizer, wanted, ids = loaded.tokenizer, x.sequences * x.length, []
     for text in read():
         ids += tokenizer(text.body, add_special_tokens=False, verbose=False)["input_ids"]
@@ -121,6 +136,13 @@ def _model(x: TextWindows) -> tuple[Any, dict[str, Tensor]]:
     tokens = torch.tensor(ids[:wanted]).reshape(x.sequences, x.length)
     tokens[:, 0], tokens[:, -1] = tokenizer.cls_token_id, tokenizer.sep_token_id
     return loaded.model, {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
+
+
+def _loaded(name: str) -> Any:
+    try:
+        return ours("cumulant.observatory", "load")(name)
+    except (ModuleNotFoundError, ValueError) as missing:
+        raise Unavailable(str(missing)) from None
 
 
 def _read(model: Any, inputs: dict[str, Tensor], **options: bool) -> Any:

@@ -148,13 +148,32 @@ def test_padding_is_neither_a_query_nor_a_token_that_is_alike():
     torch.testing.assert_close(found.by_distance.sum(), torch.tensor(9.0, dtype=torch.float64))
 
 
-def test_pairs_of_a_long_sequence_are_found_in_strips(monkeypatch):
-    ids = torch.randint(0, 9, (2, 50), generator=GENERATOR)
-    whole = SequenceTokens(ids).pairs
-    monkeypatch.setattr("cumulant.observatory.statistics.targets.STRIP", 120)
-    monkeypatch.setattr("cumulant.observatory.statistics.targets.NUMBERS", 999)
-    for name, pairs in SequenceTokens(ids).pairs.items():
-        assert sorted(pairs.T.tolist()) == sorted(whole[name].T.tolist())
+@pytest.mark.parametrize("name", SUPPORTS)
+def test_like_tokens_of_a_long_sequence_are_done_in_parts(name, monkeypatch):
+    eta, key, ids = normal(B, H, N, D), normal(B, 2, N, D), torch.randint(0, 3, (B, N), generator=GENERATOR)
+    call = AttentionCall(torch.nn.Identity(), eta, key, key, SUPPORTS[name], eta)
+    whole = target_masses(call, tokens=SequenceTokens(ids))
+    monkeypatch.setattr("cumulant.observatory.statistics.like_tokens.NUMBERS", 99)
+    monkeypatch.setattr("cumulant.observatory.statistics.targets.KEPT_PAIRS", 0)
+    parts = target_masses(call, tokens=SequenceTokens(ids))
+    for quantity in ("same_token_mass", "induction_mass"):
+        np.testing.assert_allclose(parts.masses[quantity], whole.masses[quantity], atol=1e-13)
+        np.testing.assert_allclose(parts.baseline[quantity], whole.baseline[quantity], atol=1e-13)
+
+
+def test_layers_of_one_pass_with_different_masks_have_each_its_own_masses():
+    ids = torch.randint(0, 5, (B, N), generator=GENERATOR)
+    shared = SequenceTokens(ids, None, torch.tensor([0, 3]))
+    windows = [Support(causal=True, window=width) for width in (3, 6, 30)]
+    masks = [Support(mask=some(B, 1, size, N)) for size in (1, N, 1, N, 1)]  # more than are kept
+    for support in (*SUPPORTS.values(), *windows, *masks, *SUPPORTS.values(), *masks):
+        eta, key = normal(B, H, N, D), normal(B, 2, N, D)
+        call = AttentionCall(torch.nn.Identity(), eta, key, key, support, eta)
+        alone = target_masses(call, tokens=SequenceTokens(ids, None, torch.tensor([0, 3])))
+        together = target_masses(call, tokens=shared)
+        for part in ("masses", "baseline"):
+            for quantity, values in getattr(alone, part).items():
+                assert torch.equal(getattr(together, part)[quantity].nan_to_num(-1), values.nan_to_num(-1)), quantity
 
 
 # ---------------------------------------------------------------------- models of transformers

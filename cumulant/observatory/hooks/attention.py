@@ -40,6 +40,7 @@ from cumulant.observatory.hooks.structure import (
 # the names of a model's attention functions while it is observed; all others compute what sdpa does
 OBSERVED = {None: "cumulant_eager", "eager": "cumulant_eager", "cumulant_eager": "cumulant_eager"}
 OBSERVED |= {"cumulant": "cumulant_observed", "cumulant_observed": "cumulant_observed"}
+KEPT_MASKS = 2  # of a pass: layers have one, or two in turn
 TENSOR_ARGUMENTS = frozenset({"module", "query", "key", "value", "attention_mask"})
 
 Replacement = Callable[[AttentionCall], Tensor | None]
@@ -61,6 +62,22 @@ class ModelHooks:
     masks: TokenMasks
     calls: int = 0
     ran: set[str] = field(default_factory=set)
+    _key_masks: dict[tuple[int, int], tuple[Tensor, Tensor | None]] = field(default_factory=dict)
+
+    def key_mask(self, mask: Tensor | None) -> Tensor | None:
+        """A mask (batch | 1, heads | 1, q, n) as one row, (batch | 1, heads | 1, 1, n), where all queries see the same
+        keys, and None where they see all: padding is written out by transformers as a table of pairs. The layers of a
+        pass share their masks, so each is compared once."""
+        if mask is None or mask.ndim < 4 or mask.shape[2] == 1:
+            return mask
+        key = self.passes, id(mask)
+        if key not in self._key_masks:
+            if len(self._key_masks) >= KEPT_MASKS or any(number != self.passes for number, _ in self._key_masks):
+                self._key_masks.clear()
+            row = mask[:, :, :1]
+            short = mask if not torch.equal(row.expand_as(mask), mask) else None if bool(row.all()) else row
+            self._key_masks[key] = mask, short  # the mask too: its id is not given to another while it lives
+        return self._key_masks[key][1]
 
     @property
     def passes(self) -> int:
@@ -265,6 +282,7 @@ def _call(hooks: ModelHooks, module, query, key, value, mask, extra: dict, outpu
     wide = torch.promote_types(query.dtype, torch.float32)
     support, eta = _support(module, query, mask, extra, wide), scale * query.to(wide)
     rows = hooks.masks.rows(name, query.shape[0], q, support.mask)
+    support = replace(support, mask=hooks.key_mask(support.mask))
     keys = visible_keys(support, q, n)  # those behind are an unused cache
     if keys < n:
         key, value, support = key[:, :, :keys], value[:, :, :keys], support.of_first_keys(keys)

@@ -14,12 +14,12 @@ with log-normalizer G⁻ and mean position m⁻, and says which side the mass is
 
     Σ_{j≤i} p_ij (i − j) = e^{G⁻ − G} (i − m⁻),       Σ_j p_ij |i − j| = 2 e^{G⁻ − G} (i − m⁻) − (i − m)
 
-Tokens that are alike are looked up by lists of pairs, made once a pass.
+Where tokens are alike is looked up once a pass (`like_tokens`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -29,20 +29,21 @@ from torch import Tensor
 
 from cumulant.kernels.profile import attention_profile
 from cumulant.nn.calls import AttentionCall
+from cumulant.observatory.statistics import like_tokens
+from cumulant.observatory.statistics.like_tokens import OccurrenceBlock, VisibleKeys, find_blocks, visible_keys
 from cumulant.observatory.statistics.quantities import DISTANCE_EDGES
 
 SHIFTS = {"self_mass": 0, "previous_mass": -1, "next_mass": 1}
-PAIRED = ("same_token_mass", "induction_mass")
+PAIRED = tuple(like_tokens.STEPS)
 TARGETS = (*SHIFTS, *PAIRED, "delimiter_mass", "mean_distance")
-NUMBERS = 1 << 18  # held at once of pairs of tokens: what stays in cache
 ROWS = 1 << 15  # queries × heads that are done at once, so that sums over queries are all that is kept
 KEPT_MASKS = 4  # of a pass: layers have one, or two in turn
-STRIP = 1 << 24  # pairs of tokens compared at once
+KEPT_PAIRS = 1 << 22  # of like tokens, for which it is kept which are visible
 
 
 @dataclass(frozen=True, eq=False)
 class SequenceTokens:
-    """The tokens of the sequences of a pass, and which pairs of them are alike.
+    """The tokens of the sequences of a pass, and what its layers share: where tokens are alike, and what a mask shows.
 
     ids         (batch, n) int64
     is_token    (batch, n) False where there is padding; None: nowhere
@@ -53,69 +54,58 @@ class SequenceTokens:
     is_token: Tensor | None = None
     delimiters: Tensor | None = None
     _counts: dict = field(default_factory=dict)
+    _blocks: dict = field(default_factory=dict)
 
     @cached_property
     def delimiter(self) -> Tensor | None:
         """(batch, n) True where the token is a delimiter."""
         return None if self.delimiters is None else torch.isin(self.ids, self.delimiters)
 
-    @cached_property
-    def pairs(self) -> dict[str, Tensor]:
-        """name → (3, pairs): sequence, query and key, ordered by sequence and query.
-
-        >>> found = SequenceTokens(torch.tensor([[5, 6, 5, 7]])).pairs
-        >>> found["same_token_mass"].T.tolist(), found["induction_mass"].T.tolist()
-        ([[0, 0, 2], [0, 2, 0]], [[0, 2, 1]])
-        """
-        parts: dict[str, list[Tensor]] = {name: [torch.empty(3, 0, dtype=torch.int64)] for name in PAIRED}
-        for sequence, rows in self._strips():
-            own = self.ids[sequence]
-            alike = own[rows][:, None] == own
-            if self.is_token is not None:
-                alike &= self.is_token[sequence] & self.is_token[sequence][rows][:, None]
-            query, key = alike.nonzero(as_tuple=True)
-            query = query + rows[0]
-            others = query != key
-            parts["same_token_mass"].append(_pairs(sequence, query[others], key[others]))
-            # the key after an earlier occurrence: it exists, as the query itself is later
-            earlier = key < query
-            parts["induction_mass"].append(_pairs(sequence, query[earlier], key[earlier] + 1))
-        return {name: torch.cat(found, 1) for name, found in parts.items()}
-
-    @cached_property
-    def pairs_before(self) -> dict[str, Tensor]:
-        """Those of `pairs` whose key is not after the query."""
-        return {name: pairs[:, pairs[2] <= pairs[1]] for name, pairs in self.pairs.items()}
-
-    def pairs_of(self, name: str, sequences: slice, causal: bool) -> Tensor:
-        """The pairs of some sequences, which count from 0."""
-        pairs = (self.pairs_before if causal else self.pairs)[name]
-        first, end = torch.searchsorted(pairs[0].contiguous(), torch.tensor([sequences.start, sequences.stop])).tolist()
-        return pairs[:, first:end] - torch.tensor([[sequences.start], [0], [0]])
-
     def visible(self, call: AttentionCall) -> tuple[Tensor, Tensor | None]:
         """How many keys, and how many delimiters, a query sees, (batch | 1, heads | 1, q); kept for calls with the same
         mask, as the layers of a pass have."""
+        kept = self._kept(call)
+        return kept.seen, kept.marked
+
+    def like_tokens(
+        self, call: AttentionCall, own: AttentionCall, sequences: slice
+    ) -> tuple[list[OccurrenceBlock], Iterable[dict[str, VisibleKeys]]]:
+        """Where tokens are alike among some sequences, and what their queries see; ``own`` is the call of these."""
+        heads, dim = own.eta.shape[1], own.eta.shape[3]
+        at = sequences.start, sequences.stop, heads, dim
+        if at not in self._blocks:
+            tokens = None if self.is_token is None else self.is_token[sequences]
+            self._blocks[at] = find_blocks(self.ids[sequences], tokens, heads, dim)
+        blocks = self._blocks[at]
+        found = (visible_keys(own.support, heads, own.key.shape[2], block) for block in blocks)
+        if call.support.log_weights is not None or sum(block.real.numel() for block in blocks) > KEPT_PAIRS:
+            return blocks, found
+        kept = self._kept(call).pairs
+        if at not in kept:
+            kept[at] = list(found)
+        return blocks, kept[at]
+
+    def _kept(self, call: AttentionCall) -> _MaskCounts:
         support = call.support
         if support.log_weights is not None:  # of every layer its own, and large
-            return _visible_keys(call), _visible_marked(call, self.delimiter)
+            return _MaskCounts(None, _visible_keys(call), _visible_marked(call, self.delimiter), {})
         key = (id(support.mask), support.causal, support.offset, support.window, call.eta.shape[1:3], call.key.shape[2])
         if key not in self._counts:
             while len(self._counts) >= KEPT_MASKS:
                 del self._counts[next(iter(self._counts))]
             # with the mask, which lives as long as its id is in use here
-            self._counts[key] = (support.mask, _visible_keys(call), _visible_marked(call, self.delimiter))
-        return self._counts[key][1:]
-
-    def _strips(self) -> Iterator[tuple[int, Tensor]]:
-        batch, n = self.ids.shape
-        for sequence in range(batch):
-            for rows in torch.arange(n).split(max(1, STRIP // max(1, n))):
-                yield sequence, rows
+            counts = _visible_keys(call), _visible_marked(call, self.delimiter)
+            self._counts[key] = _MaskCounts(support.mask, *counts, {})
+        return self._counts[key]
 
 
-def _pairs(sequence: int, query: Tensor, key: Tensor) -> Tensor:
-    return torch.stack([torch.full_like(query, sequence), query, key])
+class _MaskCounts(NamedTuple):
+    """What queries see under a mask: keys, delimiters, and keys of like tokens by sequences."""
+
+    mask: Tensor | None
+    seen: Tensor
+    marked: Tensor | None
+    pairs: dict
 
 
 class TargetMasses(NamedTuple):
@@ -167,12 +157,12 @@ def target_masses(
             blank = blank | ~own.rows[:, None, :]
         for name in masses.keys() & {*SHIFTS, "mean_distance", "delimiter_mass"}:
             masses[name][some] = sweep.mass(name).masked_fill(blank, torch.nan)
-        for name in masses.keys() & {*PAIRED}:
+        if paired := {*PAIRED} & masses.keys():
             assert known is not None
-            pairs = known.pairs_of(name, some, call.support.causal)
-            mass, count = _of_pairs(own, sweep.g, pairs)
-            masses[name][some] = mass.masked_fill(blank, torch.nan)
-            counts.setdefault(name, call.eta.new_zeros(batch, heads, q))[some] = count
+            alike = like_tokens.masses(own, sweep.g, *known.like_tokens(call, own, some), paired)
+            for name, (mass, count) in alike.items():
+                masses[name][some] = mass.masked_fill(blank, torch.nan)
+                counts.setdefault(name, call.eta.new_zeros(batch, heads, q))[some] = count
         sums.append(sweep.sums(blank))
     baseline: dict[str, Tensor] = {}
     for name in masses.keys() - {"mean_distance"}:
@@ -220,51 +210,6 @@ def _sees(call: AttentionCall, shift: int) -> Tensor:
     if band is not None:
         there = there & band
     return there.to(call.eta.dtype)
-
-
-def _of_pairs(call: AttentionCall, g: Tensor, pairs: Tensor) -> tuple[Tensor, Tensor]:
-    """Σ p over the pairs of each query, and how many are visible."""
-    (batch, heads, q, d), (_, key_heads, n, _) = call.eta.shape, call.key.shape
-    queries, keys, of_queries = (_by_token(t) for t in (call.eta, call.key, g[..., None]))  # rows are quick to gather
-    weights, mask = call.support.pair_weights(heads), call.support.pair_mask()
-    apart = max((t.shape[1] for t in (weights, mask) if t is not None), default=1)  # heads that may see other keys
-    total, count = g.new_zeros(batch * q, heads), g.new_zeros(batch * q, apart)
-    for b, i, j in (part.to(g.device) for part in pairs.split(max(1, NUMBERS // (heads * d)), 1)):
-        row = b * q + i
-        grouped = queries.index_select(0, row).view(len(b), key_heads, heads // key_heads, d)
-        own = keys.index_select(0, b * n + j).view(len(b), key_heads, 1, d)
-        logit = (grouped * own).sum(-1).view(len(b), heads).sub_(of_queries.index_select(0, row))
-        there = None
-        if weights is not None:
-            weight = _of_table(weights, b, i, j)
-            logit, there = logit + weight, weight > -torch.inf
-        if mask is not None:
-            there = _both(there, _of_table(mask, b, i, j))
-        band = call.support.in_band(i, j)
-        if band is not None:
-            there = _both(there, band[:, None])
-        p = logit.exp_()
-        total.index_add_(0, row, p if there is None else torch.where(there, p, 0))
-        seen = p.new_ones(len(b), apart) if there is None else there.to(p.dtype).expand(len(b), apart)
-        count.index_add_(0, row, seen)
-    total, count = (t.view(batch, q, -1).mT for t in (total, count))
-    return total, count.expand(batch, heads, q)
-
-
-def _both(a: Tensor | None, b: Tensor) -> Tensor:
-    return b if a is None else a & b
-
-
-def _by_token(x: Tensor) -> Tensor:
-    """(batch, heads, tokens, d) as (batch · tokens, heads · d)."""
-    return x.transpose(1, 2).reshape(x.shape[0] * x.shape[2], -1)
-
-
-def _of_table(table: Tensor, b: Tensor, i: Tensor, j: Tensor) -> Tensor:
-    """Entries (pairs, heads or 1) of a table (batch or 1, heads or 1, q or 1, n or 1)."""
-    zero = torch.zeros_like(b)
-    at = [index if size > 1 else zero for index, size in zip((b, i, j), (len(table), *table.shape[2:]), strict=True)]
-    return table[at[0], :, at[1], at[2]]
 
 
 class KernelSums(NamedTuple):

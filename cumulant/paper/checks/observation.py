@@ -72,8 +72,8 @@ def local_gaussian(inputs: RandomInputs) -> Iterator[Evidence]:
     ours = _observed()
     call = ours["calls"][2]
     key, eta = array(call.key[0, 3]), array(call.eta[0, 3, 5])
-    visible = array(call.support.mask[0, 0, 5].bool()) if call.support.mask is not None else slice(None)
-    key = key[visible]
+    mask = call.support.mask
+    key = key if mask is None else key[array(mask.expand(-1, -1, call.eta.shape[2], -1)[0, 0, 5])]
     step = 1e-2 * inputs.normal(len(eta)) / np.sqrt(len(eta))
     p = softmax(key @ eta)
     centred = key - p @ key
