@@ -126,6 +126,7 @@ def consistency(
     errors: Sequence[Tensor] | None = None,
     size: int = 0,
     pairs: Sequence[tuple[int, int]] = (),
+    leading: Sequence[tuple[int, int]] = (),
     tracks: Sequence[str] | None = None,
 ) -> Consistency:
     """Judge one or several runs of a filter:  NIS = mean z²,  ρ_k = Σ z_t z_{t+k} / Σ z_t².
@@ -137,6 +138,7 @@ def consistency(
             are of
     pairs   indices of entries that a lag moves the same way: a position and its rate, or one position measured twice.
             Where they do not, the verdict says that they contradict each other.
+    leading those of them in which the second, a rate, is so exact that a lag shows there first
     tracks  names of the sequences
 
     >>> import torch
@@ -173,6 +175,7 @@ def consistency(
         _pairs(series, details, [(names[a], names[b]) for a, b in pairs]),
         None if errors is None else _nees_band(errors, size),
         int((scores.abs() > OUTLIER).sum()),
+        frozenset((names[a], names[b]) for a, b in leading),
     )
     said = rejection(sequences, names) or verdict_on(measured)
     rejected = torch.cat([s.rejected for s in sequences])

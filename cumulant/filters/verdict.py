@@ -7,7 +7,8 @@ the limits below.
 |---------------|---------------------------------------------------------------------|----------------------------|
 | outliers      | NIS is high, and not so without a few numbers beyond 4              | wild plots: gate them      |
 | biased        | the entry with most memory has a mean that explains it, per track   | a bias, or a contradiction |
-| contradictory | of two entries that a lag moves together, one lasts and they oppose | two sensors disagree       |
+| contradictory | of two entries that a lag moves together, only one lasts or they    | two sensors disagree       |
+|               | go opposite ways: a range and its rate, x by two sensors            |                            |
 | manoeuvring   | an entry lags for long, in a few stretches                          | a motion that no mode has  |
 | mixed         | NIS is high with lag in one entry and low in another                | motion, not q              |
 | one entry     | NIS is off in some entries alone, and memory says it is no lag      | the std of these entries   |
@@ -31,16 +32,21 @@ ENTRY_NIS, ENTRY_MEMORY, ENTRY_MEAN = Limit(1.7, 0.2), Limit(1.7, 0.15), Limit(1
 LASTING, EACH_TRACK = Limit(1.7, 0.1), Limit(1.7, 0.2)  # of the autocorrelation at lags 3 to 8
 SHARE_LIMIT = Limit(1.3, 0.02)  # of modes
 NEES_LIMIT = Limit(1.0, 0.0)
-CONSTANT = 0.6  # of the memory of an entry, that a bias explains
+CONSTANT, CONSTANT_OF_FEW, MANY = 0.6, 0.9, 120  # of the memory of an entry, that a bias explains; measurements
 IN_STRETCHES = 0.2  # median over mean square of stretches; 0.45 where all are alike
 TRACKS = 3  # from which a mean of its own in each is no accident
 OPPOSED, SURELY_OPPOSED = 0.05, 0.1  # correlation of two entries below which they do not lag together
+LED = 0.5  # of the persistence of a position, that an exact rate has at least where the filter lags
 APART = 1.5  # times, by which NIS of one mode or entry exceeds that of the others
 TURN = 'a mode that turns or accelerates (motion = "turn", "estimated-turn" or "constant-acceleration")'
 
 
 class Findings(NamedTuple):
-    """What `consistency` measured, as the rules take it; ``pairs`` are entries that a lag moves the same way."""
+    """What `consistency` measured, as the rules take it.
+
+    pairs    correlation over stretches of entries that a lag moves the same way
+    leading  those of them in which a lag shows in the second entry first
+    """
 
     nis: BandedValue
     trimmed: BandedValue
@@ -51,6 +57,7 @@ class Findings(NamedTuple):
     pairs: Mapping[tuple[str, str], BandedValue]
     nees: BandedValue | None
     outliers: int
+    leading: frozenset[tuple[str, str]] = frozenset()
 
 
 class FilterVerdict(NamedTuple):
@@ -95,7 +102,8 @@ def _biased(found: Findings) -> FilterVerdict | None:
     entry = found.entries[name]
     everywhere = ENTRY_MEAN.side(entry.mean) != 0
     each = entry.tracks >= TRACKS and EACH_TRACK.side(entry.persistence) > 0
-    if not (_lasts(entry) and (entry.constant or 0) > CONSTANT and (everywhere or each)):
+    least = CONSTANT if entry.mean.count >= MANY else CONSTANT_OF_FEW
+    if not (_lasts(entry) and (entry.constant or 0) > least and (everywhere or each)):
         return None
     partner = next((a if b == name else b for a, b in found.pairs if name in (a, b)), None)
     rival = f"{partner} contradicts it" if partner else "another entry that the filter trusts more contradicts it"
@@ -109,11 +117,17 @@ def _biased(found: Findings) -> FilterVerdict | None:
 
 def _contradictory(found: Findings) -> FilterVerdict | None:
     for (one, other), correlation in found.pairs.items():
-        apart = correlation.value < OPPOSED and _lasts(found.entries[one])
+        behind = LED * found.entries[one].persistence.value
+        led = (one, other) in found.leading and found.entries[other].persistence.value < behind
+        apart = (correlation.value < OPPOSED or led) and _lasts(found.entries[one])
         surely = correlation.value + correlation.high < SURELY_OPPOSED and _lasts(found.entries[other])
         if apart or surely:
-            words = f"{one} and {other} contradict each other: their innovations last, and do not go the same way "
-            words += f"(correlation {correlation.value:.2f}) as they would where the filter lags."
+            words = f"{one} and {other} contradict each other: innovations last in one of them, and the other does not "
+            words += (
+                f"go the same way (autocorrelation over lags 3 to 8 {found.entries[one].persistence.value:.2f} and "
+            )
+            words += f"{found.entries[other].persistence.value:.2f}, correlation {correlation.value:.2f}), as it would "
+            words += "where the filter lags."
             others = [n for n in found.entries if n not in (one, other)]
             turning = [n for n in others if _in_stretches(found.entries[n])]
             if turning:

@@ -11,7 +11,7 @@ from cumulant.filters.banded import OUTSIDE, BandedValue, Limit
 from cumulant.filters.consistency import Consistency
 from cumulant.filters.entry_innovations import entry_innovations
 from cumulant.filters.tracking import filter_tracks
-from cumulant.filters.tracking.estimates import entries_that_agree, judge
+from cumulant.filters.tracking.estimates import entries_that_agree, exact_rates, judge
 from cumulant.filters.tracking.filter import Estimate
 from tests.filters.flights import cruising, flown, observed, radar_model, turning, two_modes
 
@@ -29,7 +29,7 @@ def verdicts(found: list[Estimate], together: int = TOGETHER) -> list[Consistenc
     parts = [e.innovations for e in found if e.innovations is not None]
     names, pairs = ["range", "bearing", "range_rate"], [(0, 2)]
     groups = [parts[k : k + together] for k in range(0, len(parts), together)]
-    return [consistency(group, names=names, modes=None, pairs=pairs) for group in groups]
+    return [consistency(group, names=names, pairs=pairs, leading=pairs) for group in groups]
 
 
 def shares(found: list[Consistency]) -> Counter:
@@ -112,7 +112,8 @@ def test_the_mode_whose_q_is_wrong_is_named(tmp_path):
 
 def test_entries_that_a_lag_moves_together(tmp_path):
     model = radar_model(tmp_path / "model.toml", cruising())
-    assert entries_that_agree(model) == [(0, 2)]
+    assert entries_that_agree(model) == exact_rates(model, [1.0, 1.0]) == [(0, 2)]
+    assert exact_rates(model, [10.0]) == []
     judged = judge(model, estimates(tmp_path, cruising(), tracks=2, rows=40))
     assert list(judged.tracks) == ["0", "1"]
     assert list(judged.details) == ["range", "bearing", "range_rate"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from itertools import combinations
+from statistics import median
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from cumulant.filters.tracking.headings import headings
 from cumulant.filters.tracking.model import TrackModel
 from cumulant.filters.tracking.units import ISO, time_text
 
+LEAD = 5  # gaps
 RATE_OF = {"range": "range_rate", **{name: f"{name}_velocity" for name in POSITIONS}}
 
 
@@ -110,6 +112,7 @@ def judge(model: TrackModel, estimates: Sequence[Estimate]) -> Consistency:
         errors=errors,
         size=len(index),
         pairs=entries_that_agree(model),
+        leading=exact_rates(model, [gap for e in estimates for gap in e.track.gaps]),
         tracks=[e.track.name for e in estimates if e.innovations is not None],
     )
 
@@ -124,6 +127,14 @@ def entries_that_agree(model: TrackModel) -> list[tuple[int, int]]:
             if is_rate or (sensor < other and first == second and first in POSITIONS):
                 found.append((i, j))
     return found
+
+
+def exact_rates(model: TrackModel, gaps: Sequence[float]) -> list[tuple[int, int]]:
+    """Positions and rates whose rate times five gaps of time is the more exact: a lag shows in it first."""
+    std = model.modes[0].noise.diagonal().sqrt().tolist()
+    time = LEAD * median(gaps) if gaps else float("inf")
+    entries = model.columns.entries
+    return [(a, b) for a, b in entries_that_agree(model) if entries[a] != entries[b] and std[b] * time <= std[a]]
 
 
 def _errors(estimate: Estimate, index: list[int], columns: list[int]) -> Tensor:
