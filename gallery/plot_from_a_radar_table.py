@@ -6,7 +6,7 @@ A radar logs time, range in km and azimuth in degrees of an aircraft that flies 
 two plots are wild. ``cumulant track --init`` writes a first model from the names and numbers of the columns: two modes
 of constant velocity, one quiet and one lively, and the noise of range and azimuth from how far rows lie from their
 neighbours. The same steps in Python: the first model, the tracks of the table, filtered and smoothed, and whether the
-filter is as sure as it may be.
+filter is consistent.
 
 The text claims that both wild plots and nothing else are rejected, that the root mean square error of the filtered
 positions is below three quarters, and that of the smoothed ones below half, of that of the plots that are not wild, and

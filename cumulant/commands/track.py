@@ -79,7 +79,7 @@ def track(
     first model.
 
     Writes estimates.parquet, estimates.csv, summary.json and a figure for each track, and says whether the filter is
-    as sure as it may be. docs/tracking.md has every key of the model.
+    consistent and what to change. docs/tracking.md has every key of the model.
     """
     with importing("track", "lab"):
         from cumulant.filters.tracking.command import TrackOptions, track_command

@@ -1,7 +1,8 @@
 """Filters for models that switch between modes: GPB-k, IMM and exact enumeration are one engine with two settings."""
 
+from cumulant.filters.banded import BandedValue
 from cumulant.filters.conjugate import SwitchingConjugate
-from cumulant.filters.consistency import BandedValue, Consistency, consistency, nees
+from cumulant.filters.consistency import Consistency, consistency, nees
 from cumulant.filters.forecast import Forecast, forecast
 from cumulant.filters.heads import (
     AttentionFilter,

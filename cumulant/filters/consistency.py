@@ -1,25 +1,28 @@
-"""Whether a filter is as sure as it may be: NIS, autocorrelation, calibration of modes, NEES, and one sentence on them.
+"""Whether a filter is consistent: NIS, autocorrelation, calibration of modes, NEES, and one sentence on them.
 
-| number          | of                                        | expected | its 95 % band                         |
-|-----------------|-------------------------------------------|----------|---------------------------------------|
-| NIS             | squared scores z² of all numbers, mean    | 1        | χ² with n degrees of freedom, over n  |
-| autocorrelation | products of scores, k measurements apart  | 0        | ± 1.96/√n                             |
-| share of a mode | probability after the observation, mean   | before   | ± 1.96 √Σ(after − before)²/n          |
-| NEES            | eᵀP⁻¹e/d with e = estimate − truth, mean  | 1        | χ² with d·n degrees, n effective rows |
+| number               | of                                                 | expected | its 95 % band                 |
+|----------------------|----------------------------------------------------|----------|-------------------------------|
+| NIS                  | squared normalised innovations z², mean            | 1        | χ²_n / n                      |
+| autocorrelation      | products of z, k measurements apart                | 0        | ± 1.96/√n                     |
+| NIS of X             | as NIS, of one entry by itself, given the past     | 1        | χ²_n / n                      |
+| mean of X            | the normalised innovations of that entry, mean     | 0        | ± 1.96/√n                     |
+| autocorrelation of X | as above, of that entry                            | 0        | ± 1.96/√n                     |
+| NIS in a mode        | z², weighted by the predicted probability of it    | 1        | χ²_n / n, n the effective one |
+| share of a mode      | probability after the observation, mean            | before   | ± 1.96 √Σ(after − before)²/n  |
+| NEES                 | eᵀP⁻¹e/d with e = estimate − truth, mean           | 1        | χ²_dn / dn, n effective rows  |
 
-Scores are those of `innovations`: for a switching filter by the transform of its predicted mixture, so that NIS is χ²
-however many modes there are. NEES uses mean and covariance of the mixture. P(s_t = j | y_1 … y_t) less
+Normalised innovations are those of `innovations`: for a switching filter by the transform of its predicted mixture, so
+that NIS is χ² however many modes there are. NEES uses mean and covariance of the mixture. P(s_t = j | y_1 … y_t) less
 P(s_t = j | y_1 … y_{t−1}) has mean 0 given the past, whatever the truth was: that is what calibrates modes without one.
 
-What is wrong shows in two signs. Innovations larger than predicted are overconfidence; innovations that agree with
-the ones before (positive autocorrelation) say that the estimate lags behind, that process noise is small against
-measurement noise.
+What is wrong shows in several signs. Innovations larger than predicted are overconfidence; innovations that agree with
+the ones before (positive autocorrelation) say that the estimate lags behind. Whether that is so throughout, in
+stretches, with one sign, or in one entry alone tells causes apart: `verdict` has the rules.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from math import sqrt
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -27,47 +30,37 @@ from torch import Tensor
 
 from cumulant.checks import sentence, shape
 from cumulant.display import one_line
-from cumulant.filters.chi_square import chi_square_quantile
+from cumulant.filters.banded import NORMAL_95, BandedValue, Limit, chi_square_band
+from cumulant.filters.entry_innovations import (
+    EntryInnovations,
+    autocorrelation,
+    entry_innovations,
+    mean_square,
+    together,
+)
 from cumulant.filters.innovations import Innovations
+from cumulant.filters.rejection import rejection
+from cumulant.filters.verdict import (
+    ENTRY_MEAN,
+    ENTRY_MEMORY,
+    ENTRY_NIS,
+    MEMORY_LIMIT,
+    NEES_LIMIT,
+    NIS_LIMIT,
+    OUTLIER,
+    SHARE_LIMIT,
+    Findings,
+    verdict_on,
+)
 
-LAGS = 10
-MIN_SCORES = 20  # scores from which there is a verdict
-TOLERATED = 0.1  # a NIS this near 1 is good enough, however narrow its band
-TOLERATED_MEMORY = 0.15  # an autocorrelation this near 0 is, where NIS is good
-OUTLIER = 4.0  # a score beyond, of which a normal law has 6 in 100 000
-SHARE_OF_OUTLIERS = 0.1  # of the scores: more of them are noise, not outliers
-SHARE_LEFT = 0.3  # of what NIS is above 1, that may be left without outliers
-TOO_SURE = {  # by the sign of the autocorrelation
-    1: "The filter is overconfident and lags behind: raise process noise (q).",
-    0: "The filter is overconfident: raise process noise (q) and measurement noise, variances by about {:.2g} times.",
-    -1: "The filter is overconfident and follows the noise: raise measurement noise.",
-}
-NOT_SURE = {
-    1: "The filter is underconfident and lags behind: lower measurement noise.",
-    0: "The filter is underconfident: lower process noise (q) and measurement noise, variances to {:.2g} of theirs.",
-    -1: "The filter is underconfident and follows the noise: lower process noise (q).",
-}
-NORMAL_95 = 1.959963984540054
-MOST_REJECTED = 0.1  # of all numbers: more of them are no outliers
+UNLIMITED = Limit(1.0, float("inf"))  # of numbers that are shown, and of which nothing is said
 
 
-class BandedValue(NamedTuple):
-    """A number, the band in which it lies 95 times in 100 if the model is right, and how many it is the mean of.
+class TrackConsistency(NamedTuple):
+    """NIS = mean z² and ρ_1 of one track, each with its band."""
 
-        low ≤ value ≤ high
-
-    >>> BandedValue(1.3, 0.8, 1.2, 100).inside
-    False
-    """
-
-    value: float
-    low: float
-    high: float
-    count: float
-
-    @property
-    def inside(self) -> bool:
-        return self.low <= self.value <= self.high
+    nis: BandedValue
+    autocorrelation: BandedValue | None
 
 
 class Consistency(NamedTuple):
@@ -77,11 +70,15 @@ class Consistency(NamedTuple):
     autocorrelation  for lags 1, 2, …
     modes            share of each mode after the observations, with the band around the share before them
     nees             of the state, over its size; None without truth
-    outliers         scores beyond 4
-    rejected         entries that a gate rejected
-    status           "consistent", "overconfident", "underconfident", "correlated", "rejecting" (a gate
-                     rejects more than a tenth) or "unknown" (too few rows)
+    outliers         normalised innovations beyond 4
+    rejected         entries that a gate rejected, in ``rejected_rows`` rows
+    status           "consistent", "overconfident", "underconfident", "correlated", "biased", "contradictory",
+                     "manoeuvring", "mixed" (of rules that `verdict` lists), "rejecting" (a gate rejects more than a
+                     tenth) or "unknown" (too few rows)
     verdict          one or two sentences: what is wrong, and what to change
+    details          of each entry its mean, autocorrelation and more
+    mode_nis         NIS where each mode is expected
+    tracks           NIS and autocorrelation of each track, where their names were given
     """
 
     nis: BandedValue
@@ -93,17 +90,32 @@ class Consistency(NamedTuple):
     rejected: int
     status: str
     verdict: str
+    rejected_rows: int = 0
+    details: dict[str, EntryInnovations] = {}  # noqa: RUF012 a field, not shared state: nothing writes to it
+    mode_nis: dict[str, BandedValue] = {}  # noqa: RUF012
+    tracks: dict[str, TrackConsistency] = {}  # noqa: RUF012
 
     def __repr__(self) -> str:
         return one_line("Consistency", {"nis": self.nis.value, "status": self.status})
 
     def table(self) -> list[dict[str, object]]:
-        """Rows of number, value, band and whether it is inside."""
-        named = [("NIS", self.nis), *((f"NIS of {name}", v) for name, v in self.entries.items())]
-        named += [(f"autocorrelation, lag {k}", v) for k, v in enumerate(self.autocorrelation, 1)]
-        named += [(f"share of {name}", v) for name, v in self.modes.items()]
-        named += [("NEES", self.nees)] if self.nees is not None else []
-        return [{"number": name, **v._asdict(), "inside": v.inside} for name, v in named]
+        """Rows of number, value, band, whether it is inside, and its mark.
+
+        A mark is "inside", "slightly outside" (by chance, or by too little to matter) or "outside" (the verdict is not
+        "consistent" then, or it says so).
+        """
+        named = [("NIS", self.nis, NIS_LIMIT)]
+        named += [(f"NIS of {name}", v, ENTRY_NIS) for name, v in self.entries.items()]
+        limits = (MEMORY_LIMIT, *(UNLIMITED for _ in self.autocorrelation))
+        named += [(f"autocorrelation, lag {k}", v, limits[k - 1]) for k, v in enumerate(self.autocorrelation, 1)]
+        for name, entry in self.details.items():
+            named.append((f"mean of {name}", entry.mean, ENTRY_MEAN))
+            if entry.autocorrelation:
+                named.append((f"autocorrelation of {name}, lag 1", entry.memory, ENTRY_MEMORY))
+        named += [(f"NIS in {name}", v, UNLIMITED) for name, v in self.mode_nis.items()]
+        named += [(f"share of {name}", v, SHARE_LIMIT) for name, v in self.modes.items()]
+        named += [("NEES", self.nees, NEES_LIMIT)] if self.nees is not None else []
+        return [{"number": n, **v._asdict(), "inside": v.inside, "mark": limit.mark(v)} for n, v, limit in named]
 
 
 def consistency(
@@ -113,6 +125,9 @@ def consistency(
     modes: Sequence[str] | None = None,
     errors: Sequence[Tensor] | None = None,
     size: int = 0,
+    pairs: Sequence[tuple[int, int]] = (),
+    leading: Sequence[tuple[int, int]] = (),
+    tracks: Sequence[str] | None = None,
 ) -> Consistency:
     """Judge one or several runs of a filter:  NIS = mean z²,  ρ_k = Σ z_t z_{t+k} / Σ z_t².
 
@@ -121,6 +136,10 @@ def consistency(
     modes   names of the modes
     errors  NEES (T,) of each sequence where truth is known, from `nees`, and ``size``, the entries of the state they
             are of
+    pairs   indices of entries that a lag moves the same way: a position and its rate, or one position measured twice.
+            Where they do not, the verdict says that they contradict each other.
+    leading those of them in which the second, a rate, is so exact that a lag shows there first
+    tracks  names of the sequences
 
     >>> import torch
     >>> from cumulant.filters import SwitchingLinearGaussian, innovations
@@ -138,18 +157,43 @@ def consistency(
     names = [str(k) for k in range(m)] if names is None else names
     if len(names) != m:
         raise ValueError(sentence("consistency.names", f"{m} names", len(names), "One for each entry of y."))
+    if tracks is not None and len(tracks) != len(sequences):
+        raise ValueError(
+            sentence("consistency.tracks", f"{len(sequences)} names", len(tracks), "One for each sequence.")
+        )
     scores = torch.cat([s.scores for s in sequences])
-    nis = _nis(scores)
-    by_entry = {name: _nis(scores[:, k]) for k, name in enumerate(names) if bool((~scores[:, k].isnan()).any())}
-    correlations = _autocorrelation(sequences)
-    shares = _shares(sequences, modes)
-    of_truth = None if errors is None else _nees_band(errors, size)
-    outliers = int((scores.abs() > OUTLIER).sum())
-    rejected = int(sum(s.rejected.sum() for s in sequences))
-    trimmed = _nis(torch.where(scores.abs() > OUTLIER, torch.nan, scores))
-    lost = _rejection(sequences, names)
-    status, verdict = lost or _verdict(nis, by_entry, correlations, shares, of_truth, outliers, trimmed)
-    return Consistency(nis, by_entry, correlations, shares, of_truth, outliers, rejected, status, verdict)
+    own = [_used_marginals(s) for s in sequences]
+    series = {name: [w[:, k] for w in own] for k, name in enumerate(names)}
+    details = {name: entry_innovations(w) for name, w in series.items() if any(bool((~x.isnan()).any()) for x in w)}
+    measured = Findings(
+        mean_square(scores),
+        mean_square(torch.where(scores.abs() > OUTLIER, torch.nan, scores)),
+        autocorrelation([z for s in sequences for z in s.scores.unbind(-1)]),
+        details,
+        _shares(sequences, modes),
+        _mode_nis(sequences, modes),
+        _pairs(series, details, [(names[a], names[b]) for a, b in pairs]),
+        None if errors is None else _nees_band(errors, size),
+        int((scores.abs() > OUTLIER).sum()),
+        frozenset((names[a], names[b]) for a, b in leading),
+    )
+    said = rejection(sequences, names) or verdict_on(measured)
+    rejected = torch.cat([s.rejected for s in sequences])
+    return Consistency(
+        measured.nis,
+        {name: entry.nis for name, entry in details.items()},
+        tuple(measured.autocorrelation),
+        dict(measured.shares),
+        measured.nees,
+        measured.outliers,
+        int(rejected.sum()),
+        said.status,
+        said.words,
+        int(rejected.any(-1).sum()),
+        details,
+        dict(measured.modes),
+        {} if tracks is None else {name: _of_track(s) for name, s in zip(tracks, sequences, strict=True)},
+    )
 
 
 def nees(mean: Tensor, covariance: Tensor, truth: Tensor) -> Tensor:
@@ -180,47 +224,47 @@ def nees(mean: Tensor, covariance: Tensor, truth: Tensor) -> Tensor:
 
 
 def _sequences(found: Sequence[Innovations]) -> list[Innovations]:
-    """Each sequence of each batch by itself, (T, …)."""
+    """Each sequence of each batch by itself, (T, …), with ``marginal`` in any case."""
     out = []
     for record in found:
-        flat = [part.reshape(-1, *part.shape[record.nis.ndim - 1 :]) for part in record]
+        parts = (*record[:-1], record.scores if record.marginal is None else record.marginal)
+        flat = [part.reshape(-1, *part.shape[record.nis.ndim - 1 :]) for part in parts]
         out += [Innovations(*parts) for parts in zip(*(part.unbind() for part in flat), strict=True)]
     if not out:
         raise ValueError(sentence("consistency.found", "at least one sequence", "none", "Run innovations first."))
     return out
 
 
-def _nis(scores: Tensor) -> BandedValue:
-    z = scores[~scores.isnan()]
-    return chi_square_band(float(z.square().mean()) if len(z) else 1.0, len(z))
+def _used_marginals(found: Innovations) -> Tensor:
+    """w (T, m) of what was used: NaN where the gate rejected, or where a row located the track."""
+    assert found.marginal is not None
+    return torch.where(found.scores.isnan(), torch.nan, found.marginal)
 
 
-def chi_square_band(mean: float, degrees: float) -> BandedValue:
-    """The mean of so many squares of standard normal numbers, and where it should be.
-
-    >>> chi_square_band(1.3, 100).inside
-    False
-    """
-    if degrees <= 0:
-        return BandedValue(mean, 0.0, float("inf"), 0)
-    low, high = (chi_square_quantile(p, degrees) / degrees for p in (0.025, 0.975))
-    return BandedValue(mean, low, high, degrees)
+def _of_track(found: Innovations) -> TrackConsistency:
+    memory = autocorrelation(list(found.scores.unbind(-1)))
+    return TrackConsistency(mean_square(found.scores), memory[0] if memory else None)
 
 
-def _autocorrelation(sequences: Sequence[Innovations]) -> tuple[BandedValue, ...]:
-    """Of each entry with itself, rows in which it was not measured left out, over all entries and sequences."""
-    series = [z[~z.isnan()] for s in sequences for z in s.scores.unbind(-1)]
-    out = []
-    for lag in range(1, LAGS + 1):
-        pairs = [(z[:-lag], z[lag:]) for z in series if len(z) > lag]
-        count = sum(len(a) for a, _ in pairs)
-        if count < MIN_SCORES:
-            break
-        power = sum(float(a.square().sum() + b.square().sum()) for a, b in pairs) / 2
-        value = sum(float(a @ b) for a, b in pairs) / power if power > 0 else 0.0
-        width = NORMAL_95 / sqrt(count)
-        out.append(BandedValue(value, -width, width, count))
-    return tuple(out)
+def _pairs(
+    series: dict[str, list[Tensor]], details: dict[str, EntryInnovations], pairs: Sequence[tuple[str, str]]
+) -> dict[tuple[str, str], BandedValue]:
+    """The correlation over stretches of entries that a lag moves the same way."""
+    found = {pair: together(series[pair[0]], series[pair[1]]) for pair in pairs if set(pair) <= set(details)}
+    return {pair: value for pair, value in found.items() if value is not None}
+
+
+def _mode_nis(sequences: Sequence[Innovations], modes: Sequence[str] | None) -> dict[str, BandedValue]:
+    """NIS weighted by the probability of each mode before the observation: 1 under the right model."""
+    weights = torch.cat([s.mode_predictions for s in sequences])
+    if weights.shape[-1] < 2:
+        return {}
+    squares, counts = torch.cat([s.nis for s in sequences]), torch.cat([s.measured for s in sequences]).to(weights)
+    names = [str(k) for k in range(weights.shape[-1])] if modes is None else modes
+    total = (weights * counts[:, None]).sum(0)
+    values = ((weights * squares[:, None]).sum(0) / total).tolist()
+    effective = (total.square() / (weights.square() * counts[:, None]).sum(0)).tolist()
+    return {n: chi_square_band(v, e) for n, v, e in zip(names, values, effective, strict=True) if v == v}
 
 
 def _shares(sequences: Sequence[Innovations], modes: Sequence[str] | None) -> dict[str, BandedValue]:
@@ -262,71 +306,3 @@ def _effective(apart: Tensor) -> float:
             break
         total += rho
     return max(1.0, n / (1 + 2 * total))
-
-
-def _rejection(sequences: Sequence[Innovations], names: Sequence[str]) -> tuple[str, str] | None:
-    """The verdict where a gate rejects so much that it cannot be outliers: what is left says little."""
-    rejected = torch.cat([s.rejected for s in sequences]).sum(0)
-    measured = rejected + torch.cat([~s.observations.isnan() for s in sequences]).sum(0)
-    if not int(rejected.sum()) > MOST_REJECTED * int(measured.sum()):
-        return None
-    worst = int((rejected / measured.clamp_min(1)).argmax())
-    share = f"{int(rejected[worst]):,} of {int(measured[worst]):,} of {names[worst]}"
-    words = (
-        f"The gate rejects {int(rejected.sum()):,} of {int(measured.sum()):,} numbers, {share}: these are no outliers"
-    )
-    advice = "Look at position, unit, convention and noise of that sensor first, then raise process noise (q)"
-    return "rejecting", f"{words}. {advice}. Nothing is said of what is left."
-
-
-def _verdict(
-    nis: BandedValue,
-    entries: Mapping[str, BandedValue],
-    correlations: Sequence[BandedValue],
-    shares: Mapping[str, BandedValue],
-    of_truth: BandedValue | None,
-    outliers: int,
-    trimmed: BandedValue,
-) -> tuple[str, str]:
-    if nis.count < MIN_SCORES:
-        return "unknown", f"{nis.count:.0f} measured numbers are too few for a verdict; {MIN_SCORES} are needed."
-    first = correlations[0] if correlations else BandedValue(0.0, -1.0, 1.0, 0)
-    sign = 0 if first.inside else 1 if first.value > 0 else -1
-    numbers = f"NIS is {nis.value:.3g} for each number measured, 1 expected, 95 % band {nis.low:.3g} to {nis.high:.3g}"
-    numbers += f"; autocorrelation {first.value:.2f}, 0 expected." if correlations else "."
-    if nis.value > nis.high and nis.value > 1 + TOLERATED:
-        few = outliers < SHARE_OF_OUTLIERS * nis.count
-        if outliers and few and trimmed.value - 1 < SHARE_LEFT * (nis.value - 1):
-            words = f"The filter meets outliers, {outliers} scores beyond {OUTLIER:g}, nearly consistent without them"
-            return "overconfident", f"{words}: gate them. {numbers}"
-        return "overconfident", f"{TOO_SURE[sign].format(nis.value)}{_worst(entries, nis)} {numbers}"
-    if nis.value < nis.low and nis.value < 1 - TOLERATED:
-        return "underconfident", f"{NOT_SURE[sign].format(nis.value)}{_worst(entries, nis)} {numbers}"
-    sign = 0 if abs(first.value) < TOLERATED_MEMORY else sign
-    if sign:
-        advice = "raise process noise (q), lower measurement noise" if sign > 0 else "lower process noise (q)"
-        where = "lags behind" if sign > 0 else "follows the noise"
-        return "correlated", f"The filter is about as sure as it may be, but {where}: {advice}. {numbers}"
-    words = "The filter is consistent: it is as sure as it may be."
-    off = [
-        name
-        for name, share in shares.items()
-        if not share.inside and abs(share.value - (share.low + share.high) / 2) > 0.02
-    ]
-    if off:
-        words += f" But the share of {off[0]} is not what its switching predicts: look at transition or rates."
-    if of_truth is not None and not of_truth.inside:
-        how = "smaller" if of_truth.value > 1 else "larger"
-        words += f" But its covariances are {how} than its errors (NEES {of_truth.value:.3g}, 1 expected)."
-    return "consistent", f"{words} {numbers}"
-
-
-def _worst(entries: Mapping[str, BandedValue], nis: BandedValue) -> str:
-    """Which entry is most to blame, where they differ."""
-    if len(entries) < 2:
-        return ""
-    ratio = max if nis.value > 1 else min
-    name = ratio(entries, key=lambda n: entries[n].value)
-    others = [v.value for n, v in entries.items() if n != name]
-    apart = entries[name].value / ratio(others)
-    return f" Most of it is in {name}." if not 1 / 1.5 < apart < 1.5 and not entries[name].inside else ""

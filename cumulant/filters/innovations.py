@@ -1,14 +1,19 @@
-"""What each observation was against what was predicted of it: normal scores, NIS, and a gate for outliers.
+"""What each observation was against what was predicted of it: normalised innovations, NIS, and a gate for outliers.
 
 Before y_t comes, a switching filter predicts a mixture of normal laws, one for each hypothesis. Under the right model
 the transform of Rosenblatt
 
     u_i = F(y_i | y_1 … y_{i−1}, past),    z_i = Φ⁻¹(u_i)
 
-with F the distribution function of that mixture, makes independent standard normal *scores* z of all entries of all
-rows, however many modes there are. With one mode z is the innovation times the inverse Cholesky factor of its
-covariance. So NIS is defined here as Σ_i z_i² over the entries of a row: a χ² variable with as many degrees of
-freedom as entries were measured, where the moment-matched νᵀS⁻¹ν of a mixture would only have the right mean.
+with F the distribution function of that mixture, makes independent standard normal numbers z of all entries of all
+rows, however many modes there are: the *normalised innovations*, named ``scores`` in code. With one mode z is the
+innovation times the inverse Cholesky factor of its covariance. So NIS is defined here as Σ_i z_i² over the entries of
+a row: a χ² variable with as many degrees of freedom as entries were measured, where the moment-matched νᵀS⁻¹ν of a
+mixture would only have the right mean.
+
+z depends on the order of the entries. To say which entry is at fault each has a number of its own besides, given the
+past alone: w_i = Φ⁻¹(F(y_i | past)). The w of one entry are independent standard normal numbers too, from row to row;
+those of one row are not independent of one another.
 """
 
 from __future__ import annotations
@@ -31,7 +36,7 @@ NEWTON = 6
 
 
 class Innovations(NamedTuple):
-    """Scores of the observations of a filter.
+    """Normalised innovations of the observations of a filter.
 
     scores            (*batch, T, m)  z, standard normal under the right model; NaN where nothing was measured
     nis               (*batch, T)     Σ z² of a row
@@ -40,6 +45,7 @@ class Innovations(NamedTuple):
     mode_probabilities (*batch, T, M) P(s_t | y_1 … y_t)
     observations      (*batch, T, m)  y with rejected entries as NaN: what was used
     rejected          (*batch, T, m)  True where the gate rejected an entry
+    marginal          (*batch, T, m)  w, of each entry by itself, rejected ones too; None stands for scores
     """
 
     scores: Tensor
@@ -49,6 +55,7 @@ class Innovations(NamedTuple):
     mode_probabilities: Tensor
     observations: Tensor
     rejected: Tensor
+    marginal: Tensor | None = None
 
 
 def innovations(
@@ -94,13 +101,14 @@ def innovations(
                 rejected = _reject(law, row, groups, limits, state.propagator.angles)
             used = torch.where(rejected, torch.nan, row)
             z = _scores(law, used, state.propagator.angles)
+            own = _marginal_scores(law, row, state.propagator.angles)
             before = _newest(prediction.prior, prediction.axes)
             state, beliefs = advance(state, used.nan_to_num(0.0), ~used.isnan(), prediction)
             after = beliefs.posterior.log_weights.exp()
-            records.append((z, before.expand_as(after), after, used, rejected))
+            records.append((z, before.expand_as(after), after, used, rejected, own))
     parts = [torch.stack(part).movedim(-1, 0).reshape(*y.shape[:-2], steps, -1) for part in zip(*records, strict=True)]
-    z, before, after, used, rejected = (part.clone() for part in parts)
-    return Innovations(z, z.square().nansum(-1), (~z.isnan()).sum(-1), before, after, used, rejected)
+    z, before, after, used, rejected, own = (part.clone() for part in parts)
+    return Innovations(z, z.square().nansum(-1), (~z.isnan()).sum(-1), before, after, used, rejected, own)
 
 
 class ObservedLaw(NamedTuple):
@@ -143,26 +151,42 @@ def _reject(law: ObservedLaw, row: Tensor, groups: Sequence[Sequence[int]], limi
 def _scores(law: ObservedLaw, row: Tensor, angles: tuple[int, ...]) -> Tensor:
     """z (m, batch) of y (m, batch), NaN where that is."""
     missing = row.isnan()
-    apart = row - law.mean  # (K, m, batch)
-    if angles:
-        where = torch.zeros(len(row), 1, dtype=torch.bool)
-        where[list(angles)] = True
-        apart = torch.where(where, torch.remainder(apart + pi, 2 * pi) - pi, apart)
     unit = law.covariance.diagonal(dim1=-3, dim2=-2).mT.sqrt()  # (K, m, batch)
     present = ~missing.T[:, :, None] & ~missing.T[:, None, :]  # (batch, m, m)
     correlation = (law.covariance / unit[:, :, None] / unit[:, None]).permute(0, 3, 1, 2)
     eye = torch.eye(len(row), dtype=row.dtype)
     factor = torch.linalg.cholesky_ex(torch.where(present, correlation, eye))[0]  # (K, batch, m, m)
-    values = torch.where(missing, 0, apart / unit).transpose(-2, -1)[..., None]
+    values = torch.where(missing, 0, _apart(law, row, angles) / unit).transpose(-2, -1)[..., None]
     e = torch.linalg.solve_triangular(factor, values, upper=False)[..., 0]  # (K, batch, m)
     spread = factor.diagonal(dim1=-2, dim2=-1).log() + torch.where(missing, 0, unit.log()).transpose(-2, -1)
     density = -e.square() / 2 - spread
     weights = law.log_weights[..., None] + density.cumsum(-1) - density  # given the entries before
-    weights = weights - torch.logsumexp(weights, 0)
+    return torch.where(missing, torch.nan, _mixture_score(weights, e).T)
+
+
+def _marginal_scores(law: ObservedLaw, row: Tensor, angles: tuple[int, ...]) -> Tensor:
+    """w (m, batch) of y (m, batch), each entry by itself, NaN where that is."""
+    unit = law.covariance.diagonal(dim1=-3, dim2=-2).mT.sqrt()  # (K, m, batch)
+    e = torch.where(row.isnan(), 0, _apart(law, row, angles) / unit)
+    return torch.where(row.isnan(), torch.nan, _mixture_score(law.log_weights[:, None].expand_as(e), e))
+
+
+def _apart(law: ObservedLaw, row: Tensor, angles: tuple[int, ...]) -> Tensor:
+    """y less its mean (K, m, batch), angles by the shorter way."""
+    apart = row - law.mean
+    if not angles:
+        return apart
+    where = torch.zeros(len(row), 1, dtype=torch.bool)
+    where[list(angles)] = True
+    return torch.where(where, torch.remainder(apart + pi, 2 * pi) - pi, apart)
+
+
+def _mixture_score(log_weights: Tensor, e: Tensor) -> Tensor:
+    """Φ⁻¹ of the mixture over the first axis of Φ(e), from whichever tail is smaller."""
+    weights = log_weights - torch.logsumexp(log_weights, 0)
     below = torch.logsumexp(weights + torch.special.log_ndtr(e), 0)
     above = torch.logsumexp(weights + torch.special.log_ndtr(-e), 0)
-    z = torch.where(below < above, -_upper_quantile(below), _upper_quantile(above))
-    return torch.where(missing, torch.nan, z.T)
+    return torch.where(below < above, -_upper_quantile(below), _upper_quantile(above))
 
 
 def _upper_quantile(log_tail: Tensor) -> Tensor:

@@ -25,14 +25,15 @@ every key; a key that is not here is refused with the nearest one that is.
 `--init` knows times, tracks, sensors, x, y, z, latitude and longitude, range, bearing (azimuth), elevation, Doppler,
 speed, course and velocities by the names of columns, their units by names and values, and guesses noise from how far
 numbers lie from their neighbours. Every guess has a comment: what a person must look at is where sensors stand
-(`position`), which way bearings turn (`bearings`), and units that no name gives away. `--check` prints the ranges of
+(`position`), which way bearings turn (`bearings`), and units that no name gives away. Two modes that turn are in the
+file as comments, with the rate that positions show if they do. `--check` prints the ranges of
 values in metres and degrees, what each mode may do between two rows, and where each track starts. The last lines of a
 run are a verdict on consistency, with what to change:
 
     The filter is overconfident and lags behind: raise process noise (q). NIS is 2.31 for each number measured, …
 
-Change that number, run again with `--force`, and compare. Where the gate rejects more than a tenth, the verdict names
-the sensor instead: its position, unit or convention is wrong, or the track is lost. A file to play with:
+Change that, run again with `--force`, and read whether the log-likelihood is higher than that of the run before.
+[Consistency](#consistency) has the rules. A file to play with:
 
     cumulant track --example demo
     cumulant track demo/manoeuvre.csv --model demo/manoeuvre.toml --smooth
@@ -49,21 +50,53 @@ A filter says how sure it is; the measurements say whether it may be. The comman
 
 {table}
 
-A *score* is what was measured against what was predicted, as a standard normal number: the predicted law of a
-switching filter is a mixture, and the score is its probability transform, z = Φ⁻¹(F(y | past)), entry by entry. With
-one mode that is the innovation divided by its standard deviation, and NIS is the usual one.
+A *normalised innovation* is what was measured against what was predicted, as a standard normal number: the predicted
+distribution of a switching filter is a mixture, and z = Φ⁻¹(F(y | past)) is its probability transform, entry by entry,
+each given the entries before it. With one mode that is the innovation divided by its standard deviation, and NIS is the
+usual one, divided by its dimension. Numbers *of X* use the normalised innovation of the entry X by itself, which does
+not depend on the order of entries. In the terminal "high" and "low" are outside of the band and the verdict is on
+them; in brackets they are outside by chance (1 in 20 is) or by too little to matter.
+
+| number | counts where it is outside of its 95 % band made wider by | and at least this far from what is expected |
+|---|---|---|
+| NIS, autocorrelation of all numbers | 1.3 (1 right model in 100 is there) | 0.1; 0.15 |
+| NIS, mean, autocorrelation of X | 1.7 (1 in 1000) | 0.2; 0.2; 0.15 |
+| autocorrelation of X over lags 3 to 8 | 1.7 | 0.1 |
+| share of a mode | 1.3 | 0.02 |
+| NEES | 1 | 0 |
+
+The verdict is that of the first of these rules that fits, and says what to change:
+
+{rules}
+
+What is left to NIS and autocorrelation of all numbers:
 
 | NIS | autocorrelation | what to change |
 |---|---|---|
 | above its band | above | process noise is too small: raise q |
 | above | inside | both are too small |
 | above | below | measurement noise is too small: raise std or noise |
+| inside | above | raise q and lower std, so that NIS stays |
+| inside | inside | nothing: consistent |
+| inside | below | lower q and raise std |
 | below its band | above | measurement noise is too large |
 | below | inside | both are too large |
 | below | below | process noise is too large: lower q |
 
-A few scores beyond 4 are outliers: `--gate 0.999`, or gate under [measurement], rejects them; how many is printed for
-each track. In Python: `cumulant.filters.innovations`, `consistency`, `nees`.
+How often the rules are right, on simulated radars of range, bearing and Doppler, four tracks of 200 rows (in brackets
+one track of 200): a right model is called consistent in 100 % (97 %); a turn that no mode has is named in 97 to 100 %
+(89 to 92 %), a bias of Doppler in 100 %, Doppler that is half a step ahead of range in turns in 93 % with turn modes
+and 100 % without (93 and 71 %), a wrong std of one entry in 100 % (88 to 100 %), q 30 times too small or large in
+97 to 100 % (82 to 100 %). Of one track of 60 rows 91 to 97 % of right models are called consistent, and manoeuvres are
+not looked for. Positions alone say less: a turn under a lively second mode often looks consistent, and is.
+
+Whether a change was one for the better is measured: with `--force`, a run prints the log-likelihood against that of the
+run it replaces. It compares models of the same columns; with a column left out, compare NIS and mean of the others.
+
+A few normalised innovations beyond 4 are outliers: `--gate 0.999`, or gate under [measurement], rejects them; in how
+many rows is printed for each track. Where it rejects more than a tenth of the rows, the verdict says how often each
+entry is far off by itself in those rows, because the gate rejects the entries of a sensor together. In Python:
+`cumulant.filters.innovations`, `consistency`, `nees`.
 """
 
 CHOICES = """## Which numbers to take
@@ -81,7 +114,7 @@ CHOICES = """## Which numbers to take
 WRITES = """## What it writes
 
 `estimates.csv` and `estimates.parquet` have a row for each time of each track; `summary.json` has the totals, and
-`figures/` a figure for each track.
+`figures/` a figure for each track, `track-NAME.svg`, and `consistency.svg`, each of them as a PNG too.
 
 | column | meaning |
 |---|---|
@@ -90,13 +123,22 @@ WRITES = """## What it writes
 | `X`, `X_std`; `X_velocity`, … | mean and standard deviation of each entry of the state, given the rows so far |
 | `p_MODE` | probability of the mode, given the rows so far |
 | `log_likelihood` | log-density of the row given those before it |
-| `nis`, `rejected` | sum of squared scores of the row, and how many of its numbers the gate rejected |
+| `nis`, `rejected` | sum of squared normalised innovations of the row; how many of its numbers the gate rejected |
 | `X_smoothed`, `X_smoothed_std`, `p_MODE_smoothed` | with `--smooth`: given all rows of the track |
 | `X_Y_cov` | covariance of two entries of the state |
 | `latitude`, `longitude`, `…_smoothed` | of sensors with latitude and longitude: the mean in degrees |
 
 With tables [[sensor]] everything is in metres, seconds and radians; X_measured too, `SENSOR_ENTRY_measured` where
 there are several sensors.
+
+| key of summary.json | meaning |
+|---|---|
+| `log_likelihood`, `log_likelihood_per_row` | log p(y) of all tracks, and divided by the rows that are not empty |
+| `replaced` | with `--force` over a run of the same table: `log_likelihood_gain` against it, if `comparable` |
+| `tracks` | of each track its rows, times as in the table, shares of modes, log-likelihood, `nis`, `autocorrelation` |
+| `rejected_rows`, `rejected` | rows in which the gate rejected something, and numbers in them |
+| `smoothed_excess` | by which factor smoothed variances exceed filtered ones; above 1 the filtered may be better |
+| `consistency` | `status`, `verdict`, `numbers` with their bands, `entries` with mean and autocorrelation at each lag |
 """
 
 
@@ -110,7 +152,8 @@ def pages() -> dict[str, str]:
         parts.append(f"## `{brackets}`\n\n{about}\n")
         parts.append(markdown_table(["key", "value", "if left out", "meaning"], rows) + "\n")
     parts += [f"## Motions\n\n{_motions()}\n", f"## Sensors\n\n{_after_title(sensors)}\n", CHOICES]
-    parts += [CONSISTENCY.format(table=_tables(import_module("cumulant.filters.consistency"))), WRITES]
+    tables = {name: _tables(import_module(f"cumulant.filters.{name}")) for name in ("consistency", "verdict")}
+    parts += [CONSISTENCY.format(table=tables["consistency"], rules=tables["verdict"]), WRITES]
     example = files("cumulant.filters.tracking.example").joinpath("manoeuvre.toml").read_text(encoding="utf-8")
     parts.append(f"## The example\n\n```toml\n{example.strip()}\n```\n")
     return {"tracking.md": "\n".join(parts)}

@@ -6,8 +6,8 @@ import torch
 from scipy.stats import chi2, kstest, norm
 
 from cumulant.filters import Slots, SwitchingLinearGaussian, consistency, gpb, imm, innovations, kalman, nees
+from cumulant.filters.banded import chi_square_band
 from cumulant.filters.chi_square import chi_square_quantile
-from cumulant.filters.consistency import chi_square_band
 from tests.compare import close
 
 NAN = float("nan")
@@ -145,7 +145,7 @@ def test_a_gate_rejects_as_often_as_it_says():
 
 
 VERDICTS = {  # of a target with q = 0.05: what q and r are multiplied by, and what is said
-    "right": (1, 1, "consistent", "as sure as it may be"),
+    "right": (1, 1, "consistent", "The filter is consistent. NIS is"),
     "process noise too small": (0.01, 1, "overconfident", "lags behind: raise process noise"),
     "measurement noise too small": (1, 0.1, "overconfident", "follows the noise: raise measurement noise"),
     "process noise too large": (60, 1, "underconfident", "follows the noise: lower process noise"),
@@ -280,6 +280,7 @@ def test_a_sensor_that_a_gate_rejects_is_named_rather_than_what_is_left_judged()
     y = torch.cat([y[:, :1], y[:, 1:] + 50], 1)
     judged = consistency(innovations(model, y, gate=0.999, groups=[[0], [1]]), names=["near", "far"])
     assert judged.status == "rejecting"
-    assert "200 of 200 of far: these are no outliers. Look at position, unit" in judged.verdict
+    assert "something in 200 of 200 rows: these are no outliers" in judged.verdict
+    assert "far in 100%. Look at position, unit, convention and noise of far first" in judged.verdict
     fine = consistency(innovations(model, y[:, :1].expand(-1, 2), gate=0.999), names=["near", "far"])
     assert fine.status != "rejecting"

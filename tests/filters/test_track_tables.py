@@ -17,7 +17,9 @@ from cumulant.filters.tracking import Track, filter_tracks, first_model, read_mo
 from cumulant.filters.tracking.column_names import read_name
 from cumulant.filters.tracking.column_warnings import suspicious_columns
 from cumulant.filters.tracking.geodesy import Origin, to_degrees, to_plane
+from cumulant.filters.tracking.turn_guess import guess_turns
 from tests.compare import close
+from tests.filters.flights import flown
 from tests.filters.tables import flight, radar, ships, two_sensors
 
 pytestmark = pytest.mark.filterwarnings("ignore::cumulant.filters.SmootherWarning")
@@ -97,7 +99,7 @@ def test_a_radar_from_the_table_to_a_track_and_a_verdict(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["radar.csv", "radar.toml"]
     out = tmp_path / "out"
     run = invoke(table, "--model", model, "--out", out, "--figures", 1)
-    assert "The gate rejected 6 numbers." in run.output
+    assert "The gate rejected something in 3 rows." in run.output
     frame, summary = results(out)
     truth = polars.read_csv(table)
     error = np.hypot(frame["x"] - truth["true_x"], frame["y"] - truth["true_y"])
@@ -107,6 +109,7 @@ def test_a_radar_from_the_table_to_a_track_and_a_verdict(tmp_path):
     assert np.sqrt((error**2).mean()) < 0.9 * np.sqrt((measured[kept] ** 2).mean())
     assert measured[~kept].min() > 500
     assert summary["tracks"][0]["rejected"] == 6
+    assert summary["tracks"][0]["rejected_rows"] == 3
     numbers = {row["number"]: row for row in summary["consistency"]["numbers"]}
     assert numbers["NEES"]["inside"]
     assert 0.5 < numbers["NIS"]["value"] < 1.2
@@ -132,12 +135,13 @@ def test_two_sensors_at_odd_times_and_three_targets_out_of_order(tmp_path):
     model.write_text(head + 'name = "camera"' + camera, encoding="utf-8")
     out = tmp_path / "out"
     run = invoke(table, "--model", model, "--out", out, "--figures", 0)
-    assert "NIS of camera_bearing" in run.output
+    assert "camera_bearing" in run.output
     _, summary = results(out)
     assert [x["track"] for x in summary["tracks"]] != []
     assert {x["track"] for x in summary["tracks"]} == {"T1", "T2", "T3"}
     numbers = {row["number"]: row["value"] for row in summary["consistency"]["numbers"]}
     assert 0.8 < numbers["NIS"] < 1.2
+    assert "NIS of camera_bearing" in numbers
     assert summary["consistency"]["rejected"] < 10
 
 
@@ -413,6 +417,48 @@ def test_a_first_model_reads_its_own_table(make, tmp_path):
     assert "Nothing was run" in run.output
 
 
+def with_turns(text: str) -> str:
+    """A first model as its comment says: without the rates of two modes, and with the lines that begin with #:."""
+    text = re.sub(r"(?ms)^rates = \[ .*?^\]\n", "", text, count=1)
+    return re.sub(r"(?m)^#: ", "", text)
+
+
+@pytest.mark.parametrize("make", [radar, two_sensors, ships])
+def test_the_turn_modes_of_a_first_model_are_ready_for_use(make, tmp_path):
+    table, path = make(tmp_path / "table.csv"), tmp_path / "table.toml"
+    path.write_text(with_turns(first_model(table).text), encoding="utf-8")
+    model = read_model(path)
+    assert [mode.name for mode in model.modes] == ["cruise", "manoeuvre", "left", "right"]
+    track = read_tracks(table, model.columns)[0]
+    (estimate,) = filter_tracks(model, [track._replace(times=track.times[:9], gaps=track.gaps[:8], y=track.y[:9])])
+    assert estimate.filtered.mean.isfinite().all()
+
+
+def test_a_first_model_says_what_turns_the_positions_show(tmp_path):
+    """Turns of 2.9 and 2.3 degrees a second in the table of a radar, none in straight flights."""
+    first = first_model(radar(tmp_path / "radar.csv"))
+    (said,) = [note for note in first.notes if "positions show turns" in note]
+    rate = float(re.findall(r"about ([\d.]+) degrees", said)[0])
+    assert 1.5 < rate < 3.2
+    assert f"#: rate = {rate:g} " in first.text
+    rng = np.random.default_rng(0)
+    x = flown(rng, 40, 200, 1.0)[:, ::2, :2] + 25 * rng.normal(size=(40, 200, 2))
+    assert sum(guess_turns([(np.arange(200.0), track)]) is not None for track in x) <= 1
+    turns = [guess_turns([(np.arange(200.0), track)]) for track in flown(rng, 40, 200, 0.3, "turns")[:, ::2, :2]]
+    found = [guess for guess in turns if guess is not None]
+    assert len(found) >= 36
+    assert 2.5 < np.degrees(np.median([guess.rate for guess in found])) < 4
+
+
+def test_a_check_and_the_comment_agree_on_how_long_a_mode_lasts(tmp_path):
+    table, path = radar(tmp_path / "radar.csv"), tmp_path / "radar.toml"
+    invoke("--init", table)
+    said = re.findall(r"lasts about ([\d.]+ s)", path.read_text(encoding="utf-8"))[0]
+    assert said in invoke(table, "--model", path, "--check").output
+    path.write_text(with_turns(path.read_text(encoding="utf-8")), encoding="utf-8")
+    assert re.search(r"turns by -[\d.]+ deg/s", invoke(table, "--model", path, "--check").output)
+
+
 @pytest.mark.long
 def test_a_sensor_that_stands_elsewhere_is_named(tmp_path):
     """Both positions are guessed as the origin, the camera stands 2 km beside it: every bearing of it is rejected."""
@@ -420,7 +466,8 @@ def test_a_sensor_that_stands_elsewhere_is_named(tmp_path):
     run = invoke("--init", table)
     assert "position of radar, camera: 0, a guess; write in the model where they stand" in run.output
     run = invoke(table, "--model", tmp_path / "two.toml", "--out", tmp_path / "out", "--figures", 0)
-    assert "207 of 207 of camera_bearing: these are no outliers. Look at position, unit" in run.output
+    assert "something in 207 of" in run.output
+    assert "Look at position, unit, convention and noise of camera_bearing first" in run.output
     _, summary = results(tmp_path / "out")
     assert summary["consistency"]["status"] == "rejecting"
 

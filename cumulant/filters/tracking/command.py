@@ -7,20 +7,18 @@ import sys
 import warnings
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from math import isfinite
 from pathlib import Path
 from typing import NamedTuple
 
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from cumulant.checks import sentence
 from cumulant.files import versions, write
-from cumulant.filters import Consistency, SmootherWarning
-from cumulant.filters.consistency import MOST_REJECTED
+from cumulant.filters import SmootherWarning
+from cumulant.filters.rejection import MOST_REJECTED
+from cumulant.filters.tracking.change import change_against, previous_summary
 from cumulant.filters.tracking.column_warnings import distance_warning, suspicious_columns
-from cumulant.filters.tracking.directory import SUMMARY, check_output_directory, write_directory
+from cumulant.filters.tracking.directory import check_output_directory, write_directory
 from cumulant.filters.tracking.estimates import judge, summary_of
 from cumulant.filters.tracking.example import write_example
 from cumulant.filters.tracking.explain import print_explanation
@@ -30,11 +28,10 @@ from cumulant.filters.tracking.geodesy import FARTHEST
 from cumulant.filters.tracking.methods import DEFAULT_PARTICLES, PARTICLES, check_method, smoother_order
 from cumulant.filters.tracking.model import TrackModel
 from cumulant.filters.tracking.model_file import read_model
+from cumulant.filters.tracking.report import print_consistency, print_summary, results_of
 from cumulant.filters.tracking.table import read_tracks
-from cumulant.filters.tracking.units import time_text
 from cumulant.terminal import sentences
 
-TRACKS_PRINTED = 20  # tracks in the terminal
 NO_MODEL = "A TOML file; --init FILE.csv writes a first one."
 
 
@@ -99,13 +96,17 @@ def track_command(file: Path | None, model: Path | None, options: TrackOptions) 
                 )
             judged = judge(built, estimates)
             summaries = [summary_of(built, estimate) for estimate in estimates]
-            about = _about(file, model, built, options) | {"tracks": summaries, "consistency": _as_json(judged)}
+            about = _about(file, model, built, options) | results_of(built, summaries, judged)
+            change = change_against(previous_summary(directory), about)
+            about |= {"replaced": change.numbers} if change is not None else {}
             status.update("drawing")
             drawn = write_directory(
                 directory, built, estimates, about, figures=options.figures, judged=judged, force=options.force
             )
-    _print_summary(screen, built, summaries, directory, drawn)
-    _print_consistency(screen, judged)
+    print_summary(screen, about, directory, drawn)
+    print_consistency(screen, judged)
+    if change is not None:
+        screen.print(change.words, highlight=False, markup=False, soft_wrap=True)
     _warn(errors, [str(warning.message) for warning in caught] + _gate_warnings(estimates))
 
 
@@ -119,37 +120,14 @@ def _gate_warnings(estimates: Sequence[Estimate]) -> list[str]:
     lost = []
     for e in estimates:
         if e.innovations is not None:
-            rejected, measured = int(e.innovations.rejected.sum()), int((~e.track.y.isnan()).sum())
-            if rejected > MOST_REJECTED * measured:
-                lost.append(f"{e.track.name} ({rejected} of {measured})")
+            rejected, measured = e.innovations.rejected.any(-1).sum(), (~e.track.y.isnan()).any(-1).sum()
+            if int(rejected) > MOST_REJECTED * int(measured):
+                lost.append(f"{e.track.name} ({int(rejected)} of {int(measured)} rows)")
     if not lost:
         return []
     listed = ", ".join(lost[:5]) + (f" and {len(lost) - 5} more" if len(lost) > 5 else "")
-    return [f"the gate rejects much of {listed}: a sensor is described wrongly, or the filter lost them."]
-
-
-def _as_json(judged: Consistency) -> dict:
-    """Numbers that JSON has."""
-    rows = [
-        {key: value if not isinstance(value, float) or isfinite(value) else None for key, value in row.items()}
-        for row in judged.table()
-    ]
-    counts = {"outliers": judged.outliers, "rejected": judged.rejected}
-    return {"status": judged.status, "verdict": judged.verdict, **counts, "numbers": rows}
-
-
-def _print_consistency(screen: Console, judged: Consistency) -> None:
-    table = Table("consistency", "value", "95 % band", "")
-    for row in judged.table():
-        name = str(row["number"])
-        if name.startswith("autocorrelation") and not name.endswith("lag 1"):
-            continue
-        band = f"{row['low']:.3g} to {row['high']:.3g}"
-        table.add_row(escape(name), f"{row['value']:.3g}", band, "inside" if row["inside"] else "[yellow]outside[/]")
-    screen.print(table)
-    if judged.rejected:
-        screen.print(f"The gate rejected {judged.rejected:,} numbers.", highlight=False)
-    screen.print(judged.verdict, highlight=False, markup=False, soft_wrap=True)
+    causes = "a sensor is described wrongly, no mode moves as the target does, or the filter lost them"
+    return [f"the gate rejects much of {listed}: {causes}."]
 
 
 def _write_first_model(screen: Console, table: Path, model: Path | None, force: bool) -> None:
@@ -189,27 +167,3 @@ def _about(file: Path, path: Path, model: TrackModel, options: TrackOptions) -> 
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": versions("torch", "numpy", "polars", "matplotlib"),
     }
-
-
-def _print_summary(
-    screen: Console, model: TrackModel, summaries: list[dict], directory: Path, drawn: list[str]
-) -> None:
-    modes = [f"in {escape(mode.name)}" for mode in model.modes]
-    gated = any(track["rejected"] for track in summaries)
-    table = Table("track", "rows", "empty", *(["rejected"] if gated else []), "from", "to", *modes, "log p(y)")
-    for track in summaries[:TRACKS_PRINTED]:
-        shares = [f"{share:.0%}" for share in track["mode_shares"].values()]
-        ends = [time_text(track[key], model.columns.time_unit) for key in ("from", "to")]
-        counts = [f"{track[key]:,}" for key in ("rows", "empty", *(["rejected"] if gated else []))]
-        table.add_row(escape(track["track"]), *counts, *ends, *shares, f"{track['log_likelihood']:.2f}")
-    screen.print(table)
-    if len(summaries) > TRACKS_PRINTED:
-        screen.print(
-            f"… and {len(summaries) - TRACKS_PRINTED:,} more in {escape(str(directory / SUMMARY))}.", highlight=False
-        )
-    total = sum(track["log_likelihood"] for track in summaries)
-    rows = sum(track["rows"] for track in summaries)
-    screen.print(f"Tracks: {len(summaries):,}, rows: {rows:,}, log-likelihood: {total:.2f}.", highlight=False)
-    where = escape(str(directory))
-    figures = f"   Figures: {where}/figures ({len(drawn)})" if drawn else ""
-    screen.print(f"Table: [bold]{where}/estimates.csv[/] and .parquet{figures}", highlight=False)

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from cumulant.filters.motion import Motion
+from cumulant.filters.motion import Motion, Turn
 from cumulant.filters.tracking.model import TrackModel
 from cumulant.filters.tracking.table import Track
 from cumulant.filters.tracking.units import ISO, time_text
@@ -85,15 +85,24 @@ def _mode_table(model: TrackModel, tracks: Sequence[Track]) -> Table:
     gaps = [gap for track in tracks for gap in track.gaps] or [1.0]
     gap = torch.tensor([median(gaps)], dtype=torch.float64)
     table = Table("mode", "motion", "state", f"noise added over {float(gap):.4g} s", "lasts about")
-    stays = model.switching.over(gap)[0].diagonal().tolist()
-    for mode, stay in zip(model.modes, stays, strict=True):
+    for k, mode in enumerate(model.modes):
         noise = mode.motion.over(gap).process_noise if isinstance(mode.motion, Motion) else mode.motion.noise(gap)
         sizes = noise[0].diagonal().clamp_min(0).sqrt().tolist()
         added = ", ".join(f"{name} ±{size:.3g}" for name, size in zip(mode.states, sizes, strict=True))
-        lasts = f"{float(gap) / (1 - stay):.4g} s" if stay < 1 else "for ever"
+        if isinstance(mode.motion, Turn):
+            added = f"{added}; turns by {degrees(float(mode.motion.rate)):.3g} deg/s"
         kind = mode.kind + (f" ({mode.rule})" if not model.is_linear else "")
-        table.add_row(escape(mode.name), kind, escape(", ".join(mode.states)), escape(added), lasts)
+        table.add_row(
+            escape(mode.name), kind, escape(", ".join(mode.states)), escape(added), _lasts(model, k, float(gap))
+        )
     return table
+
+
+def _lasts(model: TrackModel, k: int, gap: float) -> str:
+    """The mean time until a mode ends: 1/rate, or by the probability of a step."""
+    stays = float(model.switching.matrix[k, k])
+    ends = -stays if model.switching.timed else (1 - stays) / gap
+    return f"{1 / ends:.4g} s" if ends > 0 else "for ever"
 
 
 def _start(model: TrackModel, tracks: Sequence[Track]) -> Iterator[str]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
-from math import pi
+from math import degrees, pi
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,7 +16,9 @@ import numpy as np
 from cumulant.checks import sentence
 from cumulant.filters.sensors import ANGLES, ENTRIES, VERTICAL
 from cumulant.filters.tracking.column_names import ColumnName, read_name
+from cumulant.filters.tracking.first_modes import modes_text, rounded
 from cumulant.filters.tracking.section import read_text
+from cumulant.filters.tracking.turn_guess import guess_turns
 from cumulant.filters.tracking.units import ANGULAR, ISO, TIMES, units_of
 
 ROWS_READ = 20_000
@@ -28,8 +30,6 @@ EARTH = 6_371_000.0  # metres: fine for a guess of speed
 DEGREES_FROM = 2 * pi * 1.01  # an angle beyond this is in degrees
 FEET_FROM = 15_000.0  # a height beyond this is in feet
 MILLISECONDS_FROM, MICROSECONDS_FROM = 1e11, 1e14  # times since 1970 beyond this are in them
-QUIET, LIVELY = 0.05, 0.5  # parts of its speed by which a target's velocity changes within TEN_GAPS
-TEN_GAPS, LASTS_QUIET, LASTS_LIVELY = 10, 50, 10  # median gaps
 
 
 class FirstModel(NamedTuple):
@@ -102,13 +102,19 @@ def first_model(path: Path) -> FirstModel:
     if all(_positions(s.columns) is None for s in sensors):
         notes.append("nothing says how far away targets are: put mean and covariance of the state under [initial]")
     speed, gap = _speed(roles, sensors, groups), _median_gap(roles, groups)
+    turns = guess_turns([part for s in sensors for part in _flown(s, roles, groups)])
+    if turns is not None:
+        rate = (
+            f"positions show turns of about {degrees(turns.rate):.2g} degrees per second, {turns.share:.0%} of the time"
+        )
+        notes.append(f"{rate}; the model has modes for them as comments")
     text = "".join(
         [
             f"# A first model of {path.name}, guessed from its columns by cumulant track --init;\n",
             "# docs/tracking.md has every key. Positions are in m, times in s, angles in rad.\n",
             _table_text(raw, roles, groups),
             *(_sensor_text(name, columns, roles, groups, rows) for name, columns, rows in sensors),
-            _mode_text(speed, gap),
+            modes_text(speed, gap, turns),
             _initial_text(speed),
             _truth_text(roles),
         ]
@@ -321,6 +327,16 @@ def _speeds(positions: np.ndarray, roles: TableRoles, groups: Sequence[np.ndarra
     return np.concatenate(found)
 
 
+def _flown(sensor: SensorGuess, roles: TableRoles, groups: Sequence[np.ndarray]) -> Iterator[tuple]:
+    """Times and positions of each track, as far as the sensor says them."""
+    positions = _positions(sensor.columns)
+    if positions is None:
+        return
+    for rows in groups:
+        rows = rows[sensor.rows[rows] & ~np.isnan(positions[rows]).any(1)]
+        yield roles.seconds[rows], positions[rows]
+
+
 def _deviation(column: NumberColumn, roles: TableRoles, groups: Sequence[np.ndarray], own: np.ndarray) -> float:
     """How far numbers lie from the line through their neighbours, in their unit: the median, as a deviation."""
     period = {"deg": 360.0, "rad": 2 * pi}[column.unit] if column.said.kind in ANGLES else None
@@ -348,10 +364,6 @@ def _text(value: str) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _rounded(value: float) -> str:
-    return f"{float(f'{value:.2g}'):.10g}"
-
-
 def _table_text(raw: RawTable, roles: TableRoles, groups: Sequence[np.ndarray]) -> str:
     lines = ["\n[table]", f"time = {_text(roles.time)}", f"time_unit = {_text(roles.time_unit)}"]
     lines += [f"track = {_text(roles.track)}"] if roles.track else []
@@ -375,7 +387,7 @@ def _sensor_text(
             north = next(k.values for k in columns if k.said.kind == "latitude")
             shrink = np.cos(np.nanmedian(north)) if c.said.kind == "longitude" else 1.0
             size, why = size * c.factor * EARTH * float(shrink), f"{why}, in m"
-        entry = f"{c.said.kind} = {{ column = {_text(c.name)}, unit = {_text(c.unit)}, std = {_rounded(size)} }}"
+        entry = f"{c.said.kind} = {{ column = {_text(c.name)}, unit = {_text(c.unit)}, std = {rounded(size)} }}"
         lines.append(f"{entry:<66} # unit {c.why}; {why}")
     kinds = {c.said.kind for c in columns}
     if kinds & {"bearing", "course"}:
@@ -388,35 +400,10 @@ def _sensor_text(
     return "\n".join(lines) + "\n"
 
 
-def _mode_text(speed: float, gap: float) -> str:
-    quiet, lively = ((part * speed) ** 2 / (TEN_GAPS * gap) for part in (QUIET, LIVELY))
-    leave, back = (_rounded(1 / (n * gap)) for n in (LASTS_QUIET, LASTS_LIVELY))
-    return f"""
-[measurement]
-gate = 0.9999                     # reject outliers; remove the line to use everything
-
-[[mode]]
-name = "cruise"
-motion = "constant-velocity"
-q = {_rounded(quiet):<29} # m²/s³: a velocity that changes by {QUIET * speed:.2g} m/s within {TEN_GAPS * gap:.3g} s
-
-[[mode]]
-name = "manoeuvre"
-motion = "constant-velocity"
-q = {_rounded(lively):<29} # m²/s³: by {LIVELY * speed:.2g} m/s within {TEN_GAPS * gap:.3g} s
-
-[switching]                       # rates per second: rows are from, columns are to
-rates = [
-    {f"[-{leave}, {leave}],":<29} # a cruise lasts about {LASTS_QUIET * gap:.3g} s
-    {f"[{back}, -{back}],":<29} # a manoeuvre about {LASTS_LIVELY * gap:.3g} s
-]
-"""
-
-
 def _initial_text(speed: float) -> str:
     return f"""
 [initial]                         # each track starts where it is first seen, with any velocity up to about this
-velocity_std = {_rounded(speed):<18} # m/s, nine tenths of what is in the table are slower
+velocity_std = {rounded(speed):<18} # m/s, nine tenths of what is in the table are slower
 """
 
 

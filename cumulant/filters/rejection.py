@@ -1,0 +1,45 @@
+"""Where a gate rejects so much that it cannot be outliers: which entry is at fault, if one is.
+
+A gate rejects the entries of a sensor together, so that counts of what was rejected say nothing of which entry was
+wrong. Each entry by itself does: its own normalised innovation w_i = Φ⁻¹(F(y_i | past)) in the rejected rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from cumulant.filters.innovations import Innovations
+from cumulant.filters.verdict import FilterVerdict
+
+MOST_REJECTED = 0.1  # of all rows: more of them are no outliers
+FAR = 3.5  # an entry beyond this by itself is surprising in a rejected row
+GUILTY = 0.5  # of the rejected rows in which an entry was measured
+
+
+def rejection(sequences: Sequence[Innovations], names: Sequence[str]) -> FilterVerdict | None:
+    """The verdict where a gate rejects more than a tenth of the rows: what is left says little."""
+    rejected = torch.cat([s.rejected for s in sequences])
+    measured = rejected | torch.cat([~s.observations.isnan() for s in sequences])
+    rows, all_rows = int(rejected.any(-1).sum()), int(measured.any(-1).sum())
+    if not rows > MOST_REJECTED * all_rows:
+        return None
+    own = torch.cat([s.scores if s.marginal is None else s.marginal for s in sequences])
+    counts = rejected.sum(0)
+    far = ((own.abs() > FAR) & rejected).sum(0) / counts.clamp_min(1)
+    concerned = [k for k in range(len(names)) if int(counts[k])]
+    guilty = [k for k in concerned if float(far[k]) >= GUILTY]
+    listed = ", ".join(f"{names[k]} in {float(far[k]):.0%}" for k in sorted(concerned, key=lambda k: -float(far[k])))
+    words = f"The gate rejects something in {rows:,} of {all_rows:,} rows: these are no outliers. By itself, of the "
+    words += f"numbers rejected with it, each entry is beyond {FAR:g} standard deviations so often: {listed}. "
+    return FilterVerdict("rejecting", words + _advice([names[k] for k in guilty]) + " Nothing is said of what is left.")
+
+
+def _advice(guilty: Sequence[str]) -> str:
+    motion = "the modes may not follow the motion: raise process noise (q) or add a mode that turns"
+    if len(guilty) == 1:
+        return f"Look at position, unit, convention and noise of {guilty[0]} first; if these are right, {motion}."
+    if not guilty:
+        return f"No entry is at fault alone: {motion}; else look at the noise of all of them."
+    return f"Look at position, unit and convention of the sensors of {', '.join(guilty)}; if these are right, {motion}."
