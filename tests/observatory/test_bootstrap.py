@@ -9,7 +9,12 @@ import torch
 transformers = pytest.importorskip("transformers")
 
 from cumulant.observatory import observe  # noqa: E402
-from cumulant.observatory.record.bootstrap import DocumentRecords, cluster_intervals, draw_counts  # noqa: E402
+from cumulant.observatory.record.bootstrap import (  # noqa: E402
+    DocumentRecords,
+    cluster_intervals,
+    cluster_jackknife,
+    draw_counts,
+)
 from cumulant.observatory.record.meta import Meta  # noqa: E402
 from cumulant.observatory.record.record import AttentionLayer, Record  # noqa: E402
 from cumulant.observatory.record.tables import head_rows, layer_table  # noqa: E402
@@ -79,6 +84,42 @@ def test_intervals_are_those_of_numpy():
         assert error == pytest.approx(drawn[:, head].std(ddof=1), abs=1e-12)
 
 
+def of_link(random: np.random.Generator, slopes: int, queries: int) -> Record:
+    """A document whose queries have nothing to do with the means they retrieve."""
+    eta, mean = (torch.as_tensor(random.normal(size=(2, queries, slopes))) for _ in range(2))
+    number = torch.full((2,), float(queries), dtype=torch.float64)
+    sums = {"link/count": number, "link/eta": eta.sum(1), "link/mean": mean.sum(1), "link/eta_eta": eta.mT @ eta}
+    sums |= {"link/mean_mean": mean.mT @ mean, "link/eta_mean": eta.mT @ mean}
+    sums |= {"keys/count": number, "keys/sum": eta.sum(1), "keys/square": eta.mT @ eta}
+    layer = LAYER._replace(dim=slopes)
+    return Record((layer,), {}, {f"attention/{name}": x for name, x in sums.items()}, {}, {}, (), Meta(tokens=queries))
+
+
+def fitted(record: Record) -> dict[str, float]:
+    return {f"head {row.head}": row.numbers["link_r2"] for row in head_rows(record)}
+
+
+def test_a_fit_gains_from_documents_drawn_twice_but_not_from_leaving_them_out():
+    """R² of 20 slopes on nothing is 0 when adjusted; the interval of draws with replacement lies above that."""
+    random = np.random.default_rng(3)
+    records = [of_link(random, 20, 6) for _ in range(20)]
+    drawn = cluster_intervals(records, fitted, replicates=60)["head 0"]
+    left_out = cluster_jackknife(records, fitted)["head 0"]
+    assert left_out.low <= left_out.value <= left_out.high
+    assert left_out.low <= 0 <= left_out.high
+    assert drawn.low > max(0.0, drawn.value)
+
+
+def test_leaving_documents_out_gives_the_error_of_a_mean():
+    random = np.random.default_rng(0)
+    values = [random.normal(d % 3, 1, size=(2, 7)) for d in range(9)]
+    found = cluster_jackknife([of_values(v) for v in values], means)["head 1"]
+    each = np.array([v[1].mean() for v in values])
+    assert found.value == pytest.approx(each.mean(), abs=1e-12)
+    assert found.error == pytest.approx(each.std(ddof=1) / 3, abs=1e-12)
+    assert found.high - found.value == pytest.approx(2.306004 * found.error, rel=1e-6)
+
+
 @pytest.mark.long
 def test_they_cover_where_errors_that_count_tokens_do_not():
     random = np.random.default_rng(1)
@@ -101,5 +142,7 @@ def test_what_cannot_be_drawn_gets_a_sentence():
     other = Record((LAYER._replace(name="else"),), {}, {}, {}, {}, (), Meta())
     with pytest.raises(ValueError, match=r"DocumentRecords.records: expected records of one model, got of several"):
         cluster_intervals([one, other], means)
+    with pytest.raises(ValueError, match=r"cluster_jackknife.records: expected at least two documents, got 1"):
+        cluster_jackknife([one], means)
     with pytest.raises(ValueError, match=r"cluster_intervals.replicates"):
         cluster_intervals([one, one], means, replicates=1)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from cumulant.checks import require_integer, sentence
 from cumulant.observatory.record.record import Record
+from cumulant.observatory.statistics.clusters import student_quantile
 from cumulant.observatory.statistics.states import flatten, unflatten
 from cumulant.observatory.statistics.tally import Tally
 
@@ -43,7 +44,8 @@ def cluster_intervals(
     statistic  record → numbers by name; NaN where a draw does not have one, which is left out
 
     The interval of t from documents 1 … n holds the middle ``level`` of t(Σ_d c_d · record_d), c ~ Multinomial(n, 1/n).
-    A number that grows when a document is read twice, as the R² of a fit with many slopes, has draws that lie above it.
+    A number that grows when a document is read twice, as the R² of a fit with many slopes, has draws that lie above it:
+    `cluster_jackknife` draws no document twice.
     Distances of hidden states to a Gaussian and spectra are no sums over tokens, and are not in the records of a draw.
 
     >>> from cumulant.observatory.record.record import AttentionLayer
@@ -75,6 +77,43 @@ def cluster_intervals(
         low, high = torch.quantile(drawn, tail).tolist() if len(drawn) else (torch.nan, torch.nan)
         error = drawn.std().item() if len(drawn) > 1 else torch.nan
         out[name] = Interval(value.get(name, torch.nan), low, high, error)
+    return out
+
+
+def cluster_jackknife(
+    records: Sequence[Record], statistic: Callable[[Record], dict[str, float]], *, level: float = 0.95
+) -> dict[str, Interval]:
+    """Intervals of numbers of a record from leaving out one document after the other, for numbers that a fit gives.
+
+    se² = (n − 1)/n Σ_d (t_d − t̄)²,  t ± q se;  t_d without document d, q of Student's law with n − 1 degrees.
+
+    No document is read twice, so that a fit has as little to gain as in the whole. For numbers that change smoothly
+    with their documents; NaN where a number is not known without one of them.
+
+    >>> from cumulant.observatory.record.record import AttentionLayer
+    >>> from cumulant.observatory.record.meta import Meta
+    >>> layer = AttentionLayer("attention", "self", 1, 1, 4, 4, 0.5)
+    >>> documents = [
+    ...     Record((layer,), {"attention/entropy": Tally.of(torch.full((1, 9), x))}, {}, {}, {}, (), Meta())
+    ...     for x in (2.0, 4.0, 6.0)
+    ... ]
+    >>> mean = lambda record: {"entropy": record.tally("entropy").mean.item()}
+    >>> found = cluster_jackknife(documents, mean)["entropy"]                 # of a mean: its usual error, 2/√3
+    >>> found.value, round(found.low, 3), round(found.high, 3)
+    (4.0, -0.968, 8.968)
+    """
+    if len(records) < 2:
+        advice = "Give one record for each document."
+        raise ValueError(sentence("cluster_jackknife.records", "at least two documents", len(records), advice))
+    documents, n = DocumentRecords(records), len(records)
+    value = statistic(documents.counted(torch.ones(n, dtype=torch.int64)))
+    without = [statistic(documents.counted(counts)) for counts in 1 - torch.eye(n, dtype=torch.int64)]
+    out = {}
+    for name, number in value.items():
+        numbers = torch.tensor([one.get(name, torch.nan) for one in without], dtype=torch.float64)
+        error = ((n - 1) ** 2 / n * numbers.var()).sqrt().item()
+        half = student_quantile(n - 1, level) * error
+        out[name] = Interval(number, number - half, number + half, error)
     return out
 
 

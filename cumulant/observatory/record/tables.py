@@ -151,6 +151,7 @@ def layer_fits(record: Record, layer: AttentionLayer) -> dict[str, Tensor]:
     if "gauss/left" in sums:
         whole = sums["gauss/whole"]
         out["gaussian_r2"] = 1 - sums["gauss/left"] / whole.clamp_min(torch.finfo(whole.dtype).tiny)
+    if "link/count" in sums:
         out |= link_from_sums(*(sums[name] for name in LINK_SUMS))
         out["link_r2"] = adjusted(out["link_r2"], sums["link/count"], layer.dim)
     return out
