@@ -165,6 +165,7 @@ def consistency(
     own = [_used_marginals(s) for s in sequences]
     series = {name: [w[:, k] for w in own] for k, name in enumerate(names)}
     details = {name: entry_innovations(w) for name, w in series.items() if any(bool((~x.isnan()).any()) for x in w)}
+    agreeing = [(names[a], names[b]) for a, b in pairs]
     measured = Findings(
         mean_square(scores),
         mean_square(torch.where(scores.abs() > OUTLIER, torch.nan, scores)),
@@ -172,12 +173,12 @@ def consistency(
         details,
         _shares(sequences, modes),
         _mode_nis(sequences, modes),
-        _pairs(series, details, [(names[a], names[b]) for a, b in pairs]),
+        _pairs(series, details, agreeing),
         None if errors is None else _nees_band(errors, size),
         int((scores.abs() > OUTLIER).sum()),
         frozenset((names[a], names[b]) for a, b in leading),
     )
-    said = rejection(sequences, names) or verdict_on(measured)
+    said = rejection(sequences, names, agreeing) or verdict_on(measured)
     rejected = torch.cat([s.rejected for s in sequences])
     return Consistency(
         measured.nis,

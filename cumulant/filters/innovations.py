@@ -70,7 +70,7 @@ def innovations(
 
     y       (*batch, T, m), NaN where an entry is missing
     slots   `IMM`, or `Slots.gpb(k)`
-    gate    a probability such as 0.999: a group of entries whose Σ z² exceeds this quantile of its χ² law is treated as
+    gate    a probability such as 0.999: a group of entries whose Σ z² exceeds this quantile of its χ² is treated as
             missing, and so never moves the estimate; None uses everything
     groups  indices of entries that are accepted or rejected together, those of a sensor; all of them if None
 

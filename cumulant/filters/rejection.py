@@ -15,11 +15,17 @@ from cumulant.filters.verdict import FilterVerdict
 
 MOST_REJECTED = 0.1  # of all rows: more of them are no outliers
 FAR = 3.5  # an entry beyond this by itself is surprising in a rejected row
-GUILTY = 0.5  # of the rejected rows in which an entry was measured
+GUILTY = 0.3  # of the rejected numbers of an entry that are surprising by themselves
+ALIKE = 0.5  # of the share of the worst entry, from which another is at fault as well
 
 
-def rejection(sequences: Sequence[Innovations], names: Sequence[str]) -> FilterVerdict | None:
-    """The verdict where a gate rejects more than a tenth of the rows: what is left says little."""
+def rejection(
+    sequences: Sequence[Innovations], names: Sequence[str], pairs: Sequence[tuple[str, str]] = ()
+) -> FilterVerdict | None:
+    """The verdict where a gate rejects more than a tenth of the rows: what is left says little.
+
+    pairs are entries that have to agree: where one of them is surprising, the other may be wrong and trusted more.
+    """
     rejected = torch.cat([s.rejected for s in sequences])
     measured = rejected | torch.cat([~s.observations.isnan() for s in sequences])
     rows, all_rows = int(rejected.any(-1).sum()), int(measured.any(-1).sum())
@@ -29,17 +35,24 @@ def rejection(sequences: Sequence[Innovations], names: Sequence[str]) -> FilterV
     counts = rejected.sum(0)
     far = ((own.abs() > FAR) & rejected).sum(0) / counts.clamp_min(1)
     concerned = [k for k in range(len(names)) if int(counts[k])]
-    guilty = [k for k in concerned if float(far[k]) >= GUILTY]
-    listed = ", ".join(f"{names[k]} in {float(far[k]):.0%}" for k in sorted(concerned, key=lambda k: -float(far[k])))
+    concerned = sorted(concerned, key=lambda k: -float(far[k]))
+    least = max(GUILTY, ALIKE * max((float(far[k]) for k in concerned), default=0.0))
+    guilty = [names[k] for k in concerned if float(far[k]) >= least]
+    listed = ", ".join(f"{names[k]} in {float(far[k]):.0%}" for k in concerned)
     words = f"The gate rejects something in {rows:,} of {all_rows:,} rows: these are no outliers. By itself, of the "
     words += f"numbers rejected with it, each entry is beyond {FAR:g} standard deviations so often: {listed}. "
-    return FilterVerdict("rejecting", words + _advice([names[k] for k in guilty]) + " Nothing is said of what is left.")
+    advice = _advice(guilty, len(guilty) == len(concerned) > 1, pairs)
+    return FilterVerdict("rejecting", f"{words}{advice} Nothing is said of what is left.")
 
 
-def _advice(guilty: Sequence[str]) -> str:
+def _advice(guilty: Sequence[str], alike: bool, pairs: Sequence[tuple[str, str]]) -> str:
     motion = "the modes may not follow the motion: raise process noise (q) or add a mode that turns"
-    if len(guilty) == 1:
-        return f"Look at position, unit, convention and noise of {guilty[0]} first; if these are right, {motion}."
     if not guilty:
         return f"No entry is at fault alone: {motion}; else look at the noise of all of them."
-    return f"Look at position, unit and convention of the sensors of {', '.join(guilty)}; if these are right, {motion}."
+    if alike:
+        listed = f"unit and convention of {guilty[0]} first, then of {', '.join(guilty[1:])}"
+        return f"All of them are, so the track is lost: look at {listed}; if these are right, {motion}."
+    partners = [b if a in guilty else a for a, b in pairs if (a in guilty) != (b in guilty)]
+    rival = f", and of {', '.join(partners)}, which has to agree with it" if partners else ""
+    listed = f"position, unit, convention and noise of {', '.join(guilty)}"
+    return f"Look at {listed} first{rival}; if these are right, {motion}."

@@ -386,6 +386,58 @@ def test_angles_beyond_a_turn_are_named(model_of, table_of):
     assert words == "bearing: up to 270 radians, more than a whole turn: look at its unit."
 
 
+def test_units_that_names_contradict_wide_stds_and_fast_turns_are_named(tmp_path, model_of, table_of):
+    sensor = RADAR.replace('"r"', '"slant_range_km"').replace('"km", std = 0.01', '"m", std = 15')
+    model = read_model(model_of(sensor=sensor.replace('"a"', '"az_deg"')))
+    rows = "".join(f"{k},{5 + 0.1 * k},{k}\n" for k in range(12))
+    units, wide = suspicious_columns(model, read_tracks(table_of("t,slant_range_km,az_deg\n" + rows), model.columns))
+    assert units.startswith('slant_range_km: the model says m, the name of the column km: write unit = "km"')
+    assert wide == "range: std 15, but nine tenths of the column lie within 0.99: is std in the unit of the column?"
+    turn = (('"constant-velocity"\nq = 1.0', '"turn"\nq = 1.0\nrate = 3'),)
+    model = read_model(model_of(replace=turn))
+    (fast,) = suspicious_columns(model, read_tracks(table_of("t,r,a\n0,1,2\n"), model.columns))
+    assert fast == 'mode turn: turns by 3 rad/s, a whole turn every 2.1 s: did you mean rate_unit = "deg/s"?'
+    model = read_model(
+        model_of(sensor=RADAR.replace('"a"', '"r_deg"').replace("bearing =", "x =").replace('"deg"', '"m"'))
+    )
+    (kind,) = suspicious_columns(model, read_tracks(table_of("t,r,r_deg\n0,1,2\n"), model.columns))
+    assert kind.startswith("r_deg: the model says m, the name of the column deg: a x is in m, km")
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_tables_as_they_should_be_raise_no_warning(seed, tmp_path):
+    for make in (radar, two_sensors, ships):
+        table, path = make(tmp_path / "table.csv", seed), tmp_path / "table.toml"
+        path.write_text(first_model(table).text, encoding="utf-8")
+        model = read_model(path)
+        assert suspicious_columns(model, read_tracks(table, model.columns)) == []
+
+
+def test_a_negative_range_is_named_by_its_row(model_of, table_of):
+    model = read_model(model_of())
+    (words,) = suspicious_columns(model, read_tracks(table_of("t,r,a\n0,1,2\n1,-0.6,2\n2,1,2\n"), model.columns))
+    assert words == "range: -600 m in row 3 of the file, and a range is not negative. Correct the row or leave it out."
+
+
+def test_dates_are_dates_in_messages_and_in_the_summary(tmp_path, model_of, table_of):
+    model = model_of('time_unit = "iso"')
+    rows = [f"2024-05-01T12:00:{k:02d}Z,{1 + 0.01 * k},{k}\n" for k in range(12)]
+    with pytest.raises(ValueError, match=r"got 2024-05-01T12:00:00 after 2024-05-01T12:00:01 of row 2"):
+        read_tracks(table_of("t,r,a\n" + rows[1] + rows[0]), read_model(model).columns)
+    out = tmp_path / "out"
+    run = invoke(table_of("t,r,a\n" + "".join(rows)), "--model", model, "--out", out, "--figures", 1)
+    assert "from, 2024-05-01" in run.output
+    assert "12:00:11" in run.output
+    _, summary = results(out)
+    assert summary["tracks"][0]["from"] == "2024-05-01T12:00:00"
+    svg = (out / "figures" / "track-1.svg").read_text(encoding="utf-8")
+    assert "e9" not in re.sub(r"<[^>]*>", "", svg)
+    model.write_text(model.read_text(encoding="utf-8").replace("q = 1.0", "q = 2.0"), encoding="utf-8")
+    run = invoke(tmp_path / "table.csv", "--model", model, "--out", out, "--figures", 0, "--force")
+    assert "Against the run that this one replaces: log-likelihood" in run.output
+    assert results(out)[1]["replaced"]["comparable"]
+
+
 # ----------------------------------------------------------------------------------------------------------------- --init
 
 

@@ -143,3 +143,33 @@ def test_names_of_tracks_are_counted():
     found = Innovations(*(torch.zeros(9, 1) for _ in range(7)))
     with pytest.raises(ValueError, match=r"consistency.tracks: expected 1 names, got 2. One for each sequence."):
         consistency(found._replace(nis=torch.zeros(9), measured=torch.zeros(9)), tracks=["a", "b"])
+
+
+WRONG_SENSORS = {  # what is multiplied in the measurements, and the entries of which one is to be named
+    "bearing": ({"bearing": 0.01}, "noise of bearing first; if"),
+    "Doppler in knots": ({"unit": 3600 / 1852}, "noise of range_rate first, and of range, which has to agree"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_SENSORS)
+def test_a_gate_that_rejects_much_names_the_entry_by_itself(case, tmp_path):
+    """The std of bearings 30 times too small, or Doppler in another unit; some Doppler cells are empty."""
+    options, words = WRONG_SENSORS[case]
+    rng = np.random.default_rng(0)
+    tracks = observed(rng, flown(rng, 4, 150))
+    for track in tracks:
+        track.y[:, 2] *= options.get("unit", 1.0)
+        track.y[::9, 2] = torch.nan
+    model = radar_model(tmp_path / "model.toml", two_modes(1, 100), bearing=options.get("bearing", 0.3))
+    judged = judge(model, filter_tracks(model, tracks, score=True, gate=0.9999))
+    assert judged.status == "rejecting"
+    assert words in judged.verdict, judged.verdict
+
+
+def test_a_gate_that_rejects_turns_blames_the_motion(tmp_path):
+    rng = np.random.default_rng(0)
+    tracks = observed(rng, flown(rng, 4, 200, 0.3, "turns"))
+    model = radar_model(tmp_path / "model.toml", cruising(0.01))
+    judged = judge(model, filter_tracks(model, tracks, score=True, gate=0.9999))
+    assert judged.status == "rejecting"
+    assert "the modes may not follow the motion" in judged.verdict

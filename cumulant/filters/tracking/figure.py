@@ -13,6 +13,7 @@ from cumulant.figures import COLOURS, INK, RED, figure
 from cumulant.filters import ProjectedNormal
 from cumulant.filters.tracking.filter import Estimate, located_rows, position_moments
 from cumulant.filters.tracking.model import TrackModel
+from cumulant.filters.tracking.units import ISO
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 WITHIN = 0.95  # the probability that an ellipse holds
 ELLIPSES = 24
 MAX_PANELS = 4  # measured columns that are drawn where they are not two
+LONG_GAP = 4.0  # median gaps, over which no line is drawn
 
 
 def draw_track(model: TrackModel, estimate: Estimate) -> Figure:
@@ -44,8 +46,39 @@ def draw_track(model: TrackModel, estimate: Estimate) -> Figure:
     axes[0].set_title(_plain(f"Track {estimate.track.name}"))
     axes[0].legend(loc="lower right", ncols=4, fontsize=8, bbox_to_anchor=(1, 1), borderaxespad=0)
     _modes(axes[-1], model, estimate)
-    axes[-1].set_xlabel(_plain(model.columns.time))
+    _label_times(axes[-1], model)
     return drawn
+
+
+def _times(model: TrackModel, estimate: Estimate) -> np.ndarray:
+    """Numbers as in the table, or dates."""
+    times = np.asarray(estimate.track.times)
+    return (1e3 * times).round().astype("datetime64[ms]") if model.columns.time_unit == ISO else times
+
+
+def _label_times(ax: Axes, model: TrackModel) -> None:
+    if model.columns.time_unit == ISO:
+        from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
+
+        locator = AutoDateLocator(maxticks=6)
+        ax.xaxis.set_major_locator(locator)
+        ax.xaxis.set_major_formatter(ConciseDateFormatter(locator))
+    ax.set_xlabel(_plain(model.columns.time) + (" (UTC)" if model.columns.time_unit == ISO else ""))
+
+
+def _long_gaps(estimate: Estimate) -> np.ndarray:
+    """(T−1,), True where the next row comes so late that a line to it would be a guess."""
+    gaps = np.asarray(estimate.track.gaps)
+    return gaps > LONG_GAP * np.median(gaps) if len(gaps) else np.zeros(0, dtype=bool)
+
+
+def _line(
+    ax: Axes, estimate: Estimate, x: np.ndarray, y: np.ndarray, style: str = "-", label: str = "", **look
+) -> None:
+    """A line that breaks at long gaps."""
+    ends = np.flatnonzero(_long_gaps(estimate)) + 1
+    for k, rows in enumerate(np.split(np.arange(len(x)), ends)):
+        ax.plot(x[rows], y[rows], style, label=None if k else label, **look)
 
 
 def _axes_drawn(model: TrackModel) -> tuple[str, ...]:
@@ -85,16 +118,16 @@ def _plane(ax: Axes, model: TrackModel, estimate: Estimate, moments: ProjectedNo
         if rejected.any():
             ax.plot(y[rejected, 0], y[rejected, 1], "x", ms=5, color=RED, label=crosses)
             crosses = None
-    missing = estimate.track.y[1:].isnan().all(-1).numpy()
+    missing, late = estimate.track.y[1:].isnan().all(-1).numpy(), _long_gaps(estimate)
     segments = np.stack([mean[:-1], mean[1:]], 1)
-    for style, where in (("-", ~missing), (":", missing)):
+    for style, where in (("-", ~missing & ~late), (":", missing & ~late)):
         segment_colours = [colours[k] for k, here in zip(likeliest[1:], where, strict=True) if here]
         ax.add_collection(LineCollection(list(segments[where]), colors=segment_colours, lw=1.6, linestyles=style))
     for mode, colour in zip(model.modes, colours, strict=True):
         ax.plot([], [], color=colour, label=_plain(f"filtered, {mode.name}"))
     if estimate.smoothed is not None:
         after = position_moments(model, estimate.smoothed).mean.numpy()
-        ax.plot(after[:, 0], after[:, 1], "--", lw=1, color=INK, label="smoothed")
+        _line(ax, estimate, after[:, 0], after[:, 1], "--", "smoothed", lw=1, color=INK)
     ax.plot(*mean[0], "o", ms=6, mfc="white", color=INK, label="first row")
     ax.plot(*mean[-1], "s", ms=5, color=INK, label="last row")
     names = [f"{axis}, m" if model.columns.sensors else axis for axis in _axes_drawn(model)]
@@ -105,7 +138,7 @@ def _plane(ax: Axes, model: TrackModel, estimate: Estimate, moments: ProjectedNo
         ax.set_aspect("equal", adjustable="box")
     else:
         ax.set_aspect("equal", adjustable="datalim")
-    ax.legend(loc="best", fontsize=8)
+    ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=3, fontsize=8)
 
 
 def _show_around(ax: Axes, mean: np.ndarray) -> None:
@@ -119,14 +152,13 @@ def _show_around(ax: Axes, mean: np.ndarray) -> None:
 def _modes(ax: Axes, model: TrackModel, estimate: Estimate) -> None:
     """Probabilities on top of one another, from 0 to 1."""
     record = estimate.filtered.mode_probabilities
-    times, names = np.asarray(estimate.track.times), [_plain(mode.name) for mode in model.modes]
+    times, names = _times(model, estimate), [_plain(mode.name) for mode in model.modes]
     if len(times) == 1:
-        ax.set_xlim(times[0] - 0.5, times[0] + 0.5)
-        times, record = np.array([times[0] - 0.5, times[0] + 0.5]), record.expand(2, -1)
-    else:
-        ax.set_xlim(times[0], times[-1])
+        half = np.timedelta64(500, "ms") if model.columns.time_unit == ISO else 0.5
+        times, record = np.array([times[0] - half, times[0] + half]), record.expand(2, -1)
+    ax.set_xlim(times[0], times[-1])
     ax.stackplot(times, record.T.numpy(), colors=_colours(model), labels=names, alpha=0.75, lw=0)
-    _shade(ax, estimate)
+    _shade(ax, model, estimate)
     ax.set(ylim=(0, 1), ylabel="probability")
     ax.set_title("Modes", loc="left")
     ax.legend(loc="lower right", ncols=min(3, len(names)), fontsize=8, bbox_to_anchor=(1, 1), borderaxespad=0)
@@ -135,30 +167,33 @@ def _modes(ax: Axes, model: TrackModel, estimate: Estimate) -> None:
 def _deviations(ax: Axes, model: TrackModel, estimate: Estimate, moments: ProjectedNormal) -> None:
     deviations = moments.covariance.diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt()
     for name, series, style in zip(_axes_drawn(model), deviations.mT.numpy(), ("-", "--"), strict=True):
-        ax.plot(estimate.track.times, series, style, color=INK, lw=1.2, label=_plain(name))
-    _shade(ax, estimate)
-    ax.set(ylim=(0, None), xlabel=_plain(model.columns.time), ylabel="standard deviation")
-    ax.set_title("How sure it is", loc="left")
+        _line(ax, estimate, _times(model, estimate), series, style, _plain(name), color=INK, lw=1.2)
+    _shade(ax, model, estimate)
+    ax.set(ylim=(0, None), ylabel="standard deviation")
+    _label_times(ax, model)
+    ax.set_title("Standard deviation of the position", loc="left")
     ax.legend(loc="lower right", ncols=2, fontsize=8, bbox_to_anchor=(1, 1), borderaxespad=0)
 
 
 def _against_time(ax: Axes, model: TrackModel, estimate: Estimate, moments: ProjectedNormal, column: int) -> None:
-    times, mean = estimate.track.times, moments.mean[:, column].numpy()
+    times, mean = _times(model, estimate), moments.mean[:, column].numpy()
     band = 1.96 * moments.covariance[:, column, column].clamp_min(0).sqrt().numpy()
     ax.fill_between(times, mean - band, mean + band, color=COLOURS[0], alpha=0.2, lw=0, label="95 %")
     for name, located in located_rows(model, estimate.track).items():
         ax.plot(times, located[:, column].numpy(), ".", ms=5, mew=0, color=INK, alpha=0.4, label=_plain(name))
-    ax.plot(times, mean, color=COLOURS[0], label="filtered")
+    _line(ax, estimate, times, mean, "-", "filtered", color=COLOURS[0])
     if estimate.smoothed is not None:
         after = position_moments(model, estimate.smoothed).mean[:, column]
-        ax.plot(times, after.numpy(), "--", lw=1, color=INK, label="smoothed")
-    _shade(ax, estimate)
+        _line(ax, estimate, times, after.numpy(), "--", "smoothed", lw=1, color=INK)
+    _shade(ax, model, estimate)
     ax.set_ylabel(_plain(_axes_drawn(model)[column]))
 
 
-def _shade(ax: Axes, estimate: Estimate) -> None:
-    """Grey where nothing was measured, up to the rows on either side."""
-    times, empty = estimate.track.times, estimate.track.y.isnan().all(-1).tolist()
+def _shade(ax: Axes, model: TrackModel, estimate: Estimate) -> None:
+    """Grey where nothing was measured, up to the rows on either side, and over long gaps."""
+    times, empty = _times(model, estimate), estimate.track.y.isnan().all(-1).tolist()
+    for k in np.flatnonzero(_long_gaps(estimate)):
+        ax.axvspan(times[k], times[k + 1], color=INK, alpha=0.12, lw=0)
     first = None
     for k, missing in enumerate([*empty, False]):
         if missing and first is None:
@@ -187,7 +222,7 @@ def _rows_with_ellipse(rows: int) -> list[int]:
 
 
 def _axes_of(covariance: torch.Tensor) -> tuple[float, float, float]:
-    """Width, height and angle in degrees of the ellipse that holds `WITHIN` of a normal law in the plane.
+    """Width, height and angle in degrees of the ellipse that holds `WITHIN` of a normal distribution in the plane.
 
     >>> width, height, angle = _axes_of(torch.diag(torch.tensor([4.0, 1.0])))
     >>> round(width / height, 6), round(width / 2, 3)                        # twice √(−2 log 0.05)

@@ -25,6 +25,7 @@ from cumulant.filters.tracking.methods import (
 )
 from cumulant.filters.tracking.model import Located, TrackModel
 from cumulant.filters.tracking.table import Track
+from cumulant.filters.tracking.units import time_text
 from cumulant.filters.variance_excess import exceeds, variance_excess
 from cumulant.samplers import particle_filter
 from cumulant.samplers.particles import ParticleFiltered
@@ -212,7 +213,7 @@ def _check_finite(model: TrackModel, tracks: Sequence[Track], filtered: Filtered
         finite = sound[index, : len(track.times)]
         if not bool(finite.all()):
             time = track.times[int((~finite).long().argmax())]
-            where = f"track {track.name}, {model.columns.time} {time:g}"
+            where = f"track {track.name}, {model.columns.time} {time_text(time, model.columns.time_unit)}"
             advice = "The model runs away: look at dynamics, drift and noise, or use other units."
             raise ValueError(sentence(where, "an estimate of finite size", "an overflow", advice))
 

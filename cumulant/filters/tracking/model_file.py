@@ -314,7 +314,7 @@ def _initial(initial: Section, names: Sequence[str], modes: Sequence[Mode], colu
             raise ValueError(sentence(initial.at("modes"), "probabilities with sum 1", weights.tolist(), "Divide."))
     start = initial.text("start") if initial.has("start") else "prior"
     if start not in ("prior", "belief"):
-        advice = '"prior" is the law at the first row, "belief" one step before it.'
+        advice = '"prior" is the distribution at the first row, "belief" one step before it.'
         raise ValueError(sentence(initial.at("start"), '"prior" or "belief"', repr(start), advice))
     if start == "belief" and columns.step is None:
         raise ValueError(sentence(initial.at("start"), '"prior" where times are irregular', repr(start), "Set step."))

@@ -18,7 +18,7 @@ TABLES = {
     "mode": "One table [[mode]] for each way in which a target moves; at least one.",
     "switching": "How modes follow one another; not needed for one mode. Rows are from, columns are to: entry i, j is "
     "for going from mode i to mode j. Exactly one of the two keys.",
-    "initial": "The law of the state and of the mode where a track begins. The state has every name of every mode, those "
+    "initial": "The distribution of the state and of the mode where a track begins. The state has every name of every mode, those "
     "of the largest mode first; a mode that lacks one sets it to 0 as it begins. Either mean and covariance of the whole "
     "state, or standard deviations by kind; with the latter and no mean, each track starts where it is first seen.",
     "truth": "Columns with the true state, where there are any: NEES is reported.",
@@ -85,7 +85,7 @@ KEYS = (
     TomlKey("mode", "rate", "number", "required with turn", "Turn rate, counter-clockwise."),
     TomlKey("mode", "rate_unit", "rad/s or deg/s", "rad/s", "Its unit."),
     TomlKey("mode", "rate_q", "number ≥ 0", "required with estimated-turn", "Spectral density of the white noise that drives the turn rate, rad²/s³."),
-    TomlKey("mode", "rule", "extended, unscented, cubature or gauss-hermite", "extended", "How a law goes through what is not linear: estimated turns, range, bearing, ….",),
+    TomlKey("mode", "rule", "extended, unscented, cubature or gauss-hermite", "extended", "How a distribution goes through what is not linear: estimated turns, range, bearing, ….",),
     TomlKey("mode", "noise", "variance, m variances, or m × m", "that of [measurement]", "Variance of the measurement noise of this mode alone."),
     TomlKey("mode", "state", "list of texts", "required with matrices", "Names of the d entries of the state of this mode; equal names tie modes together."),
     TomlKey("mode", "observation", "m × d", "required with matrices", "What is measured of the state: a row for each measured column."),
@@ -103,7 +103,7 @@ KEYS = (
     TomlKey("initial", "jerk_std", "number > 0", "required if there are jerks", "Of jerks."),
     TomlKey("initial", "turn_rate_std", "number > 0", "required if there are turn rates", "Of turn rates, rad/s."),
     TomlKey("initial", "modes", "M probabilities", "equal", "Probabilities of the modes."),
-    TomlKey("initial", "start", '"prior" or "belief"', '"prior"', 'What they are the law of: the state at the first row, or one step before it ("belief"; needs step).'),
+    TomlKey("initial", "start", '"prior" or "belief"', '"prior"', 'What they are the distribution of: the state at the first row, or one step before it ("belief"; needs step).'),
     TomlKey("truth", "x", "text", "unknown", "The column of the true position along x; so y, z, x_velocity, y_velocity, z_velocity."),
     TomlKey("truth", "y", "text", "unknown", "See x."),
     TomlKey("truth", "z", "text", "unknown", "See x."),

@@ -20,7 +20,7 @@ from cumulant.checks import sentence
 from cumulant.filters.tracking.geodesy import Origin, to_plane
 from cumulant.filters.tracking.section import LARGEST, read_text, suggestion
 from cumulant.filters.tracking.sensor_section import TableSensor
-from cumulant.filters.tracking.units import ISO, TIMES
+from cumulant.filters.tracking.units import ISO, TIMES, time_text
 
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,4})?", re.ASCII)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -94,7 +94,7 @@ class Track(NamedTuple):
     times are as in the file, seconds since 1970 for "iso"; gaps are in seconds,
     y in m, rad and m/s where columns have units.
     truth (T, number of truth columns), NaN where unknown, or None. origin is where x = y = 0 lies on the earth, or
-    None.
+    None. rows are the T rows of the file, 0 for those that the grid adds, or ().
     """
 
     name: str
@@ -103,6 +103,7 @@ class Track(NamedTuple):
     y: Tensor
     truth: Tensor | None = None
     origin: Origin | None = None
+    rows: tuple[int, ...] = ()
 
 
 class Cells(NamedTuple):
@@ -218,6 +219,11 @@ def _time(path: Path, cells: Cells, columns: TableColumns) -> Decimal:
     return time
 
 
+def _time_as_written(time: Decimal, columns: TableColumns) -> str:
+    """A number as it stands, or a date and time."""
+    return time_text(float(time), ISO) if columns.time_unit == ISO else str(time)
+
+
 def _sensed(path: Path, cells: Cells, columns: TableColumns, sensor: TableSensor) -> list[float]:
     """The entries of one sensor in a row, in SI units; NaN where it has none."""
     if columns.sensor is not None:
@@ -247,7 +253,8 @@ def _in_order(path: Path, rows: list[Measurement], columns: TableColumns) -> lis
         if before is None or row.time > before.time:
             ordered.append(row)
         elif row.time < before.time:
-            got = f"{row.time} after {before.time} of row {before.row}"
+            now, last = (_time_as_written(t, columns) for t in (row.time, before.time))
+            got = f"{now} after {last} of row {before.row}"
             advice = "Sort the rows by time, or write sort = true in the model's [table]."
             raise _wrong(path, row.row, columns.time, "times that increase within a track", got, advice)
         else:
@@ -259,7 +266,9 @@ def _joined(path: Path, before: Measurement, row: Measurement, columns: TableCol
     """Two rows of one time: welcome from different sensors, refused where both have an entry."""
     twice = [n for n, a, b in zip(columns.measured, before.y, row.y, strict=True) if a == a and b == b]
     if not columns.sensors or twice:
-        got = f"{row.time} again, as in row {before.row}" + (f", with {twice[0]} in both" if columns.sensors else "")
+        got = f"{_time_as_written(row.time, columns)} again, as in row {before.row}" + (
+            f", with {twice[0]} in both" if columns.sensors else ""
+        )
         advice = (
             "Keep one row for each time of a track."
             if not columns.sensors
@@ -337,9 +346,10 @@ def _index(path: Path, columns: TableColumns, start: Decimal, measurement: Measu
     steps = (measurement.time - start) / columns.step
     nearest = steps.to_integral_value()
     if abs(steps - nearest) > OFF_GRID:
-        expected = f"a multiple of step {columns.step} after the first time {start}"
+        expected = f"a multiple of step {columns.step} after the first time {_time_as_written(start, columns)}"
         advice = "Leave step out of the model where times are irregular."
-        raise _wrong(path, measurement.row, columns.time, expected, measurement.time, advice)
+        got = _time_as_written(measurement.time, columns)
+        raise _wrong(path, measurement.row, columns.time, expected, got, advice)
     return nearest
 
 
@@ -349,12 +359,12 @@ def _track(path: Path, name: str, measurements: list[Measurement], columns: Tabl
         times = [s.time for s in measurements]
         gaps = tuple(float((b - a) * TIMES[columns.time_unit]) for a, b in pairwise(times))
         y, truth = _tensor([s.y for s in measurements], len(columns.measured)), _truth(measurements, columns)
-        return Track(name, tuple(map(float, times)), gaps, y, truth)
+        return Track(name, tuple(map(float, times)), gaps, y, truth, rows=tuple(s.row for s in measurements))
     indices = [int(_index(path, columns, start, s)) for s in measurements]
     for (before, index), measurement in zip(pairwise(indices), measurements[1:], strict=True):
         if index == before:
             expected, advice = f"times a step of {columns.step} apart", "Keep one row for each time of a track."
-            got = f"{measurement.time} next to another row"
+            got = f"{_time_as_written(measurement.time, columns)} next to another row"
             raise _wrong(path, measurement.row, columns.time, expected, got, advice)
     y = torch.full((indices[-1] + 1, len(columns.measured)), torch.nan, dtype=torch.float64)
     y[indices] = _tensor([s.y for s in measurements], len(columns.measured))
@@ -364,7 +374,10 @@ def _track(path: Path, name: str, measurements: list[Measurement], columns: Tabl
         truth = torch.full((len(y), known.shape[1]), torch.nan, dtype=torch.float64)
         truth[indices] = known
     assert columns.step_seconds is not None
-    return Track(name, times, (columns.step_seconds,) * (len(y) - 1), y, truth)
+    rows = [0] * len(y)
+    for index, measurement in zip(indices, measurements, strict=True):
+        rows[index] = measurement.row
+    return Track(name, times, (columns.step_seconds,) * (len(y) - 1), y, truth, rows=tuple(rows))
 
 
 def _truth(measurements: list[Measurement], columns: TableColumns) -> Tensor | None:
