@@ -18,6 +18,7 @@ from cumulant.checks import sentence, shape
 from cumulant.filters.batch_last import semidefinite_root
 from cumulant.filters.linear_laws import regression
 from cumulant.filters.moment_rules import MomentRule, PropagatedMoments, wrap
+from cumulant.filters.parameters import covariance_problem
 
 Map = Tensor | Callable[..., Tensor]
 Noise = Tensor | Callable[[Any], Tensor]
@@ -83,6 +84,10 @@ class NoisyMap:
         if not isinstance(noise, Tensor) or noise.ndim < 2 or noise.shape[-1] != noise.shape[-2]:
             got = shape(noise) if isinstance(noise, Tensor) else type(noise).__name__
             raise WrongResult(f"{self.name} noise", "a square matrix (…, k, k)", got, "It is a covariance.")
+        if noise is not self.noise:  # the value of a function; constants were checked as the mode was made
+            problem = covariance_problem(noise, definite=self.additive and not self.continues)
+            if problem is not None:
+                raise WrongResult(f"{self.name} noise", *problem)
         return noise
 
     def evaluate(self, arguments: tuple[Tensor, ...], t: Any, size: int | None) -> Tensor:
