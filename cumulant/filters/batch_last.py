@@ -27,7 +27,7 @@ def product(a: Tensor, b: Tensor) -> Tensor:
         return (a.movedim(-1, 0) @ b.movedim(-1, 0)).movedim(0, -1)
     total = a[:, 0, None] * b[None, 0]
     for k in range(1, terms):
-        total = torch.addcmul(total, a[:, k, None], b[None, k])
+        total.addcmul_(a[:, k, None], b[None, k])
     return total
 
 

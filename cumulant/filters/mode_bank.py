@@ -5,7 +5,7 @@ Event axes come first here and the sequences last: mean (k, *older, M, batch), m
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from cumulant.checks import sentence, shape
 from cumulant.filters.moment_rules import PropagatedMoments
-from cumulant.filters.noisy_map import NoisyMap, WrongResult, joint_moments
+from cumulant.filters.noisy_map import NoisyMap, WrongResult, constant_noise, joint_moments
 from cumulant.filters.nonlinear_modes import GaussianMode, NonlinearMode
 
 Method = Literal["predict", "observe"]
@@ -34,46 +34,66 @@ class ModeMoments(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Modes that are evaluated together: their maps, or one mode with methods of its own."""
+    """Modes that are evaluated together: their maps and noise if that is constant, or one mode with its own methods."""
 
     indices: list[int]
     maps: list[NoisyMap]
     mode: GaussianMode | None
+    noise: Tensor | None = None
+
+
+class Predicted(NamedTuple):
+    """Of the modes ``indices``, mean (d, *older, G, batch) and covariance (d, d, *older, G, batch) of x_t."""
+
+    indices: list[int]
+    mean: Tensor
+    covariance: Tensor
 
 
 class ModeBank:
-    """The modes of a model with states of size d and observations of size m."""
+    """The modes of a model with states of size d and observations of size m; ``full`` is positions(d), flat."""
 
-    def __init__(self, modes: Sequence[GaussianMode], m: int, d: int):
-        self.count = len(modes)
+    def __init__(self, modes: Sequence[GaussianMode], m: int, d: int, full: Tensor):
+        self.count, self.d, self.full = len(modes), d, full
         self.sizes = {"predict": d, "observe": m}
         self.groups: dict[Method, list[Group]] = {}
         for method in ("predict", "observe"):
             self.groups[method] = _grouped(modes, method, d)
 
-    def moments(self, method: Method, mean: Tensor, covariance: Tensor, u: Any, t: int) -> ModeMoments:
-        """Of x_t or y_t from means (d, *older, M or 1, batch) and covariances (d, d, *older, M or 1, batch)."""
+    def moments(self, method: Method, moments: Tensor, u: Any, t: int) -> ModeMoments:
+        """Of x_t or y_t from packed moments (*older, M or 1, q, batch) of x."""
         parts: list[PropagatedMoments | None] = [None] * self.count
-        for indices, maps, mode in self.groups[method]:
-            own = [min(k, mean.shape[-2] - 1) for k in indices]
-            chosen = mean, covariance
-            if own != list(range(mean.shape[-2])):
-                index = torch.tensor(own, device=mean.device)
-                chosen = mean.index_select(-2, index), covariance.index_select(-2, index)
-            rows = chosen[0].movedim(0, -1), chosen[1].movedim((0, 1), (-2, -1))  # (*older, G, batch, …)
-            try:
-                if mode is None:
-                    image = joint_moments(maps, *rows, u)
-                else:
-                    image = _with_mode_axis(getattr(mode, method)(rows[0].squeeze(-3), rows[1].squeeze(-4), u))
-            except WrongResult as wrong:
-                raise ValueError(sentence(f"{NAME}.{wrong.name}, step {t}", *wrong.parts)) from None
-            self._check(image, rows[0].shape, method, indices[0], t)
-            if len(indices) == self.count:
+        for group in self.groups[method]:
+            image = self._image(group, method, moments, u, t)
+            if len(group.indices) == self.count:
                 return _events_first(image)
-            for position, k in enumerate(indices):
+            for position, k in enumerate(group.indices):
                 parts[k] = _select(image, position)
         return _stacked([part for part in parts if part is not None])
+
+    def predictions(self, moments: Tensor, u: Any, t: int, known: Collection[int]) -> Iterator[Predicted]:
+        """What every group but the modes ``known`` gives for x_t; packed moments (*older, M or 1, q, batch) of x."""
+        for group in self.groups["predict"]:
+            if not set(group.indices) <= set(known):
+                mean, covariance, *_ = _events_first(self._image(group, "predict", moments, u, t))
+                yield Predicted(group.indices, mean, covariance)
+
+    def _image(self, group: Group, method: Method, moments: Tensor, u: Any, t: int) -> PropagatedMoments:
+        """Moments of a group, (*older, G, batch, …)."""
+        indices, maps, mode, noise = group
+        events = _of_group(moments, indices).movedim(-2, 0)  # (q, *older, G, batch)
+        mean = events[1 : self.d + 1].movedim(0, -1)
+        covariance = events[self.d + 1 :].index_select(0, self.full).unflatten(0, (self.d, self.d))
+        covariance = covariance.movedim((0, 1), (-2, -1))
+        try:
+            if mode is None:
+                image = joint_moments(maps, mean, covariance, u, noise)
+            else:
+                image = _with_mode_axis(getattr(mode, method)(mean.squeeze(-3), covariance.squeeze(-4), u))
+        except WrongResult as wrong:
+            raise ValueError(sentence(f"{NAME}.{wrong.name}, step {t}", *wrong.parts)) from None
+        self._check(image, mean.shape, method, indices[0], t)
+        return image
 
     def _check(self, image: PropagatedMoments, lead: torch.Size, method: Method, mode: int, t: int) -> None:
         size = self.sizes[method]
@@ -96,7 +116,17 @@ def _grouped(modes: Sequence[GaussianMode], method: Method, d: int) -> list[Grou
             group.maps.append(each)
         else:
             groups[k] = Group([k], [], mode)
-    return list(groups.values())
+    return [group._replace(noise=constant_noise(group.maps)) for group in groups.values()]
+
+
+def _of_group(moments: Tensor, indices: list[int]) -> Tensor:
+    """The beliefs of some modes, (*older, M or 1, q, batch) → (*older, G, q, batch), as a view where they adjoin."""
+    modes = moments.shape[-3]
+    if modes == 1:
+        return moments.expand(*moments.shape[:-3], len(indices), *moments.shape[-2:])
+    if indices == list(range(indices[0], indices[0] + len(indices))):
+        return moments.narrow(-3, indices[0], len(indices))
+    return moments.index_select(-3, torch.tensor(indices, device=moments.device))
 
 
 def _with_mode_axis(image: PropagatedMoments) -> PropagatedMoments:

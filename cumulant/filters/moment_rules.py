@@ -160,16 +160,16 @@ def _pulled(function: Function, points: Tensor) -> tuple[Tensor, Tensor]:
     """By torch.autograd, which needs no import of a compiler as torch.func does; derivatives of the rows if needed."""
     tracked = torch.is_grad_enabled()
     with torch.inference_mode(False), torch.enable_grad():
-        leaf = points.clone(memory_format=torch.contiguous_format)
+        leaf = points.clone(memory_format=torch.contiguous_format).movedim(0, -1)  # (k, n, d), the entries contiguous
         leaf = leaf if leaf.requires_grad else leaf.requires_grad_()
-        value, rows = function(leaf.movedim(0, -1)), None
+        value, rows = function(leaf), None
         keep = tracked and (
             points.requires_grad or unpack_dual(value).tangent is not None or _depends_on_more(value, leaf)
         )
         if value.requires_grad:
             (rows,) = torch.autograd.grad(value, leaf, _one_hot(points), create_graph=keep, allow_unused=True)
         rows = torch.zeros_like(leaf) if rows is None else rows
-    return value if keep else value.detach(), rows.movedim(0, -1)
+    return value if keep else value.detach(), rows
 
 
 def _depends_on_more(value: Tensor, leaf: Tensor) -> bool:
@@ -190,7 +190,13 @@ def _depends_on_more(value: Tensor, leaf: Tensor) -> bool:
 def _one_hot(points: Tensor) -> Tensor:
     """(k, n, k): entry i of copy i."""
     _, k, n = points.shape
-    return torch.eye(k, dtype=points.dtype, device=points.device)[:, None].expand(k, n, k)
+    return _eye(k, points.dtype, points.device)[:, None].expand(k, n, k)
+
+
+@lru_cache(maxsize=64)
+def _eye(k: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    with torch.inference_mode(False):
+        return torch.eye(k, dtype=dtype, device=device)
 
 
 class SigmaPointRule(MomentRule):

@@ -18,6 +18,7 @@ from cumulant.checks import sentence, shape
 from cumulant.filters.batch_last import semidefinite_root
 from cumulant.filters.linear_laws import regression
 from cumulant.filters.moment_rules import MomentRule, PropagatedMoments, wrap
+from cumulant.filters.parameters import covariance_problem
 
 Map = Tensor | Callable[..., Tensor]
 Noise = Tensor | Callable[[Any], Tensor]
@@ -83,6 +84,10 @@ class NoisyMap:
         if not isinstance(noise, Tensor) or noise.ndim < 2 or noise.shape[-1] != noise.shape[-2]:
             got = shape(noise) if isinstance(noise, Tensor) else type(noise).__name__
             raise WrongResult(f"{self.name} noise", "a square matrix (…, k, k)", got, "It is a covariance.")
+        if noise is not self.noise:  # the value of a function; constants were checked as the mode was made
+            problem = covariance_problem(noise, definite=self.additive and not self.continues)
+            if problem is not None:
+                raise WrongResult(f"{self.name} noise", *problem)
         return noise
 
     def evaluate(self, arguments: tuple[Tensor, ...], t: Any, size: int | None) -> Tensor:
@@ -104,15 +109,17 @@ class NoisyMap:
         return value
 
 
-def joint_moments(maps: Sequence[NoisyMap], mean: Tensor, covariance: Tensor, t: Any) -> PropagatedMoments:
+def joint_moments(
+    maps: Sequence[NoisyMap], mean: Tensor, covariance: Tensor, t: Any, noise: Tensor | None = None
+) -> PropagatedMoments:
     """The moments of G maps of one `group` in one pass, (*older, G, sequences, d) → (*older, G, sequences, …).
 
-    The unexplained part is (G, k, k) where it is the same for all sequences.
+    The unexplained part is (G, k, k) where it is the same for all sequences. ``noise`` is `constant_noise` of the maps.
     """
     first, lead, d = maps[0], mean.shape[:-1], mean.shape[-1]
     mean = mean.movedim(-1, 0).reshape(d, -1).mT  # views of memory in which the sequences are last
     covariance = covariance.movedim((-2, -1), (0, 1)).reshape(d, d, -1).movedim(-1, 0)
-    noise = _stacked_noise(maps, t)
+    noise = _stacked_noise(maps, t) if noise is None else noise
     if not first.additive:
         moments = _with_noise(maps, noise, mean, covariance, lead, t)
     elif isinstance(first.function, Tensor):
@@ -134,16 +141,26 @@ def _evaluate_all(
 
     With a size of the ``state``, z is (x, w).
     """
-    split = z.unflatten(-2, lead)
+    rows_of_sequences = isinstance(t, Tensor) and t.ndim > 1 and lead.numel() > lead[-1]
     if all(each.function is maps[0].function for each in maps):
+        if not rows_of_sequences:  # the axes do not matter to the function, and each view costs a node of its graph
+            return maps[0].evaluate((z,) if state is None else (z[..., :state], z[..., state:]), t, size)
+        split = z.unflatten(-2, lead)
         arguments = (split,) if state is None else (split[..., :state], split[..., state:])
         value = maps[0].evaluate(arguments, t, size)
     else:
         values = []
-        for each, own in zip(maps, split.unbind(-3), strict=True):
+        for each, own in zip(maps, z.unflatten(-2, lead).unbind(-3), strict=True):
             values.append(each.evaluate((own,) if state is None else (own[..., :state], own[..., state:]), t, size))
         value = torch.stack(values, -3)
     return value.flatten(-1 - len(lead), -2)
+
+
+def constant_noise(maps: Sequence[NoisyMap]) -> Tensor | None:
+    """(G, k, k) where no covariance is a function and all have one size, None else."""
+    noises = [each.noise for each in maps if isinstance(each.noise, Tensor)]
+    alike = len(noises) == len(maps) > 0 and len({noise.shape for noise in noises}) == 1
+    return torch.stack(noises) if alike else None
 
 
 def _stacked_noise(maps: Sequence[NoisyMap], t: Any) -> Tensor:

@@ -10,14 +10,14 @@ of each mode (`moment_rules`). With linear functions it is the filter of `Switch
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
 import torch
 from torch import Tensor
 
-from cumulant.checks import require_alike, require_finite, require_float, sentence, shape
+from cumulant.checks import holds, require_alike, require_finite, require_float, sentence, shape
 from cumulant.filters.batch_last import semidefinite_root
 from cumulant.filters.linear_gaussian import Simulation, stacked_simulation
 from cumulant.filters.noisy_map import WrongResult
@@ -146,10 +146,10 @@ class SwitchingNonlinear:
             u = operations.input_at(t, count)
             if t > 0 or self.start == "belief":
                 mode = self.draw_modes(mode, t, generator)
-                x = self.draw("sample_next", mode, x, u, generator)
+                x = self.draw("sample_next", mode, x, u, t, generator)
             modes.append(mode)
             states.append(x)
-            observations.append(self.draw("sample_observation", mode, x, u, generator))
+            observations.append(self.draw("sample_observation", mode, x, u, t, generator))
         empty = x.new_empty(count, self.observed)
         return stacked_simulation((modes, states, observations), (mode, x, empty), batch_shape)
 
@@ -165,12 +165,24 @@ class SwitchingNonlinear:
         """The modes at step t after modes (sequences, …)."""
         return draw_modes(of_modes(at_step("transition", self.transition, t), mode, 1), generator)
 
-    def draw(self, method: str, mode: Tensor, x: Tensor, u: Any, generator: torch.Generator | None) -> Tensor:
-        """`sample_next` or `sample_observation` for states (…, d), each by its own mode (…)."""
+    def draw(self, method: str, mode: Tensor, x: Tensor, u: Any, t: int, generator: torch.Generator | None) -> Tensor:
+        """`sample_next` or `sample_observation` of step t for states (…, d), each by its own mode (…)."""
+        return self.by_modes(method, mode, t, lambda each: getattr(each, method)(x, u, generator))
+
+    def by_modes(self, method: str, mode: Tensor, t: int, evaluate: Callable[[GaussianMode], Tensor]) -> Tensor:
+        """What each mode says of its own vectors or numbers, mode (…), refused with mode and step if it is NaN."""
         total = None
         for k, each in enumerate(self.mode_models):
-            drawn = getattr(each, method)(x, u, generator)
-            total = drawn if total is None else torch.where((mode == k)[..., None], drawn, total)
+            try:
+                value = evaluate(each)
+            except WrongResult as wrong:
+                where = f"{NAME}.mode_models[{k}].{wrong.name}, step {t}"
+                raise ValueError(sentence(where, *wrong.parts)) from None
+            own = (mode == k).reshape(*mode.shape, *[1] * (value.ndim - mode.ndim))
+            if not holds(~(own & value.isnan())):
+                where = f"{NAME}.mode_models[{k}].{method}, step {t}"
+                raise ValueError(sentence(where, "numbers", "NaN", "Its functions must be defined at every particle."))
+            total = value if total is None else torch.where(own, value, total)
         assert total is not None
         return total
 

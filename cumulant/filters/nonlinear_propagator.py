@@ -18,13 +18,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cumulant.checks import holds, sentence
+from cumulant.checks import holds, known, sentence
 from cumulant.filters.batch_last import semidefinite_root
 from cumulant.filters.joseph import joseph
 from cumulant.filters.linear_laws import LinearLaw, regression
 from cumulant.filters.mode_bank import NAME, Method, ModeBank, ModeMoments
 from cumulant.filters.moment_rules import wrap
-from cumulant.filters.nonlinear_modes import GaussianMode
+from cumulant.filters.nonlinear_modes import GaussianMode, NonlinearMode
+from cumulant.filters.packed import moment_map
 from cumulant.filters.packed_normal import Elimination, Normal, PackedNormal, pack, unpack
 from cumulant.filters.protocol import Start, StateMoments, Updated, contract, is_tracked
 
@@ -45,22 +46,43 @@ class NonlinearGaussian(PackedNormal):
         m, d = sizes
         super().__init__(start, begin, log_transition, m, d, batch_shape)
         self.modes, self.inputs = modes, inputs  # inputs (T, k) or (T, sequences, k)
-        self.bank = ModeBank(modes, m, d)
+        self.bank = ModeBank(modes, m, d, self.full)
+        self.steps_of_matrices = self._matrix_steps(modes)
         # whether functions capture something with a derivative cannot be known
         self.tracked = torch.is_grad_enabled() or is_tracked(log_transition, begin.log_weights, *begin.belief)
         self.angles, self.state_angles = modes[0].angles, modes[0].state_angles
         first, second = self._order(d)
         self.upper = first * d + second
-        self.joint_order = _joint_order(m, d).to(self.like.device)
+        self.bounds = None
 
     def predict(self, belief: Normal, t: int, *, moves: bool = True) -> Normal:
         if not moves:
             return belief
-        image = self._moments("predict", belief.moments, t)
-        triangle = image.covariance.flatten(0, 1).index_select(0, self.upper)
-        moments = torch.cat([torch.ones_like(image.mean[:1]), image.mean, triangle])
-        self._check("dynamics", moments, image.mean, t)
-        return Normal(moments.movedim(0, -2).contiguous())
+        moments, u = self._with_inputs(belief.moments, t)
+        parts: dict[int, Tensor] = {}  # (*older, 1, q, batch) of each mode
+        for k, matrix in self.steps_of_matrices.items():
+            parts[k] = matrix @ moments.narrow(-3, min(k, moments.shape[-3] - 1), 1)
+        for indices, mean, covariance in self.bank.predictions(moments, u, t, parts):
+            triangle = covariance.flatten(0, 1).index_select(0, self.upper)
+            packed = torch.cat([torch.ones_like(mean[:1]), mean, triangle]).movedim(0, -2)
+            if len(indices) == len(self.modes):
+                self._check("dynamics", packed, t)
+                return Normal(packed.contiguous())
+            parts |= {k: packed.narrow(-3, position, 1) for position, k in enumerate(indices)}
+        joined = torch.cat([parts[k] for k in range(len(self.modes))], -3)
+        self._check("dynamics", joined, t)
+        return Normal(joined)
+
+    def _matrix_steps(self, modes: Sequence[GaussianMode]) -> dict[int, Tensor]:
+        """Of modes that are a matrix with constant noise, one map of packed moments, as in `packed`."""
+        found = {}
+        for k, mode in enumerate(modes):
+            if not isinstance(mode, NonlinearMode) or mode.state_angles:
+                continue
+            if isinstance(mode.dynamics, Tensor) and isinstance(mode.process_noise, Tensor):
+                matrix = moment_map(mode.dynamics, mode.process_noise)
+                found |= {} if matrix is None else {k: matrix}
+        return found
 
     def transition_law(self, belief: Normal, t: int) -> LinearLaw:
         moments, image = belief.moments, self._moments("predict", belief.moments, t)
@@ -126,39 +148,53 @@ class NonlinearGaussian(PackedNormal):
 
     def _moments(self, method: Method, moments: Tensor, t: int) -> ModeMoments:
         """What every mode gives for beliefs (*older, M or 1, q, batch)."""
+        moments, u = self._with_inputs(moments, t)
+        return self.bank.moments(method, moments, u, t)
+
+    def _with_inputs(self, moments: Tensor, t: int) -> tuple[Tensor, Any]:
+        """Beliefs as many as there are inputs, and what functions get as t."""
         u = self.input_at(t, moments.shape[-1])
         if isinstance(u, Tensor) and u.ndim == 2 and moments.shape[-1] == 1:
             moments = moments.expand(*moments.shape[:-1], len(u))
-        events = moments.movedim(-2, 0)  # (q, *older, M or 1, batch)
-        covariance = events[self.d + 1 :].index_select(0, self.full).unflatten(0, (self.d, self.d))
-        return self.bank.moments(method, events[1 : self.d + 1], covariance, u, t)
+        return moments, u
 
     def _conditioned(
         self, moments: Tensor, law: ModeMoments, y: Tensor, observed: Tensor | None, t: int
     ) -> Elimination:
         """Condition packed moments (*older, M, q, batch) of x on y by a law of y."""
-        away = self._away(law, y)
-        rows = torch.cat([law.covariance.flatten(0, 1), away, law.cross.flatten(0, 1)])
-        self._check("observation", rows, away, t)
-        joint = torch.cat([rows.index_select(0, self.joint_order).movedim(0, -2), moments], -2)
-        floor = self._floors(law)
-        eps, known = torch.finfo(y.dtype).eps, floor > 0
-        bound = torch.where(known, torch.where(known, floor, 1).log() - log(eps) / 2, torch.inf)
-        least = eps * law.covariance.detach().diagonal().movedim(-1, -2).abs() + torch.finfo(y.dtype).tiny
-        return self.condition(joint, torch.zeros_like(y), observed, torch.maximum(floor, least).split(1, -2), bound)
+        away, rows = self._away(law, y), []
+        for k in range(self.m):  # the rows of y in the triangle of (y, 1, x)
+            rows += [law.covariance[k, k:], away[k, None], law.cross[:, k]]
+        joint = torch.cat([*(row.movedim(0, -2) for row in rows), moments], -2)
+        self._check("observation", joint, t, away)
+        floor, bound = self._bounds(law)
+        info = torch.finfo(y.dtype)
+        least = info.eps * law.covariance.detach().diagonal().movedim(-1, -2).abs() + info.tiny
+        return self.condition(joint, None, observed, torch.maximum(floor, least).split(1, -2), bound)
 
     def _away(self, law: ModeMoments, y: Tensor) -> Tensor:
         """What was predicted, seen from y: (m, *older, M, batch)."""
         entries = y.reshape(self.m, *[1] * (law.mean.ndim - 2), y.shape[-1])
         return wrap(law.mean - entries, self.angles)
 
-    def _floors(self, law: ModeMoments) -> Tensor:
-        """The variances (…, M, m, batch or 1) of the entries of y given x and the entries before; 0 if not known."""
+    def _bounds(self, law: ModeMoments) -> tuple[Tensor, Tensor]:
+        """The variances (…, M, m, batch or 1) of the entries of y given x and the entries before, 0 if not known.
+
+        And the logarithms of variances from which elimination loses half of the digits.
+        """
         rest = law.unexplained
+        last = self.bounds
+        if rest is not None and last is not None and rest.shape == last[0].shape and known(rest == last[0]):
+            return last[1:]  # noise that is the same at every step
         if rest is None:
-            return torch.zeros_like(law.mean[..., :1]).movedim(0, -2)
-        root = semidefinite_root(rest.detach().flatten(2)).diagonal()  # (n, m)
-        return root.square().mT.unflatten(1, rest.shape[2:]).movedim(0, -2)
+            floor = torch.zeros_like(law.mean[..., :1]).movedim(0, -2)
+        else:
+            root = semidefinite_root(rest.detach().flatten(2)).diagonal()  # (n, m)
+            floor = root.square().mT.unflatten(1, rest.shape[2:]).movedim(0, -2)
+        positive, half = floor > 0, log(torch.finfo(floor.dtype).eps) / 2
+        bound = torch.where(positive, torch.where(positive, floor, 1).log() - half, torch.inf)
+        self.bounds = None if rest is None or rest.shape[-1] > 1 else (rest.detach(), floor, bound)
+        return floor, bound
 
     def _linearised_about(
         self, posterior: Normal, moments: Tensor, before: ModeMoments, again: int, t: int
@@ -201,22 +237,17 @@ class NonlinearGaussian(PackedNormal):
         mean, covariance = unpack(moments, self.d, self.full)
         return mean.mT, covariance.movedim(-1, -3)
 
-    def _check(self, name: str, values: Tensor, own: Tensor, t: int) -> None:
-        """Refuse moments (k, *older, M, batch) that are no numbers, with mode, step and sequence."""
-        if holds(values.detach().sum().isfinite()) or holds(values.isfinite()):  # the sum is the quicker look
+    def _check(self, name: str, values: Tensor, t: int, means: Tensor | None = None) -> None:
+        """Refuse moments (*older, M, k, batch) that are no numbers, with mode, step and sequence.
+
+        ``means`` (k, *older, M, batch) are among them; if None, those that follow a 1.
+        """
+        total = values.detach().sum()
+        if holds(total - total == 0) or holds(values.isfinite()):  # the sum is the quicker look
             return
-        *_, mode, sequence = (~values.isfinite()).nonzero()[0].tolist()
-        what = "a value" if not holds(own[..., mode, sequence].isfinite()) else "a derivative or covariance"
+        *_, mode, sequence = (~values.isfinite()).movedim(-2, 0).nonzero()[0].tolist()
+        means = values.narrow(-2, 1, self.d).movedim(-2, 0) if means is None else means
+        what = "a value" if not holds(means[..., mode, sequence].isfinite()) else "a derivative or covariance"
         where = f"{NAME}.mode_models[{mode}].{name}, step {t}, sequence {sequence}"
         advice = "The function must be defined and smooth where the filter evaluates it."
         raise ValueError(sentence(where, "finite numbers", f"{what} that is NaN or infinite", advice))
-
-
-def _joint_order(m: int, d: int) -> Tensor:
-    """Where the rows of y in the triangle of (y, 1, x) are in the covariance, the mean and the cross, flat."""
-    order = []
-    for k in range(m):
-        order += [k * m + other for other in range(k, m)]
-        order += [m * m + k]
-        order += [m * m + m + entry * m + k for entry in range(d)]
-    return torch.tensor(order, dtype=torch.int64)

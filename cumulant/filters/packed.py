@@ -205,6 +205,19 @@ def _form(parameters: Parameters, *, squared: bool = True) -> Maps:
     return Maps(gain, offset, joint, floor.split(1, -2), floor.log() - log(torch.finfo(h.dtype).eps) / 2)
 
 
+def moment_map(dynamics: Tensor, noise: Tensor) -> Tensor | None:
+    """The map (q, q) of the packed moments of x to those of F x + N(0, Q); None where it would be large.
+
+    >>> one = torch.ones(1, 1)
+    >>> moment_map(2 * one, 5 * one) @ torch.tensor([1.0, 3.0, 7.0])                          # 1, 2 · 3, 4 · 7 + 5
+    tensor([ 1.,  6., 33.])
+    """
+    none = dynamics.new_zeros(0, len(dynamics))
+    parts = dynamics, noise, none, none[:, :0], none.new_zeros(len(dynamics), 1), none.new_zeros(0, 1)
+    joint = _form(Parameters(*(part[None] for part in parts))).product
+    return None if joint is None else joint[0]
+
+
 def _joint_moments(gain: Tensor, moments: Tensor) -> Tensor:
     """The triangle of (y, 1, x') with (y, x') = G x, less its 1, from that of (1, x).
 

@@ -99,19 +99,22 @@ class PackedNormal(Propagator):
         return Normal(total)
 
     def condition(
-        self, joint: Tensor, y: Tensor, observed: Tensor | None, floors: tuple[Tensor, ...], bound: Tensor
+        self, joint: Tensor, y: Tensor | None, observed: Tensor | None, floors: tuple[Tensor, ...], bound: Tensor
     ) -> Elimination:
         """Condition the triangle of (y, 1, x) on y (m, batch), entries that were not ``observed`` left out.
+
+        y None is 0: the triangle has what was predicted less what was observed.
 
         floors  (…, 1, 1) for each entry of y its variance given x and the entries before it: none can have less
         bound   (…, m, 1) log of the variance from which elimination loses half of the digits
         """
         rest, variances = joint, []
-        for entry, value in enumerate(y.unbind()):
+        for entry in range(self.m):
             left = self.m + self.d - entry
             row, rest = rest.narrow(-2, 0, left + 1), rest.narrow(-2, left + 1, left * (left + 1) // 2)
-            row = row.clone() if entry == 0 else row  # what was predicted stays as it was
-            row.select(-2, self.m - entry).sub_(value)
+            if y is not None:
+                row = row.clone() if entry == 0 else row  # what was predicted stays as it was
+                row.select(-2, self.m - entry).sub_(y[entry])
             variance, cross = torch.split_with_sizes(row, (1, left), -2)
             variances.append(torch.maximum(variance, floors[entry]))
             gain = cross / variances[-1]
@@ -124,7 +127,7 @@ class PackedNormal(Propagator):
         constant = 1 + self.m * log(2 * pi)
         if observed is not None:
             spread, vague = torch.where(observed, spread, 0), vague & observed
-            constant = 1 + observed.to(y.dtype).sum(0) * log(2 * pi)
+            constant = 1 + observed.to(joint.dtype).sum(0) * log(2 * pi)
         corner = rest.select(-2, 0)
         log_likelihood = (corner - spread.sum(-2) - constant) / 2
         corner.fill_(1)

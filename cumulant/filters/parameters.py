@@ -112,25 +112,34 @@ def _with_modes(name: str, value: Tensor, modes: int, event: tuple[int, ...]) ->
 
 def check_covariance(where: str, value: Tensor, definite: bool) -> None:
     """Symmetric and positive semidefinite, or definite, up to rounding."""
+    problem = covariance_problem(value, definite)
+    if problem is not None:
+        raise ValueError(sentence(where, *problem))
+
+
+def covariance_problem(value: Tensor, definite: bool) -> tuple[str, str, str] | None:
+    """What was expected of covariances, what they are, and what to do; None where nothing is wrong."""
     matrices = value.detach()
     if not matrices.numel() or torch.compiler.is_compiling():
-        return
+        return None
     slack = 1e3 * torch.finfo(value.dtype).eps
     if _is_clear(matrices.double(), slack, definite):
-        return
+        return None
+    if not holds(matrices.isfinite()):
+        return "finite numbers", "NaN or infinity", "It is a covariance."
     plain, scaled = (_departures(m) for m in (matrices.double(), _correlations(matrices.double())))
     asymmetry = torch.minimum(plain.asymmetry, scaled.asymmetry)
     if not holds(asymmetry <= slack):
         got = f"a relative asymmetry of {asymmetry.max().item():.2g}"
-        raise ValueError(sentence(where, "symmetric matrices", got, "Pass (S + S.mT) / 2 if it is rounding."))
+        return "symmetric matrices", got, "Pass (S + S.mT) / 2 if it is rounding."
     if definite and not holds(scaled.smallest > 0):
         got = f"a smallest eigenvalue of {scaled.smallest.min().item():.2g} in units of the deviations"
-        advice = "An entry observed without noise needs a small variance."
-        raise ValueError(sentence(where, "positive definite matrices", got, advice))
+        return "positive definite matrices", got, "An entry observed without noise needs a small variance."
     smallest = torch.maximum(plain.smallest, scaled.smallest)
     if not holds(smallest >= -slack * value.shape[-1]):
         got = f"a smallest eigenvalue of {smallest.min().item():.2g} relative to its largest entry"
-        raise ValueError(sentence(where, "positive semidefinite matrices", got, "Clip the eigenvalues at 0."))
+        return "positive semidefinite matrices", got, "Clip the eigenvalues at 0."
+    return None
 
 
 def _is_clear(matrices: Tensor, slack: float, definite: bool) -> bool:

@@ -77,9 +77,9 @@ def step(
     modes, x = state.modes, state.x
     if state.t > 0 or model.start == "belief":
         modes = model.draw_modes(modes, state.t, generator)
-        x = model.draw("sample_next", modes.mT, x, u, generator)
+        x = model.draw("sample_next", modes.mT, x, u, state.t, generator)
         x = x.movedim(-1, 0).contiguous().movedim(0, -1)  # entries one after the other, so that functions run along n
-    log_likelihood = _log_likelihood(model, modes, x, y.reshape(sequences, -1), u)
+    log_likelihood = _log_likelihood(model, modes, x, y.reshape(sequences, -1), u, state.t)
     weights = state.log_weights + log_likelihood
     evidence = torch.logsumexp(weights, -1) - torch.logsumexp(state.log_weights, -1)
     record = _record(model, modes, x, weights, evidence)
@@ -88,14 +88,12 @@ def step(
     return state, ParticleRecord(*(part.reshape(state.batch_shape + part.shape[1:]) for part in record))
 
 
-def _log_likelihood(model: SwitchingNonlinear, modes: Tensor, x: Tensor, y: Tensor, u: Any) -> Tensor:
+def _log_likelihood(model: SwitchingNonlinear, modes: Tensor, x: Tensor, y: Tensor, u: Any, t: int) -> Tensor:
     """log p(y | x, s) (sequences, n)."""
     missing = y.isnan()
     observed = ~missing.expand(*x.shape[:-1], -1) if bool(missing.any()) else None
     y = torch.where(missing, 0, y).expand(*x.shape[:-1], -1)
-    total = x.new_zeros(x.shape[:-1])
-    for k, mode in enumerate(model.mode_models):
-        total = torch.where(modes.mT == k, mode.log_likelihood(x, y, observed, u), total)
+    total = model.by_modes("log_likelihood", modes.mT, t, lambda mode: mode.log_likelihood(x, y, observed, u))
     return total.mT.clamp_min(-(torch.finfo(y.dtype).max ** 0.5))
 
 

@@ -6,8 +6,10 @@ import torch
 
 from cumulant import Gaussian
 from cumulant.filters import (
+    NonlinearMode,
     Slots,
     SwitchingLinearGaussian,
+    SwitchingNonlinear,
     exact,
     gpb,
     imm,
@@ -18,6 +20,7 @@ from cumulant.filters import (
     run,
     step,
 )
+from cumulant.samplers import particle_filter
 from tests.filters.oracle import NAN, model_of, parameters, series, t
 
 
@@ -194,3 +197,68 @@ def test_calls_that_cannot_be_answered():
     ):
         with pytest.raises(ValueError, match=words):
             call()
+
+
+def one_mode(**changes):
+    eye = torch.eye(2, dtype=torch.float64)
+    parts = {"dynamics": eye, "process_noise": eye, "observation": eye[:1], "observation_noise": eye[:1, :1]} | changes
+    mode = NonlinearMode(**parts)
+    return SwitchingNonlinear(eye[:1, :1], [mode], initial_mean=eye[0], initial_covariance=eye)
+
+
+def at_step_two(bad, good):
+    return lambda *arguments: bad(*arguments[:-1]) if arguments[-1] == 2 else good(*arguments[:-1])
+
+
+EYE = torch.eye(2, dtype=torch.float64)
+NOISES = {
+    "a process noise that is not semidefinite": (
+        {"process_noise": at_step_two(lambda: -EYE, lambda: EYE)},
+        r"mode_models\[0\]\.dynamics noise, step 2: expected positive semidefinite matrices, got .*-1",
+    ),
+    "an observation noise that is singular": (
+        {"observation_noise": at_step_two(lambda: 0 * EYE[:1, :1], lambda: EYE[:1, :1])},
+        r"mode_models\[0\]\.observation noise, step 2: expected positive definite matrices, got .* 0 in units",
+    ),
+    "a noise of NaN": (
+        {"process_noise": at_step_two(lambda: EYE * torch.nan, lambda: EYE)},
+        r"mode_models\[0\]\.dynamics noise, step 2: expected finite numbers, got NaN",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", NOISES)
+def test_noise_that_is_a_function_is_checked_at_every_step(case):
+    changes, words = NOISES[case]
+    with pytest.raises(ValueError, match=words):
+        imm(one_mode(**changes), torch.zeros(4, 1, dtype=torch.float64))
+
+
+PARTICLES = {
+    "NaN of the motion": (
+        {"dynamics": at_step_two(lambda x: x * torch.nan, lambda x: x)},
+        r"sample_next, step 2: .* NaN",
+    ),
+    "NaN of the sensor": (
+        {"observation": at_step_two(lambda x: x[..., :1] * torch.nan, lambda x: x[..., :1])},
+        r"mode_models\[0\]\.log_likelihood, step 2: expected numbers, got NaN",
+    ),
+    "a wrong shape": (
+        {"observation": at_step_two(lambda x: x, lambda x: x[..., :1])},
+        r"mode_models\[0\]\.observation, step 2: expected shape \(10, 1, 1\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", PARTICLES)
+def test_functions_that_fail_a_particle_are_named_with_mode_and_step(case):
+    changes, words = PARTICLES[case]
+    y, generator = torch.zeros(4, 1, dtype=torch.float64), torch.Generator().manual_seed(0)
+    with pytest.raises(ValueError, match=words):
+        particle_filter(one_mode(**changes), y, method="bootstrap", particles=10, generator=generator)
+
+
+def test_a_simulation_names_mode_and_step():
+    model = one_mode(dynamics=at_step_two(lambda x: x[..., 0], lambda x: x))
+    with pytest.raises(ValueError, match=r"mode_models\[0\]\.dynamics, step 2: expected shape \(1, 2\)"):
+        model.simulate(4, generator=torch.Generator())

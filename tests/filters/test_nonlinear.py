@@ -460,8 +460,8 @@ def one_mode(**change):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"dynamics": lambda x, s: x[..., 0]}, r"mode_models\[0\].dynamics, step 0: expected shape \(2, 1, 1, 2\)"),
-        ({"dynamics": lambda x, s: x[..., :1]}, r"dynamics, step 0: expected shape .* got \(2, 1, 1, 1\)"),
+        ({"dynamics": lambda x, s: x[..., 0]}, r"mode_models\[0\].dynamics, step 0: expected shape \(2, 1, 2\)"),
+        ({"dynamics": lambda x, s: x[..., :1]}, r"dynamics, step 0: expected shape .* got \(2, 1, 1\)"),
         ({"dynamics": lambda x, s: 3.0}, "dynamics, step 0: expected a tensor, got float"),
         ({"dynamics": lambda x, s: x.float()}, r"dynamics, step 0: expected dtype torch.float64, got torch.float32"),
         ({"observation_noise": lambda s: torch.ones(2)}, "expected a square matrix"),

@@ -380,6 +380,47 @@ def test_polar_columns_under_a_cartesian_model_are_named(tmp_path, table_of):
     )
 
 
+@pytest.mark.parametrize(
+    "names", [("rho", "phi"), ("targetRange", "targetBearing"), ("slantrange", "angle1"), ("RNG", "HDG")]
+)
+def test_polar_names_of_many_kinds_are_known(names, tmp_path, table_of):
+    model = read_model(cartesian(tmp_path, names))
+    tracks = read_tracks(table_of(f"t,{','.join(names)}\n0,1,2\n1,2,3\n"), model.columns)
+    (warning,) = suspicious_columns(model, tracks)
+    assert f"{names[0]} (like a range)" in warning
+    assert f"{names[1]} (like an angle)" in warning
+
+
+def cartesian(tmp_path, names):
+    path = tmp_path / "cartesian.toml"
+    measured = ", ".join(f'"{name}"' for name in names)
+    text = f"""[table]
+time = "t"
+measured = [{measured}]
+[measurement]
+noise = 1.0
+[[mode]]
+motion = "constant-velocity"
+q = 1.0
+[initial]
+mean = [0, 0, 0, 0]
+covariance = 1.0
+"""
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("turn", [360.0, 2 * np.pi], ids=["degrees", "radians"])
+def test_numbers_that_jump_by_a_turn_are_named_whatever_the_column_is_called(turn, tmp_path, table_of):
+    model = read_model(cartesian(tmp_path, ("a", "b")))
+    angles = (0.9 + 0.02 * np.arange(10)) % 1.0 * turn
+    rows = "".join(f"{k},{k},{v:.4f}\n" for k, v in enumerate(angles))
+    (warning,) = suspicious_columns(model, read_tracks(table_of("t,a,b\n" + rows), model.columns))
+    assert warning.startswith("b (like an angle: it jumps by a whole turn): taken as Cartesian")
+    straight = "".join(f"{k},{k},{v:.4f}\n" for k, v in enumerate(turn * np.linspace(0, 1, 10)))
+    assert not suspicious_columns(model, read_tracks(table_of("t,a,b\n" + straight), model.columns))
+
+
 def test_angles_beyond_a_turn_are_named(model_of, table_of):
     model = read_model(model_of(replace=(('"deg"', '"rad"'),)))
     (words,) = suspicious_columns(model, read_tracks(table_of("t,r,a\n0,1,270\n"), model.columns))

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from cumulant.filters.motion import Turn
 from cumulant.filters.tracking.column_names import read_name
@@ -16,15 +17,16 @@ from cumulant.filters.tracking.units import TIMES, units_of
 
 POLAR = {
     "an angle": re.compile(
-        r"(^|[_\W])(bearing|azimuth|az|elevation|elev|theta|angle|heading|course|cog|lat(itude)?|lon(gitude)?|lng)([_\W]|$)",
+        r"(^|[_\W])(bearing|brg|azimuth|az|elevation|elev|theta|phi|psi|angle|heading|hdg|course|cog|lat(itude)?|lon(gitude)?|lng)([_\W]|$)",
         re.I,
     ),
-    "a range": re.compile(r"(^|[_\W])(range|rng|distance|dist|slant)([_\W]|$)", re.I),
+    "a range": re.compile(r"(^|[_\W])((slant_?)?range|rng|distance|dist|slant|rho|radius)([_\W]|$)", re.I),
     "a range rate": re.compile(r"(^|[_\W])(doppler|range_?rate|rdot|radial_?velocity)([_\W]|$)", re.I),
 }  # fmt: skip
 FAR_ANGLE = 2 * torch.pi * 1.01
 FAST_TURN = 0.5  # radians per second
 LEAST_ROWS = 10  # of a column, from which its spread is known
+JUMP = 0.75  # of a turn between two rows, where all other rows are within a quarter of one
 
 
 class ColumnWarning(UserWarning):
@@ -46,7 +48,13 @@ def suspicious_columns(model: TrackModel, tracks: Sequence[Track]) -> list[str]:
             Suspicion(name, kind)
             for name in model.columns.measured
             for kind, words in POLAR.items()
-            if words.search(name)
+            if words.search(_words_apart(name))
+        ]
+        named = {s.column for s in polar}
+        polar += [
+            Suspicion(name, "an angle: it jumps by a whole turn")
+            for k, name in enumerate(model.columns.measured)
+            if name not in named and _jumps_by_a_turn([track.y[:, k] for track in tracks])
         ]
         if polar:
             listed = ", ".join(f"{s.column} (like {s.looks})" for s in polar)
@@ -121,6 +129,32 @@ def _odd_rates(model: TrackModel) -> list[str]:
             round_ = f"{rate:.3g} rad/s, a whole turn every {2 * torch.pi / rate:.2g} s"
             found.append(f'mode {mode.name}: turns by {round_}: did you mean rate_unit = "deg/s"?')
     return found
+
+
+def _words_apart(name: str) -> str:
+    """
+    >>> _words_apart("targetBearing2")
+    'target_Bearing_2'
+    """
+    return re.sub(r"(?<=[a-z])(?=[A-Z0-9])", "_", name)
+
+
+def _jumps_by_a_turn(columns: Sequence[Tensor]) -> bool:
+    """Whether numbers stay within a turn, in degrees or radians, and somewhere leave at one end to enter at the other.
+
+    >>> _jumps_by_a_turn([torch.tensor([350.0, 357.0, 4.0])]), _jumps_by_a_turn([torch.tensor([0.0, 90.0, 350.0])])
+    (True, False)
+    """
+    kept = [column[~column.isnan()] for column in columns]
+    values = torch.cat(kept)
+    for turn in (360.0, 2 * torch.pi):
+        within = len(values) > 0 and any(
+            bool(((values >= low) & (values <= low + turn)).all()) for low in (0.0, -turn / 2)
+        )
+        steps = torch.cat([column.diff().abs() for column in kept])
+        if within and bool((steps > JUMP * turn).any()) and bool((steps[steps <= JUMP * turn] < turn / 4).all()):
+            return True
+    return False
 
 
 def distance_warning(model: TrackModel, tracks: Sequence[Track], farthest: float) -> list[str]:
