@@ -32,6 +32,8 @@ from cumulant.observatory.record.manifest import (
 )
 from cumulant.observatory.record.meta import Meta, notes_of
 from cumulant.observatory.statistics.tally import Tally
+from cumulant.observatory.statistics.text_parts import aligned
+from cumulant.observatory.text.parts import MAX_NAMES
 
 if TYPE_CHECKING:
     from polars import DataFrame
@@ -106,14 +108,19 @@ class Record:
         if self.modules != other.modules:
             advice = "Merge records of one model; `cumulant compare` puts different ones side by side."
             raise ValueError(sentence("Record.merge", "the same layers on both sides", "different ones", advice))
+        meta = self.meta.merge(other.meta)
+        if len(meta.parts) > MAX_NAMES:
+            got, advice = f"{len(meta.parts)} on both sides", "Name parts alike, or keep the records apart."
+            raise ValueError(sentence("Record.merge", f"at most {MAX_NAMES} names of parts", got, advice))
+        own, others = (aligned(one.sums, one.meta.parts, meta.parts) for one in (self, other))
         return Record(
             self.modules,
             _joined(self.tallies, other.tallies, Tally.merge),
-            _joined(self.sums, other.sums, torch.add),
+            _joined(own, others, torch.add),
             merge_layers(self.hidden, other.hidden),
             {**other.weights, **self.weights},
             (*self.excerpts, *other.excerpts)[:EXCERPTS],
-            self.meta.merge(other.meta),
+            meta,
         )
 
     def tally(self, quantity: str) -> Tally | None:
@@ -179,6 +186,16 @@ class Record:
         rows = [row.columns() for row in layer_table(self)]
         empty = {name: type(value) for name, value in LayerRow("", "", layer=0).columns().items()}
         return _frame(data_frame(rows, None if rows else empty), library)
+
+    def parts(self, nulls: Mapping[str, Record] | None = None, *, library: str = "polars") -> Any:
+        """One row for each head and two named parts of the texts, and for all queries and each part: the columns of
+        parts.parquet. Without named parts the table has no rows.
+
+        nulls  as in `heads`
+        """
+        from cumulant.observatory.record.tables import PART_COLUMNS, part_rows
+
+        return _frame(data_frame(part_rows(self, nulls or {}), PART_COLUMNS), library)
 
     def tokens(self, *, library: str = "polars") -> Any:
         """One row for every token of the excerpts, layer and head: the columns of tokens.parquet.

@@ -67,6 +67,19 @@ function drawKinds(width) {
   return rows.length ? shareBars(width, rows) : "Where this head looks was not recorded.";
 }
 
+// of the named parts of the texts: [name, share, chance, random, shuffled]
+const partsOf = (head) => DATA.parts?.[`${head.layer}.${head.head}`] ?? [];
+
+function drawParts(width) {
+  const rows = partsOf(state.head).map(([label, share, chance, random, shuffled]) => {
+    const beside = { "by chance": chance, "random weights": random, "shuffled keys": shuffled };
+    const lines = Object.entries(beside).filter(([, value]) => known(value));
+    const words = [label, percent(share), ...lines.map(([name, value]) => `${name} ${percent(value)}`)].join("\n");
+    return { label, share, chance, random, shuffled, words };
+  });
+  return rows.length ? shareBars(width, rows) : "No token that this head reads from is in a named part.";
+}
+
 const distancesOf = (head) =>
   Object.entries(head.values)
     .filter(([name]) => /^distance_\d/.test(name) && !name.endsWith("_before"))
@@ -200,6 +213,17 @@ function lookFigures() {
         on,
         draw: drawKinds,
         note: () => `Mean over tokens that have such a key; kinds overlap. Lines: ${marks.join(", ")}.`,
+      }),
+    );
+  }
+  if (!DATA.series && DATA.heads.some((head) => partsOf(head).length)) {
+    figures.push(
+      figure({
+        title: "At which part of the text",
+        name: "parts",
+        on,
+        draw: drawParts,
+        note: () => `Mean over tokens that see the part. Lines: ${marks.join(", ")}.`,
       }),
     );
   }
