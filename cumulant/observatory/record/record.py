@@ -48,6 +48,7 @@ RENAMED_META = {  # names of format 3 → names of format 4
 }
 RENAMED_TALLY = {"place_count": "position_count", "place_sum": "position_sum"}
 Stored = tuple[dict, dict[str, Tensor]]  # what record.json and moments.safetensors hold
+BEFORE = "/distance/before"
 EXCERPTS = 4  # texts whose beginning is kept token by token
 
 
@@ -113,6 +114,7 @@ class Record:
             got, advice = f"{len(meta.parts)} on both sides", "Name parts alike, or keep the records apart."
             raise ValueError(sentence("Record.merge", f"at most {MAX_NAMES} names of parts", got, advice))
         own, others = (aligned(one.sums, one.meta.parts, meta.parts) for one in (self, other))
+        own, others = _with_order(own, others), _with_order(others, own)
         return Record(
             self.modules,
             _joined(self.tallies, other.tallies, Tally.merge),
@@ -384,6 +386,26 @@ NULLS = ("random", "shuffled")  # `models.load.random_twin`, `runs.observe.shuff
 def null_directories(directory: Path) -> dict[str, Path]:
     """Where the records of the nulls of a record lie, whether they are there or not."""
     return {name: directory / f"null-{name}" for name in NULLS}
+
+
+def without_order(sums: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Without the mass before the query where it is all the mass: that of a causal order is not kept twice."""
+    causal = {key for key, value in sums.items() if key.endswith(BEFORE) and _is_all(value, sums, key)}
+    return {key: value for key, value in sums.items() if key not in causal}
+
+
+def _is_all(before: Tensor, sums: dict[str, Tensor], key: str) -> bool:
+    """To the rounding of two sweeps of the kernel in single precision."""
+    own = key.removesuffix(BEFORE)
+    count = sums[f"{own}/distance/count"].clamp_min(1)[:, None]
+    return bool(((before - sums[f"{own}/distance/mass"]) / count).abs().max() <= 1e-5)
+
+
+def _with_order(sums: dict[str, Tensor], other: dict[str, Tensor]) -> dict[str, Tensor]:
+    """With the mass before the query where only the other record says that there is some after it."""
+    absent = [key for key in other if key.endswith(BEFORE) and key not in sums]
+    masses = {key: sums.get(key.removesuffix(BEFORE) + "/distance/mass") for key in absent}
+    return sums | {key: mass for key, mass in masses.items() if mass is not None}
 
 
 def _joined(a: dict, b: dict, add) -> dict:

@@ -25,7 +25,7 @@ from cumulant.observatory.hooks.structure import attention_modules, unwrapped
 from cumulant.observatory.hooks.weights import HeadWeights, head_weights
 from cumulant.observatory.models.load import stream_dimension
 from cumulant.observatory.record.meta import Meta
-from cumulant.observatory.record.record import AttentionLayer, Record
+from cumulant.observatory.record.record import AttentionLayer, Record, without_order
 from cumulant.observatory.record.weights import with_weights
 from cumulant.observatory.statistics.heads import (
     BY_NAME,
@@ -212,9 +212,9 @@ class Recorder:
             self._tally(part, name, mass.movedim(1, 0).flatten(1), positions.repeat(len(mass)))
         sums = {f"{name}/chance": _sum(share) for name, share in found.baseline.items() if name in seen}
         if part.ordered:
-            sums |= {"distance/mass": found.by_distance, "distance/count": found.queries}
-            if found.before is not None:
-                sums["distance/before"] = found.before
+            # in a causal order all lies before; padding and windows may hide the order in a mask, in some batches only
+            before = found.by_distance if found.before is None else found.before
+            sums |= {"distance/mass": found.by_distance, "distance/count": found.queries, "distance/before": before}
         for name, value in sums.items():
             part.sums[name] = part.sums[name] + value if name in part.sums else value
 
@@ -358,6 +358,7 @@ class Recorder:
         }
         tallies |= self._added_tallies(layers)
         sums = {f"{name}/{key}": value for name in names for key, value in self.parts[name].sums.items()}
+        sums = without_order(sums)
         sums = {key: grown(t, len(self.part_names)) if key.endswith(PART_SUMS) else t for key, t in sums.items()}
         part_names = tuple(sorted(self.part_names)) if any(key.endswith(PART_SUMS) for key in sums) else ()
         sums = aligned(sums, self.part_names, part_names) if part_names else sums
