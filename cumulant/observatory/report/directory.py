@@ -310,9 +310,11 @@ def _cause(judged: Judgement | None) -> dict:
 
 
 def _mark(head: TypeMember, kind: str, without: dict[tuple[int, int], Judgement]) -> dict:
-    """The verdict on a head in the list of the type that it was judged as."""
+    """The verdict on a head in the list of the type that it was judged as, that type in the lists of others."""
     judged = without.get((head.layer, head.head))
-    return {} if judged is None or judged.kind != kind else {"verdict": judged.verdict}
+    if judged is None:
+        return {}
+    return {"verdict": judged.verdict} if judged.kind == kind else {"judged_as": judged.kind}
 
 
 def standing_out(heads: list[HeadRow], nulls: dict[str, Tables]) -> list[Remarkable]:
