@@ -71,7 +71,7 @@ def written(tmp_path_factory, with_a_sink, with_next_tokens):
         write_tables(tables, place / name, {"random": tables, "shuffled": tables})
     with_parts = json.dumps({"parts": [{"name": "prompt", "text": TEXT[:40]}, {"name": "answer", "text": TEXT[40:80]}]})
     (place / "text.jsonl").write_text(with_parts)
-    invoke("observe", run / "step-000001", "--out", place / "parts", "--text", place / "text.jsonl", "--null", "none")
+    invoke("observe", run / "step-000001", "--out", place / "parts", "--text", place / "text.jsonl", *sizes[2:])
     paths = [
         path for directory in ("one", "all", "sink", "next", "parts") for path in (place / directory).glob("*.parquet")
     ]

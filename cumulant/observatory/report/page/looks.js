@@ -42,11 +42,14 @@ function shareBars(width, rows) {
   return svg;
 }
 
-// a label that fits, at about 6 pixels a letter
+// a label that fits, as wide as its letters are
+const pen = document.createElement("canvas").getContext("2d");
 const cut = (text, pixels) => {
+  pen.font = `12px ${getComputedStyle(document.body).fontFamily}`;
+  const fits = (words) => pen.measureText(words).width <= pixels - 12;
   const letters = [...text];
-  const most = Math.floor((pixels - 10) / 6.2);
-  return letters.length > most ? `${letters.slice(0, most - 1).join("")}…` : text;
+  while (letters.length && !fits(`${letters.join("")}…`)) letters.pop();
+  return fits(text) ? text : `${letters.join("")}…`;
 };
 
 function kindsOf(head) {
@@ -101,7 +104,7 @@ function drawDistances(width) {
     y: { low: 0, high: most * 1.12 },
     xTicks: places,
     xName: (place) => String(bins[Math.floor(place)].from) + (Math.floor(place) === all.length - 1 ? "+" : ""),
-    xLabel: "tokens away; a bar holds distances from its number to the next",
+    xLabel: width < 420 ? "tokens away, from this number on" : "tokens away; a bar holds distances from its number to the next",
     yLabel: "% of the attention",
   });
   const wide = x(1) - x(0);
