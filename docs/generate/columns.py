@@ -7,7 +7,8 @@ ABOUT = """<!-- written by `python -m docs.generate` from cumulant/observatory/s
 
 # Columns of the tables
 
-`cumulant observe` writes heads, layers, tokens and causes.parquet, and with `--checkpoints` series.parquet.
+`cumulant observe` writes heads, layers, tokens and causes.parquet, parts.parquet where texts have named parts, and with
+`--checkpoints` series.parquet.
 This page has every column: {counts}. The same text is in the glossary of report.html, and in the terminal:
 
     cumulant columns entropy

@@ -1,5 +1,6 @@
 """The one list of columns: what runs write is in it, what is in it is written, and everybody uses its words."""
 
+import json
 import re
 import subprocess
 import sys
@@ -68,7 +69,12 @@ def written(tmp_path_factory, with_a_sink, with_next_tokens):
     for name, tables in (("sink", with_a_sink), ("next", with_next_tokens)):
         (place / name).mkdir()
         write_tables(tables, place / name, {"random": tables, "shuffled": tables})
-    paths = [path for directory in ("one", "all", "sink", "next") for path in (place / directory).glob("*.parquet")]
+    with_parts = json.dumps({"parts": [{"name": "prompt", "text": TEXT[:40]}, {"name": "answer", "text": TEXT[40:80]}]})
+    (place / "text.jsonl").write_text(with_parts)
+    invoke("observe", run / "step-000001", "--out", place / "parts", "--text", place / "text.jsonl", *sizes[2:])
+    paths = [
+        path for directory in ("one", "all", "sink", "next", "parts") for path in (place / directory).glob("*.parquet")
+    ]
     tables = {table: [p for p in paths if p.stem == table] for table in TABLES}
     return {table: [pl.read_parquet(path) for path in found] for table, found in tables.items()}
 

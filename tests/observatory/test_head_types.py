@@ -9,7 +9,13 @@ from cumulant.observatory import attach
 from cumulant.observatory.record.rows import HeadRow, TokenStatistics
 from cumulant.observatory.record.tables import head_rows
 from cumulant.observatory.runs.repeated import repeated_induction, repeated_tokens
-from cumulant.observatory.statistics.head_types import HEAD_TYPES, head_types, remarkable_heads
+from cumulant.observatory.statistics.head_types import (
+    HEAD_TYPES,
+    Remarkable,
+    head_types,
+    heads_to_remove,
+    remarkable_heads,
+)
 from tests.observatory.induction_model import LENGTH, VOCABULARY, trained_model, untrained_model
 from tests.observatory.tiny_models import make, transformer
 
@@ -58,6 +64,15 @@ def test_the_clearest_heads_come_first_with_a_sentence():
     assert found[0].words == (
         "looks at the previous token with 92% of its attention (random weights 5%); entropy 0.31 nats."
     )
+
+
+def test_the_best_two_of_the_types_that_anyone_asks_for_are_removed():
+    kinds = ["self", "local", "self", "broad", "sink", "self", "induction", "sink", "sink", "previous-token"]
+    heads = [Remarkable(0, i, kind, "", "", 1 - i / 20) for i, kind in enumerate(kinds)]
+    assert heads_to_remove(heads, 10) == heads
+    assert [h.head for h in heads_to_remove(heads, 6)] == [0, 1, 4, 6, 7, 9]
+    assert [h.head for h in heads_to_remove(heads, 2)] == [6, 9]
+    assert heads_to_remove([], 10) == []
 
 
 def test_heads_that_do_less_than_a_null_are_not_named():

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from cumulant.nn import AttentionCall, Support
-from cumulant.observatory import attach
+from cumulant.observatory import attach, observe
 from cumulant.observatory.statistics.quantities import DISTANCE_EDGES
 from cumulant.observatory.statistics.targets import TARGETS, SequenceTokens, target_masses
 from tests.generated.test_transformers import EXPERTS, Reading
@@ -23,6 +23,7 @@ from tests.observatory.tiny_models import (
     TWO_SIDED,
     VISION_MODELS,
     hf,
+    letter_tokenizer,
     transformer,
 )
 
@@ -278,6 +279,25 @@ def test_a_record_has_the_masses_of_the_weights_that_eager_attention_returns(kin
                     assert abs(float(share) - np.nanmean(chance[head])) < 1e-6, (layer.name, name)
             compared += 1
     assert compared >= 4
+
+
+def test_padding_does_not_give_a_causal_model_attention_ahead():
+    """Of some batches the mask is a table, of others an order: what lies before is all in both."""
+    tokenizer, texts = letter_tokenizer(), ["abcdef", "ab", "cdabcde", "ba"]
+    model, both_ways = (
+        transformer(kind, heads=4, key_heads=4, head_dim=4, layers=2, seed=0) for kind in ("llama", "bert")
+    )
+    record = observe(model, texts, tokenizer=tokenizer, batch_size=2, weights=False)
+    alone = [observe(model, [text], tokenizer=tokenizer, weights=False) for text in texts]
+    for one in (record, alone[0].merge(alone[1]), record.merge(alone[0])):
+        assert not any(key.endswith("distance/before") for key in one.sums)
+    records = [observe(both_ways, [text], tokenizer=tokenizer, weights=False) for text in ("abcd", "b")]
+    for one in (records[0].merge(records[1]), records[1].merge(records[0])):
+        before, mass, count = (one.sums[f"{one.modules[0].name}/distance/{x}"] for x in ("before", "mass", "count"))
+        assert count.tolist() == [5] * 4
+        assert (before.sum(1) < mass.sum(1) - 1e-3).all()
+        torch.testing.assert_close(mass.sum(1), count, rtol=1e-5, atol=0)
+        torch.testing.assert_close(before[:, 0], mass[:, 0], rtol=1e-5, atol=1e-6)
 
 
 def test_with_a_cache_the_places_are_those_of_the_whole_sequence():

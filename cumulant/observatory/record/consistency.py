@@ -13,6 +13,7 @@ from cumulant.observatory.record.meta import abbreviated, is_count, is_string
 from cumulant.observatory.statistics.quantities import CHANCES, DISTANCE_EDGES
 from cumulant.observatory.statistics.states import MeanScatter, StateSample, WithinScatter, unflatten
 from cumulant.observatory.statistics.tally import BINS, POSITIONS, Tally
+from cumulant.observatory.statistics.text_parts import SUMS as PART_SUMS
 
 if TYPE_CHECKING:
     from cumulant.observatory.record.record import AttentionLayer, Record
@@ -79,7 +80,9 @@ def _sums(record: Record) -> Iterator[str]:
     heads = {layer.name: layer.heads for layer in record.modules}
     for key, value in record.weights.items():
         yield from _shape(f"weights of {key}", value, (heads.get(key.rpartition("/")[0], -1),))
-    known = {f"{layer.name}/{name}" for layer in record.modules for name in (*_sum_names(), *TARGET_SUMS)}
+    named = len(record.meta.parts)
+    layer_sums = TARGET_SUMS | (dict.fromkeys(PART_SUMS, (1 + named, named)) if named else {})
+    known = {f"{layer.name}/{name}" for layer in record.modules for name in (*_sum_names(), *layer_sums)}
     yield from (f"sums {key} of no layer" for key in record.sums if key not in known)
     for layer in record.modules:
         own = {name: record.sums.get(f"{layer.name}/{name}") for name in _sum_names()}
@@ -89,7 +92,7 @@ def _sums(record: Record) -> Iterator[str]:
         for name, value in present.items():
             axes = (LINK | KEYS).get(name.partition("/")[2], 0)
             yield from _shape(f"{name} of {layer.name}", value, (layer.heads, *[layer.dim] * axes))
-        for name, ends in TARGET_SUMS.items():
+        for name, ends in layer_sums.items():
             value = record.sums.get(f"{layer.name}/{name}")
             if value is not None:
                 yield from _shape(f"{name} of {layer.name}", value, (layer.heads, *ends))

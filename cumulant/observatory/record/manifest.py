@@ -22,13 +22,15 @@ from cumulant.files import TEMPORARY, write
 MANIFEST, FORMAT = "manifest.json", "cumulant manifest 1"
 MOMENTS, RECORD = "moments.safetensors", "record.json"
 TABLES, PAGE = ("heads.parquet", "layers.parquet", "tokens.parquet"), "report.html"
+PARTS = "parts.parquet"  # only where texts have named parts
 ABLATION = ("ablation.json", "ablation.parquet")
 CAUSES = ("causes.json", "causes.parquet")
-WRITTEN = (MOMENTS, RECORD, *TABLES, PAGE, *ABLATION, *CAUSES)  # into the directory of a record
+WRITTEN = (MOMENTS, RECORD, *TABLES, PARTS, PAGE, *ABLATION, *CAUSES)  # into the directory of a record
 COLUMNS = {  # by which a table is known
     "heads.parquet": {"layer", "head", "name", "kind"},
     "layers.parquet": {"block", "stage", "role"},
     "tokens.parquet": {"position", "token", "layer", "head"},
+    "parts.parquet": {"layer", "head", "source", "part", "mass"},
     "ablation.parquet": {"layer", "head", "damage", "can_go", "together"},
     "causes.parquet": {"layer", "head", "replacement", "measure", "effect"},
     "series.parquet": {"step", "layer", "stage", "quantity", "value"},

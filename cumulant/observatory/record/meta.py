@@ -33,6 +33,7 @@ class Meta:
     unknown_weights       attention module → why its weights are not known
     undefined             quantity → why it is not defined here, or where it is not
     stages                of the residual stream, in the order of depth
+    parts                 names of parts of the texts, sorted
     """
 
     model: str = ""
@@ -62,6 +63,7 @@ class Meta:
     undefined: dict[str, str] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     stages: tuple[StageKey, ...] = ()
+    parts: tuple[str, ...] = ()
 
     @classmethod
     def from_json(cls, plain: object) -> Meta:
@@ -96,6 +98,7 @@ class Meta:
         undefined = {name: reason for name, reason in self.undefined.items() if name in other.undefined}
         values |= {"layer_notes": other.layer_notes | self.layer_notes, "undefined": undefined}
         values["complete"] = self.complete and other.complete
+        values["parts"] = tuple(sorted({*self.parts, *other.parts}))
         return Meta(**values)
 
 

@@ -32,6 +32,8 @@ from cumulant.observatory.record.manifest import (
 )
 from cumulant.observatory.record.meta import Meta, notes_of
 from cumulant.observatory.statistics.tally import Tally
+from cumulant.observatory.statistics.text_parts import aligned
+from cumulant.observatory.text.parts import MAX_NAMES
 
 if TYPE_CHECKING:
     from polars import DataFrame
@@ -46,6 +48,7 @@ RENAMED_META = {  # names of format 3 → names of format 4
 }
 RENAMED_TALLY = {"place_count": "position_count", "place_sum": "position_sum"}
 Stored = tuple[dict, dict[str, Tensor]]  # what record.json and moments.safetensors hold
+BEFORE = "/distance/before"
 EXCERPTS = 4  # texts whose beginning is kept token by token
 
 
@@ -106,14 +109,20 @@ class Record:
         if self.modules != other.modules:
             advice = "Merge records of one model; `cumulant compare` puts different ones side by side."
             raise ValueError(sentence("Record.merge", "the same layers on both sides", "different ones", advice))
+        meta = self.meta.merge(other.meta)
+        if len(meta.parts) > MAX_NAMES:
+            got, advice = f"{len(meta.parts)} on both sides", "Name parts alike, or keep the records apart."
+            raise ValueError(sentence("Record.merge", f"at most {MAX_NAMES} names of parts", got, advice))
+        own, others = (aligned(one.sums, one.meta.parts, meta.parts) for one in (self, other))
+        own, others = _with_order(own, others), _with_order(others, own)
         return Record(
             self.modules,
             _joined(self.tallies, other.tallies, Tally.merge),
-            _joined(self.sums, other.sums, torch.add),
+            _joined(own, others, torch.add),
             merge_layers(self.hidden, other.hidden),
             {**other.weights, **self.weights},
             (*self.excerpts, *other.excerpts)[:EXCERPTS],
-            self.meta.merge(other.meta),
+            meta,
         )
 
     def tally(self, quantity: str) -> Tally | None:
@@ -179,6 +188,16 @@ class Record:
         rows = [row.columns() for row in layer_table(self)]
         empty = {name: type(value) for name, value in LayerRow("", "", layer=0).columns().items()}
         return _frame(data_frame(rows, None if rows else empty), library)
+
+    def parts(self, nulls: Mapping[str, Record] | None = None, *, library: str = "polars") -> Any:
+        """One row for each head and two named parts of the texts, and for all queries and each part: the columns of
+        parts.parquet. Without named parts the table has no rows.
+
+        nulls  as in `heads`
+        """
+        from cumulant.observatory.record.tables import PART_COLUMNS, part_rows
+
+        return _frame(data_frame(part_rows(self, nulls or {}), PART_COLUMNS), library)
 
     def tokens(self, *, library: str = "polars") -> Any:
         """One row for every token of the excerpts, layer and head: the columns of tokens.parquet.
@@ -367,6 +386,26 @@ NULLS = ("random", "shuffled")  # `models.load.random_twin`, `runs.observe.shuff
 def null_directories(directory: Path) -> dict[str, Path]:
     """Where the records of the nulls of a record lie, whether they are there or not."""
     return {name: directory / f"null-{name}" for name in NULLS}
+
+
+def without_order(sums: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Without the mass before the query where it is all the mass: that of a causal order is not kept twice."""
+    causal = {key for key, value in sums.items() if key.endswith(BEFORE) and _is_all(value, sums, key)}
+    return {key: value for key, value in sums.items() if key not in causal}
+
+
+def _is_all(before: Tensor, sums: dict[str, Tensor], key: str) -> bool:
+    """To the rounding of two sweeps of the kernel in single precision."""
+    own = key.removesuffix(BEFORE)
+    count = sums[f"{own}/distance/count"].clamp_min(1)[:, None]
+    return bool(((before - sums[f"{own}/distance/mass"]) / count).abs().max() <= 1e-5)
+
+
+def _with_order(sums: dict[str, Tensor], other: dict[str, Tensor]) -> dict[str, Tensor]:
+    """With the mass before the query where only the other record says that there is some after it."""
+    absent = [key for key in other if key.endswith(BEFORE) and key not in sums]
+    masses = {key: sums.get(key.removesuffix(BEFORE) + "/distance/mass") for key in absent}
+    return sums | {key: mass for key, mass in masses.items() if mass is not None}
 
 
 def _joined(a: dict, b: dict, add) -> dict:

@@ -25,7 +25,7 @@ from cumulant.observatory.hooks.structure import attention_modules, unwrapped
 from cumulant.observatory.hooks.weights import HeadWeights, head_weights
 from cumulant.observatory.models.load import stream_dimension
 from cumulant.observatory.record.meta import Meta
-from cumulant.observatory.record.record import AttentionLayer, Record
+from cumulant.observatory.record.record import AttentionLayer, Record, without_order
 from cumulant.observatory.record.weights import with_weights
 from cumulant.observatory.statistics.heads import (
     BY_NAME,
@@ -40,6 +40,8 @@ from cumulant.observatory.statistics.quantities import DEPTH, TOP_KEY_NAMES
 from cumulant.observatory.statistics.sampling import first_keys, uniform
 from cumulant.observatory.statistics.tally import Tally
 from cumulant.observatory.statistics.targets import TARGETS, SequenceTokens, first_query, target_masses
+from cumulant.observatory.statistics.text_parts import SUMS as PART_SUMS
+from cumulant.observatory.statistics.text_parts import TokenParts, aligned, grown, part_sums
 from cumulant.observatory.statistics.undefined import NOT_OBSERVED, ORDERED, reason_in_words, target_reason
 
 SAMPLE = 32  # one query in so many is sampled for the costly quantities
@@ -125,6 +127,9 @@ class Recorder:
         self.products: dict[str, Tensor | None] = {}
         self.texts: Tensor | None = None  # of the sequences of the running batch
         self.offsets: Tensor | None = None
+        self.token_parts: TokenParts | None = None
+        self.token_ids: Tensor | None = None
+        self.part_names: tuple[str, ...] = ()
         self.excerpts: tuple[int, ...] = ()
         self.token_values: dict[int, dict[str, dict[str, Tensor]]] = {}  # sequence → quantity → layer → (heads, q)
         self.calls: dict[str, int] = {}
@@ -142,6 +147,7 @@ class Recorder:
         excerpts: Sequence[int] = (),
         covariance_share: float | None = None,
         perturbed_share: float = PERTURBED_SHARE,
+        parts: tuple[Tensor, Tensor, tuple[str, ...]] | None = None,
     ) -> None:
         """Describe the sequences of the next pass, so that samples depend on them and not on how they are batched.
 
@@ -149,8 +155,14 @@ class Recorder:
         excerpts          sequences whose tokens are kept, in `token_values`
         covariance_share  of the sequences from which directions and covariances of hidden states are taken, and with
                           it ``perturbed_share`` are perturbed; if None, `HiddenStateObserver` chooses
+        parts             of named parts: the ids (b, n) of the tokens, the part of each, −1 for none, and all names so
+                          far, of which later batches may only have more
         """
         self.texts, self.offsets = texts, offsets
+        self.token_parts = self.token_ids = None
+        if parts is not None:
+            self.token_ids, self.part_names = parts[0], parts[2]
+            self.token_parts = TokenParts(parts[1], len(self.part_names))
         self.excerpts, self.token_values = tuple(excerpts), {}
         if self.watch is None:
             return
@@ -186,6 +198,8 @@ class Recorder:
                 self._keep_top_keys(call, sequence)
         if self.targets and part.layer.kind == "self":
             self._targets(part, call, positions)
+            if self.token_parts is not None:
+                self._parts(part, call, self.token_parts)
         if self.wanted & {n for n, q in BY_NAME.items() if q.group == "sampled"}:
             self._sample(part, call)
 
@@ -198,11 +212,21 @@ class Recorder:
             self._tally(part, name, mass.movedim(1, 0).flatten(1), positions.repeat(len(mass)))
         sums = {f"{name}/chance": _sum(share) for name, share in found.baseline.items() if name in seen}
         if part.ordered:
-            sums |= {"distance/mass": found.by_distance, "distance/count": found.queries}
-            if found.before is not None:
-                sums["distance/before"] = found.before
+            # in a causal order all lies before; padding and windows may hide the order in a mask, in some batches only
+            before = found.by_distance if found.before is None else found.before
+            sums |= {"distance/mass": found.by_distance, "distance/count": found.queries, "distance/before": before}
         for name, value in sums.items():
             part.sums[name] = part.sums[name] + value if name in part.sums else value
+
+    def _parts(self, part: LayerSums, call: AttentionCall, parts: TokenParts) -> None:
+        """Where the keys are the tokens that were named: those of a decoder beside an encoder are others."""
+        if call.tokens is None or self.token_ids is None or call.eta.shape[2] != call.key.shape[2]:
+            return
+        if not torch.equal(call.tokens.cpu(), self.token_ids):
+            return
+        for name, value in part_sums(call, parts).items():
+            before = part.sums.get(name)
+            part.sums[name] = value if before is None else grown(before, parts.names) + value
 
     def _is_ordered(self, name: str) -> bool:
         """Whether the tokens of an attention module are a sequence: those of an image are not."""
@@ -335,6 +359,10 @@ class Recorder:
         }
         tallies |= self._added_tallies(layers)
         sums = {f"{name}/{key}": value for name in names for key, value in self.parts[name].sums.items()}
+        sums = without_order(sums)
+        sums = {key: grown(t, len(self.part_names)) if key.endswith(PART_SUMS) else t for key, t in sums.items()}
+        part_names = tuple(sorted(self.part_names)) if any(key.endswith(PART_SUMS) for key in sums) else ()
+        sums = aligned(sums, self.part_names, part_names) if part_names else sums
         hidden = {} if self.watch is None else self.watch.state()
         stages = () if self.watch is None else tuple(self.watch.names())
         notes = self._not_recorded() | ({} if self.watch is None else self.watch.notes)
@@ -350,6 +378,7 @@ class Recorder:
             versions=versions("torch", "transformers"),
             layer_notes=notes,
             undefined=self._undefined(layers),
+            parts=part_names,
             stages=stages,
         )
         record = Record(layers, tallies, sums, hidden, {}, (), replace(described, **meta))

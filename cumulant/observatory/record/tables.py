@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from math import nan
 from typing import NamedTuple
 
 import torch
@@ -24,6 +25,7 @@ from cumulant.observatory.statistics.gaussianity import (
 from cumulant.observatory.statistics.quantities import ADDED, LENS, TOP_KEY_NAMES, distance_names
 from cumulant.observatory.statistics.states import MeanScatter, StateSample, Statistic, WithinScatter, unflatten
 from cumulant.observatory.statistics.tally import Tally, bin_edges, first_positions
+from cumulant.observatory.statistics.text_parts import SUMS as PART_SUMS
 from cumulant.special import effective_rank
 
 LINK_SUMS = (
@@ -40,6 +42,12 @@ TOKEN_COLUMNS = {  # of tokens.parquet
     **{name: float if name.endswith("_mass") else int for name in TOP_KEY_NAMES},
 }
 DISTANCES = ShapeStatistics._fields
+
+
+PART_COLUMNS = {  # of parts.parquet
+    **{"layer": int, "head": int, "name": str, "source": str, "part": str},
+    **{"mass": float, "chance": float, "queries": int, "mass_null_random": float, "mass_null_shuffled": float},
+}
 
 
 class Tables(NamedTuple):
@@ -110,6 +118,37 @@ def token_rows(record: Record) -> list[dict]:
                     row |= {name: float(table[head, position]) for name, table in values.items()}
                     rows.append(row | {name: cells[position] for name, cells in looks.items()})
     return rows
+
+
+def part_rows(record: Record, nulls: Mapping[str, Record] | None = None) -> list[dict]:
+    """Of every head, what all queries and those of each part give to each part that any of them sees."""
+    own, others = _part_means(record), {name: _part_means(null) for name, null in (nulls or {}).items()}
+    names = {layer.name: index for index, layer in enumerate(record.modules)}
+    rows = []
+    for key, (mass, chance, count) in own.items():
+        module, head, source, part = key
+        row = {"layer": names[module], "head": head, "name": module, "source": source, "part": part}
+        row |= {"mass": mass, "chance": chance, "queries": count}
+        beside = {f"mass_null_{name}": others.get(name, {}).get(key, (nan,))[0] for name in ("random", "shuffled")}
+        rows.append(row | beside)
+    return rows
+
+
+def _part_means(record: Record) -> dict[tuple[str, int, str | None, str], tuple[float, float, int]]:
+    """(module, head, from, to) → mean mass, mean chance, queries; from None: all queries."""
+    out = {}
+    for layer in record.modules:
+        if f"{layer.name}/{PART_SUMS[0]}" not in record.sums:
+            continue
+        sums = (record.sums[f"{layer.name}/{name}"] for name in PART_SUMS)
+        mass, chance, count = (torch.cat([t.sum(1, keepdim=True), t[:, 1:]], 1).tolist() for t in sums)
+        for head in range(layer.heads):
+            for i, source in enumerate((None, *record.meta.parts)):
+                for j, part in enumerate(record.meta.parts):
+                    if n := int(count[head][i][j]):
+                        means = mass[head][i][j] / n, chance[head][i][j] / n, n
+                        out[layer.name, head, source, part] = means
+    return out
 
 
 def _cells(name: str, numbers: list[float]) -> list[float | int | None]:

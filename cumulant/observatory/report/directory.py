@@ -15,13 +15,14 @@ import torch
 from cumulant.checks import sentence
 from cumulant.files import write_parquet
 from cumulant.observatory.record import tables as tables_of_records
-from cumulant.observatory.record.manifest import PAGE, RECORD, TABLES, require_ours, sha256, writing
+from cumulant.observatory.record.manifest import PAGE, PARTS, RECORD, TABLES, require_ours, sha256, writing
 from cumulant.observatory.record.meta import notes_of
 from cumulant.observatory.record.record import NULLS, UNREADABLE, Excerpt, Record, null_directories
 from cumulant.observatory.record.recorder import SAMPLE, covariance_share
 from cumulant.observatory.record.rows import HeadRow, LayerRow, TokenStatistics, columns, known
 from cumulant.observatory.record.tables import (
     DISTANCES,
+    PART_COLUMNS,
     TOKEN_COLUMNS,
     Tables,
     by_position,
@@ -29,6 +30,7 @@ from cumulant.observatory.record.tables import (
     head_columns,
     histogram,
     layer_spectra,
+    part_rows,
     token_rows,
 )
 from cumulant.observatory.report import verdicts as rules_of_verdicts
@@ -76,12 +78,16 @@ NUMBERS = {
 
 
 def write_tables(tables: Tables, directory: Path, nulls: dict[str, Tables]) -> None:
-    """heads.parquet, layers.parquet and tokens.parquet, each in one step; heads with the means of their nulls."""
+    """heads.parquet, layers.parquet, tokens.parquet, and parts.parquet where texts have named parts, each in one step;
+    heads and parts with the means of their nulls."""
     others = {name: null.heads for name, null in nulls.items()}
     stored = {VERDICTS: json.dumps([source_of_verdicts(directory), answers(tables, nulls)])}
     write_parquet(head_columns(tables.heads, others), directory / "heads.parquet", metadata=stored)
     write_parquet([row.columns() for row in tables.layers], directory / "layers.parquet")
     write_parquet(token_rows(tables.record), directory / "tokens.parquet", TOKEN_COLUMNS)
+    if tables.record.meta.parts:
+        records = {name: null.record for name, null in nulls.items()}
+        write_parquet(part_rows(tables.record, records), directory / PARTS, PART_COLUMNS)
 
 
 def read_nulls(directory: Path, record: Record) -> dict[str, Record]:
@@ -219,7 +225,7 @@ def write_report(
     ablation = read_ablation(directory) if ablation is None else ablation
     tables, null_tables = Tables.of(record), {name: Tables.of(null) for name, null in nulls.items()}
     require_ours(directory, (PAGE,))
-    with writing(directory, *TABLES):
+    with writing(directory, *TABLES, *([PARTS] if record.meta.parts else [])):
         write_tables(tables, directory, null_tables)
     try:
         if before_page is not None:
@@ -273,6 +279,7 @@ def page_data(
             for kind in heads_by_type(heads)
         ],
         "causes": causes_part(causes),
+        "parts": _parts(record, {name: null.record for name, null in nulls.items()}) if record.meta.parts else {},
         "rules": [{"name": kind.name, "rule": kind.rule, "looks": kind.looks} for kind in HEAD_TYPES if looked],
         "verdicts": [
             a._asdict() | {"numbers": [n._asdict() for n in a.numbers]} for a in answers(tables, nulls, ablation)
@@ -288,14 +295,26 @@ def page_data(
     }
 
 
+def _parts(record: Record, nulls: dict[str, Record]) -> dict[str, list[list]]:
+    """Of every head, what all queries give to each named part of the texts, beside chance and nulls."""
+    out: dict[str, list[list]] = {}
+    for row in part_rows(record, nulls):
+        if row["source"] is None:
+            numbers = [row[name] for name in ("mass", "chance", "mass_null_random", "mass_null_shuffled")]
+            out.setdefault(f"{row['layer']}.{row['head']}", []).append([row["part"], *numbers])
+    return out
+
+
 def _cause(judged: Judgement | None) -> dict:
     return {} if judged is None else {"cause": judged.words, "verdict": judged.verdict}
 
 
 def _mark(head: TypeMember, kind: str, without: dict[tuple[int, int], Judgement]) -> dict:
-    """The verdict on a head in the list of the type that it was judged as."""
+    """The verdict on a head in the list of the type that it was judged as, that type in the lists of others."""
     judged = without.get((head.layer, head.head))
-    return {} if judged is None or judged.kind != kind else {"verdict": judged.verdict}
+    if judged is None:
+        return {}
+    return {"verdict": judged.verdict} if judged.kind == kind else {"judged_as": judged.kind}
 
 
 def standing_out(heads: list[HeadRow], nulls: dict[str, Tables]) -> list[Remarkable]:

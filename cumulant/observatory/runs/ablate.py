@@ -20,7 +20,7 @@ from cumulant.observatory.runs.interventions import (
     gaussian_output,
     mixture_output,
 )
-from cumulant.observatory.text.corpus import Text
+from cumulant.observatory.text.corpus import TextInput
 from cumulant.observatory.text.windows import Batch, batches
 
 THRESHOLDS = {"cosine": 0.001, "perplexity": 0.01}
@@ -72,7 +72,7 @@ class Ablation(NamedTuple):
 
 def ablate(
     model: Loaded,
-    texts: Iterable[Text | str],
+    texts: Iterable[TextInput],
     *,
     kind: str = "gaussian",
     components: int = 4,

@@ -36,7 +36,7 @@ from cumulant.observatory.runs.repeated import LENGTH, probe_length, repeated_to
 from cumulant.observatory.statistics.clusters import ClusteredMean, clustered_mean
 from cumulant.observatory.statistics.head_types import HEAD_TYPES
 from cumulant.observatory.statistics.targets import SequenceTokens, target_masses
-from cumulant.observatory.text.corpus import Text
+from cumulant.observatory.text.corpus import TextInput
 from cumulant.observatory.text.windows import Batch, batches
 
 REPLACEMENTS: dict[str, HeadOutput] = {
@@ -92,7 +92,7 @@ class HeadEffects(NamedTuple):
 
 def head_effects(
     model: Loaded,
-    texts: Iterable[Text | str],
+    texts: Iterable[TextInput],
     heads: Sequence[tuple[int, int]],
     *,
     controls: int | None = None,

@@ -28,7 +28,15 @@ from cumulant.observatory.record.weights import with_weights
 from cumulant.observatory.runs.repeated import with_probe
 from cumulant.observatory.runs.settings import ObservationSettings
 from cumulant.observatory.runs.speech import SpeechBatch, SpeechBatches, require_speech_model, speech_notes
-from cumulant.observatory.text.corpus import Corpus, Shard, Text, UnreadableDocument, hash_of, reads_audio, texts_of
+from cumulant.observatory.text.corpus import (
+    Corpus,
+    Shard,
+    TextInput,
+    UnreadableDocument,
+    hash_of,
+    reads_audio,
+    texts_of,
+)
 from cumulant.observatory.text.windows import Batch, NoTokens, batches, delimiters, special_tokens, token_strings
 
 if TYPE_CHECKING:
@@ -40,7 +48,7 @@ Progress = Callable[[int], None]
 
 def observe(
     model: Loaded | nn.Module,
-    texts: Iterable[Text | str],
+    texts: Iterable[TextInput],
     *,
     tokenizer: Any = None,
     quantities: str | Sequence[str] | None = None,
@@ -60,7 +68,8 @@ def observe(
 
     model       what `models.load` gives, or a transformers model with its ``tokenizer``; one that reads images is for
                 `attach`
-    texts       strings, or what `read_texts` yields; for a model that reads speech `plan(audio=...).texts()`
+    texts       strings, or what `read_texts` yields; for a model that reads speech `plan(audio=...).texts()`;
+                {"parts": [{"name": "prompt", "text": "Why?"}, …]} for those with named parts, see `Record.parts`
     quantities  names or groups; all if None
     max_tokens  where to stop; None reads everything
     max_length  tokens of a window; longer texts are cut
@@ -112,6 +121,7 @@ def observe(
                     excerpts=first.nonzero()[:, 0].tolist(),
                     covariance_share=covariance_share(batch_size, longest),
                     perturbed_share=perturbed_share,
+                    parts=None if batch.parts is None else (batch.input_ids, batch.parts, batch.part_names),
                 )
                 with torch.inference_mode():
                     network(**batch.inputs(device), **_decoder(network, batch, device))

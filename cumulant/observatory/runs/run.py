@@ -41,7 +41,7 @@ from cumulant.observatory.runs.observe import Progress, observe, observe_corpus
 from cumulant.observatory.runs.repeated import with_probe
 from cumulant.observatory.runs.settings import ObservationSettings, Settings, null_names
 from cumulant.observatory.runs.store import Store
-from cumulant.observatory.statistics.head_types import Remarkable
+from cumulant.observatory.statistics.head_types import Remarkable, heads_to_remove
 from cumulant.observatory.text.corpus import Corpus, read_texts
 
 REMOVED_HEADS = 10  # of those that stand out
@@ -97,7 +97,7 @@ def run(settings: Settings, errors: Console) -> Observation:
             def remove_heads(tables: Tables, null_tables: dict[str, Tables]) -> None:
                 if corpus is not None and complete and settings.causes_tokens:
                     status.stop()  # there is one live line at a time
-                    heads = standing_out(tables.heads, null_tables)[:REMOVED_HEADS]
+                    heads = heads_to_remove(standing_out(tables.heads, null_tables), REMOVED_HEADS)
                     causes.extend([_remove(settings, errors, loaded, corpus, heads)] if heads else [])
                     status.start()
 

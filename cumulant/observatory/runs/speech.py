@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from cumulant.checks import require_integer, sentence
 from cumulant.nn.attention_interface import position_mask
 from cumulant.observatory.models.load import Loaded, quiet, reads_speech
-from cumulant.observatory.text.corpus import Text
+from cumulant.observatory.text.corpus import Text, TextInput
 from cumulant.observatory.text.wav import Sound, resampled
 from cumulant.observatory.text.windows import Batch, NoTokens
 
@@ -80,7 +80,7 @@ class SpeechBatches(Iterator[SpeechBatch]):
     skipped = 0
 
     def __init__(
-        self, loaded: Loaded, texts: Iterable[Text | str], *, max_length: int, batch_size: int, max_tokens: int | None
+        self, loaded: Loaded, texts: Iterable[TextInput], *, max_length: int, batch_size: int, max_tokens: int | None
     ):
         require_speech_model(loaded)
         require_integer("batches.batch_size", batch_size, 1)
@@ -130,7 +130,7 @@ class SpeechBatches(Iterator[SpeechBatch]):
         samples = (window.last - window.first) * rate / window.sound.rate
         return min(self.positions, int(-(-samples * self.positions // longest)))
 
-    def _windows(self, texts: Iterable[Text | str], budget: int) -> list[SpeechWindow]:
+    def _windows(self, texts: Iterable[TextInput], budget: int) -> list[SpeechWindow]:
         """All windows within the budget, with what the decoder reads."""
         out: list[SpeechWindow] = []
         tokens, pending = 0, []
@@ -144,7 +144,7 @@ class SpeechBatches(Iterator[SpeechBatch]):
                 return out
         return out + (self._with_ids(pending) if pending else [])
 
-    def _cut(self, texts: Iterable[Text | str]) -> Iterator[SpeechWindow]:
+    def _cut(self, texts: Iterable[TextInput]) -> Iterator[SpeechWindow]:
         """Windows as long as the encoder takes, in order."""
         seconds = self.loaded.features.n_samples / self.loaded.features.sampling_rate
         for number, text in enumerate(texts):

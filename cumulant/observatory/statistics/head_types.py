@@ -111,6 +111,9 @@ def describe(head: HeadNumbers, kind: HeadType, nulls: Mapping[str, HeadNumbers]
     )
 
 
+NAMED_FIRST = ("previous-token", "induction", "sink")  # types that anyone would ask for
+
+
 class TypeMember(NamedTuple):
     """A head of a type; strength is the number of the rule in words."""
 
@@ -187,3 +190,16 @@ def remarkable_heads(
         head for place in range(of_each) for heads in ranked for head in heads[place : place + 1] if head.score > 0
     ]
     return sorted(order[:most], key=lambda h: -h.score)
+
+
+def heads_to_remove(heads: Sequence[Remarkable], most: int, of_each: int = 2) -> list[Remarkable]:
+    """The first of some heads, strongest first, among them the best two of each type in `NAMED_FIRST`, which take the
+    place of the weakest others.
+
+    >>> heads = [Remarkable(0, i, kind, "", "", 1 - i / 10) for i, kind in enumerate(["self", "self", "sink"])]
+    >>> [head.kind for head in heads_to_remove(heads, 2)]
+    ['self', 'sink']
+    """
+    wanted = [head for kind in NAMED_FIRST for head in [h for h in heads if h.kind == kind][:of_each]][:most]
+    others = [head for head in heads if head not in wanted][: most - len(wanted)]
+    return sorted((*wanted, *others), key=heads.index)

@@ -13,6 +13,7 @@ TABLES = {
     "heads": "One row for each attention head.",
     "layers": "One row for each stage of each block: the residual stream and its norms.",
     "tokens": "One row for each token of the first texts, layer and head.",
+    "parts": "One row for each head and two named parts of the texts, and for all queries and each part; with parts only.",
     "causes": "One row for each head that was removed, or chosen at random beside those, each replacement and measure.",
     "series": "`cumulant observe --checkpoints`: one row for each step, head or stage, and quantity.",
 }
@@ -302,6 +303,20 @@ TOP_KEYS = tuple(
     )
 )  # fmt: skip
 TOP_KEY_NAMES = tuple(column.name for column in TOP_KEYS)
+PART_NAMES = (
+    LAYER,
+    HEAD,
+    _column("name", "Path of the attention module in the model."),
+    _column("source", "The part of the text that queries are in; null for all queries, those in no part among them."),
+    _column("part", "The part that is looked at."),
+)
+PART_VALUES = (
+    _column("mass", "Share of the attention that goes to the part, mean over queries that see some of it.", "share", "tokens"),
+    _column("chance", "What a head that looks at all keys alike has of it, mean over the same queries.", "share", "tokens"),
+    _column("queries", "How many see some of the part.", "tokens", "tokens"),
+    _column("mass_null_random", "The mass of the same architecture with random weights; null without that null.", "share", "tokens"),
+    _column("mass_null_shuffled", "The mass with the keys of a batch permuted; null without that null.", "share", "tokens"),
+)  # fmt: skip
 CAUSE_NAMES = (
     LAYER,
     HEAD,
@@ -378,6 +393,8 @@ SECTIONS = (
     ColumnGroup("tokens", "Which token", TOKEN_NAMES, {}),
     ColumnGroup("tokens", "Its numbers", tuple(BY_NAME[n]._replace(basis="excerpts") for n in ("entropy", "log_normalizer")), {}),
     ColumnGroup("tokens", "Where it looks", TOP_KEYS, {}),
+    ColumnGroup("parts", "Which head, from where to where", PART_NAMES, {}),
+    ColumnGroup("parts", "Its attention", PART_VALUES, {}),
     ColumnGroup("causes", "Which head, and what stands in its place", CAUSE_NAMES, {}),
     ColumnGroup("causes", "What that does", CAUSE_VALUES, {}),
     ColumnGroup("series", "Which row", SERIES_NAMES, {}),

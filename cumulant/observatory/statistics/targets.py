@@ -149,7 +149,7 @@ def target_masses(
     sums = []
     for part in torch.arange(batch).split(max(1, ROWS // max(1, heads * q))):
         some = slice(int(part[0]), int(part[-1]) + 1)
-        own = _of_sequences(call, some)
+        own = call_of_sequences(call, some)
         marked = None if marked_seen is None or known is None else known.delimiter[some]  # pyright: ignore[reportOptionalSubscript]
         sweep = _sweep(own, marked)
         blank = sweep.g == -torch.inf
@@ -177,7 +177,7 @@ def target_masses(
     return TargetMasses(masses, baseline, by_distance, before, queries)  # pyright: ignore[reportArgumentType]
 
 
-def _of_sequences(call: AttentionCall, some: slice) -> AttentionCall:
+def call_of_sequences(call: AttentionCall, some: slice) -> AttentionCall:
     """A few sequences of a call, without copies."""
     if some == slice(0, len(call.eta)):
         return call

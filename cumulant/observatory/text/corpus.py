@@ -36,6 +36,7 @@ from cumulant.observatory.text.files import (
     kind_of,
     open_file,
 )
+from cumulant.observatory.text.parts import TextPart
 from cumulant.observatory.text.wav import Sound
 
 DEFAULT_SHARDS = 256  # about so many if there is enough text
@@ -54,6 +55,7 @@ class Text(NamedTuple):
     start  how many characters of the text come before
     more   whether another part follows
     sound  of a recording, whose body is the transcript that was given, or empty
+    parts  named characters of the text, in order, none over another
     """
 
     index: int
@@ -62,6 +64,10 @@ class Text(NamedTuple):
     start: int = 0
     more: bool = False
     sound: Sound | None = None
+    parts: tuple[TextPart, ...] = ()
+
+
+TextInput = Text | str | dict[str, Any]  # a dictionary as a line of JSONL is: {"text": ..., "parts": [...]}
 
 
 class UnreadableDocument(NamedTuple):
@@ -253,7 +259,7 @@ class ShardTexts(Iterator[Text]):
         for index, document in self._documents:
             self._update(index, document)
             if document.body is not None:
-                return Text(index, document.name, document.body, sound=document.sound)
+                return Text(index, document.name, document.body, sound=document.sound, parts=document.parts)
             if self._unreadable is not None:
                 self._unreadable.append(UnreadableDocument(document.name, document.reason))
         raise StopIteration

@@ -19,6 +19,15 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 from cumulant.checks import sentence
 from cumulant.extras import install
 from cumulant.observatory.text.files import compressed, open_file
+from cumulant.observatory.text.parts import (
+    COLUMN,
+    TextPart,
+    UnreadableParts,
+    gives_parts,
+    joined_parts,
+    makes_text,
+    spans,
+)
 from cumulant.observatory.text.wav import Sound, UnreadableSound, open_wav
 
 if TYPE_CHECKING:
@@ -52,10 +61,12 @@ class Document(NamedTuple):
     body: str | None
     reason: str = ""
     sound: Sound | None = None
+    parts: tuple[TextPart, ...] = ()
 
     def content(self) -> bytes:
         """What the hash of a corpus is taken of."""
         text = (self.reason if self.body is None else self.body).encode()
+        text += b"\0" + json.dumps(self.parts).encode() if self.parts else b""
         return text if self.sound is None else text + b"\0" + self.sound.sha256().encode()
 
 
@@ -151,19 +162,23 @@ def json_lines(path: str, start: int, stop: int, column: str | None) -> Iterator
     name = jsonl_column(path, column)
     for position, line in _lines(path, start, stop):
         row, why = _object(line)
-        body, why = (None, why) if row is None else _text(row, name)
-        yield Document(position, f"{path}:{position}", body, why)
+        document = Document(position, f"{path}:{position}", None, why)
+        yield document if row is None else _with_text(document, row.get(name), row.get(COLUMN), name, name in row)
 
 
 def jsonl_column(path: str, column: str | None) -> str:
     """The column of a JSONL file that holds text, by its first objects; an empty name if it has no object."""
     kinds: dict[str, dict[str, None]] = {}
+    joined = False
     objects = (row for _, line in _lines(path, 0, sys.maxsize) if (row := _object(line)[0]) is not None)
     for row in itertools.islice(objects, SAMPLED_OBJECTS):
         for name, value in row.items():
             kinds.setdefault(name, {})[JSON_TYPES.get(type(value), "object")] = None
+        joined = joined or makes_text(row.get(COLUMN))
     if not kinds:
         return column or ""
+    if joined and column is None:  # parts have the text in them: no other column is needed
+        return PREFERRED_COLUMNS[0]
     texts = [name for name, types in kinds.items() if "string" in types or (name == column and [*types] == ["null"])]
     return _text_column(path, {name: " or ".join(types) for name, types in kinds.items()}, texts, column)
 
@@ -225,10 +240,21 @@ def _object(line: bytes | None) -> tuple[dict[str, Any] | None, str]:
     return (value, "") if isinstance(value, dict) else (None, NO_OBJECT)
 
 
-def _text(row: dict[str, Any], column: str) -> tuple[str | None, str]:
-    if column not in row:
-        return None, f"no column {column!r}"
-    value = row[column]
+def _with_text(document: Document, value: Any, parts: Any, column: str, there: bool) -> Document:
+    """A document with the text in a column, or in its parts, and these parts; or the reason why there is none."""
+    try:
+        if makes_text(parts):
+            value, found = joined_parts(parts)
+            body, why = _text(value, COLUMN)
+            return document._replace(body=body, reason=why, parts=found if body is not None else ())
+        body, why = _text(value, column) if there else (None, f"no column {column!r}")
+        found = spans(parts, body) if body is not None and gives_parts(parts) else ()
+    except UnreadableParts as error:
+        return document._replace(reason=str(error))
+    return document._replace(body=body, reason=why, parts=found)
+
+
+def _text(value: Any, column: str) -> tuple[str | None, str]:
     if not isinstance(value, str):
         return None, f"{JSON_TYPES.get(type(value), 'object')} in column {column!r}"
     try:
@@ -259,17 +285,31 @@ def _group(
     import pyarrow
 
     try:
-        for batch in file.iter_batches(ROWS, row_groups=[group], columns=[column], use_threads=False):
-            values: Any = batch.column(0)
-            values = values.dictionary_decode() if pyarrow.types.is_dictionary(values.type) else values
-            for value in values.cast(pyarrow.large_binary()).to_pylist():  # decoded one by one: a bad row fails alone
-                body, why = (None, f"null in column {column!r}") if value is None else _decoded(value)
-                yield Document(row, f"{path}:{row}", body, why)
+        with_parts = [COLUMN] if COLUMN in file.schema_arrow.names and column != COLUMN else []
+        wanted = [name for name in (column, *with_parts) if name in file.schema_arrow.names]
+        for batch in file.iter_batches(ROWS, row_groups=[group], columns=wanted, use_threads=False):
+            parts = batch.column(COLUMN).to_pylist() if with_parts else [None] * len(batch)
+            for value, own in zip(_raw_values(batch, column), parts, strict=True):
+                text, why = (None, f"null in column {column!r}") if value is None else _decoded(value)
+                document = Document(row, f"{path}:{row}", text, why)
+                named = gives_parts(own) and (text is not None or makes_text(own))
+                yield _with_text(document._replace(body=None), text, own, column, True) if named else document
                 row += 1
     except (pyarrow.ArrowException, OSError):
         if guarded.failed:
             raise
         yield Document(row, f"{path}:{row}", None, BROKEN)
+
+
+def _raw_values(batch: Any, column: str) -> list[bytes | None]:
+    """The bytes of a column, which are decoded one by one: a bad row fails alone."""
+    import pyarrow
+
+    if column not in batch.schema.names:
+        return [None] * len(batch)
+    values = batch.column(column)
+    values = values.dictionary_decode() if pyarrow.types.is_dictionary(values.type) else values
+    return values.cast(pyarrow.large_binary()).to_pylist()
 
 
 def recording(path: str, transcript: str) -> Document:
@@ -294,7 +334,22 @@ def parquet_column(path: str, file: ParquetFile, column: str | None) -> str:
     """The column of a Parquet file that holds text."""
     kinds = {field.name: str(field.type) for field in file.schema_arrow}
     texts = [name for name, kind in kinds.items() if kind in STRING_TYPES or STRING_DICTIONARY.match(kind)]
+    if column is None and _parts_with_text(file):
+        return PREFERRED_COLUMNS[0]
     return _text_column(path, kinds, texts, column)
+
+
+def _parts_with_text(file: ParquetFile) -> bool:
+    """Whether a file has a column of parts with their text in them."""
+    import pyarrow
+
+    if COLUMN not in file.schema_arrow.names:
+        return False
+    kind = file.schema_arrow.field(COLUMN).type
+    if not (pyarrow.types.is_list(kind) or pyarrow.types.is_large_list(kind)):
+        return False
+    inside = kind.value_type
+    return pyarrow.types.is_struct(inside) and {"name", "text"} <= {inside[i].name for i in range(inside.num_fields)}
 
 
 def _parquet(guarded: _GuardedStream) -> ParquetFile | None:

@@ -9,14 +9,26 @@ from __future__ import annotations
 import sys
 import unicodedata
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor
 
 from cumulant.checks import require_integer, sentence
-from cumulant.observatory.text.corpus import Text, UnreadableDocument
+from cumulant.observatory.text.corpus import Text, TextInput, UnreadableDocument
+from cumulant.observatory.text.parts import (
+    COLUMN,
+    MAX_NAMES,
+    TextPart,
+    UnreadableParts,
+    gives_parts,
+    in_order,
+    joined_parts,
+    makes_text,
+    part_of_tokens,
+    spans,
+)
 
 SORTED_BATCHES = 16  # batches whose windows are sorted by length together
 READ_AHEAD = 16  # times as many tokens are read at most to find windows of different texts
@@ -47,6 +59,7 @@ class Batch:
     offset          (b,)    how many tokens of the text come before the window, special ones not counted
     names           the name of each window's text
     tokens          how many tokens the batch has, special ones counted and padding not
+    parts           (b, n)  the part of each token as a place in part_names, −1 for none; None where no text has parts
     """
 
     input_ids: Tensor
@@ -56,6 +69,8 @@ class Batch:
     offset: Tensor
     names: tuple[str, ...]
     tokens: int
+    parts: Tensor | None = field(default=None, kw_only=True)
+    part_names: tuple[str, ...] = field(default=(), kw_only=True)
 
     def inputs(self, device: torch.device | str = "cpu") -> dict[str, Tensor]:
         """What a model takes: ``model(**batch.inputs())``."""
@@ -69,10 +84,11 @@ class Window(NamedTuple):
     text: Text
     number: int
     offset: int
+    parts: list[int] | None = None
 
 
 def batches(
-    texts: Iterable[Text | str],
+    texts: Iterable[TextInput],
     tokenizer: Any,
     *,
     max_length: int,
@@ -156,14 +172,23 @@ class Batches(Iterator[Batch]):
         number = torch.tensor([window.number for window in windows])
         offset = torch.tensor([window.offset for window in windows])
         names = tuple(window.text.name for window in windows)
-        return Batch(ids, mask, index, number, offset, names, sum(map(len, rows)))
+        kept = {"parts": self._parts(windows, longest), "part_names": tuple(self._windows.part_names)}
+        return Batch(ids, mask, index, number, offset, names, sum(map(len, rows)), **kept)
+
+    def _parts(self, windows: list[Window], longest: int) -> Tensor | None:
+        """Of every token, special ones and padding are in none."""
+        if not any(window.parts for window in windows):
+            return None
+        before = [-1] * len(self._special[0])
+        rows = [[*before, *(window.parts or [])] for window in windows]
+        return torch.tensor([row + [-1] * (longest - len(row)) for row in rows])
 
 
 @dataclass
 class _Windows:
     """Windows of texts, in order; parts of one text are joined before they are cut."""
 
-    texts: Iterable[Text | str]
+    texts: Iterable[TextInput]
     tokenizer: Any
     room: int
     added: int
@@ -171,6 +196,7 @@ class _Windows:
     unreadable: list[UnreadableDocument] | None = None
     skipped: int = 0
     failed: int = 0
+    part_names: list[str] = field(default_factory=list)
 
     def __iter__(self) -> Iterator[Window]:
         return self._cut(self._all(), self.max_tokens)
@@ -180,7 +206,7 @@ class _Windows:
         left = sys.maxsize if max_tokens is None else max_tokens
         for window in windows:
             ids = window.ids[: left - self.added]
-            yield window._replace(ids=ids)
+            yield window._replace(ids=ids, parts=window.parts and window.parts[: len(ids)])
             left -= len(ids) + self.added
             if left <= self.added:  # before the next text is read: what is not used is not hashed
                 return
@@ -192,29 +218,34 @@ class _Windows:
         return " and ".join(empty + failed) or "no texts"
 
     def _all(self) -> Iterator[Window]:
-        ids, number, offset, readable = [], 0, 0, True
+        ids, parts, number, offset, readable = [], [], 0, 0, True
         for position, item in enumerate(self.texts):
             text = _as_text(position, item)
             if readable:
                 more = self._tokens(text)
                 readable = more is not None
-                ids = ids + more if more is not None else []
+                ids = ids + more[0] if more is not None else []
+                parts = parts + more[1] if more is not None else []
             while len(ids) > self.room:
-                yield Window(ids[: self.room], text, number, offset)
-                del ids[: self.room]
+                yield Window(ids[: self.room], text, number, offset, parts[: self.room] or None)
+                del ids[: self.room], parts[: self.room]
                 offset += self.room
             if text.more:
                 continue
             if ids:
-                yield Window(ids, text, number, offset)
+                yield Window(ids, text, number, offset, parts or None)
             elif readable:
                 self.skipped += 1
-            ids, number, offset, readable = [], number + 1, 0, True
+            ids, parts, number, offset, readable = [], [], number + 1, 0, True
 
-    def _tokens(self, text: Text) -> list[int] | None:
-        """Token ids of a text, or of its part; None, and a row of ``unreadable``, where the tokenizer fails."""
+    def _tokens(self, text: Text) -> tuple[list[int], list[int]] | None:
+        """Token ids of a text, or of a part of a long one, and in which of its named parts they begin, if it has some;
+        None, and a row of ``unreadable``, where the tokenizer fails."""
+        offsets = {"return_offsets_mapping": True} if self._names_parts(text) else {}
         try:
-            return self.tokenizer(text.body, add_special_tokens=False, verbose=False)["input_ids"]
+            found = self.tokenizer(text.body, add_special_tokens=False, verbose=False, **offsets)
+            starts = [text.start + start for start, _ in found["offset_mapping"]] if offsets else []
+            return found["input_ids"], part_of_tokens(text.parts, self.part_names, starts)
         except (KeyboardInterrupt, SystemExit, MemoryError):
             raise
         except BaseException as error:  # a panic of Rust is no Exception
@@ -224,6 +255,17 @@ class _Windows:
             message = f"{type(error).__name__}: {error}".splitlines()[0][:MESSAGE_LENGTH]
             self.unreadable.append(UnreadableDocument(text.name, f"the tokenizer fails: {message}"))
             return None
+
+    def _names_parts(self, text: Text) -> bool:
+        """Whether a text has named parts; refused with too many names, or where tokens do not tell where they begin."""
+        names = {part.name for part in text.parts} - {*self.part_names}
+        if len(names) + len(self.part_names) > MAX_NAMES:
+            got, advice = f"also {min(names)!r} in {text.name}", "Name parts by what they are, as prompt and answer."
+            raise ValueError(sentence("batches.texts", f"at most {MAX_NAMES} names of parts", got, advice))
+        if text.parts and not getattr(self.tokenizer, "is_fast", False):
+            expected, advice = "a fast one, which tells where tokens begin", "Leave the parts of the texts out."
+            raise ValueError(sentence("batches.tokenizer", expected, type(self.tokenizer).__name__, advice))
+        return bool(text.parts)
 
 
 class _SpreadWindows(_Windows):
@@ -240,18 +282,36 @@ class _SpreadWindows(_Windows):
         return self._cut([*first, *more], self.max_tokens)
 
 
-def _as_text(number: int, text: Text | str) -> Text:
+def _as_text(number: int, text: TextInput) -> Text:
     if isinstance(text, Text):
-        return text
-    if not isinstance(text, str):
-        got = type(text).__name__
+        return text._replace(parts=_with_parts(text)[1]) if text.parts else text
+    body, parts = _with_parts(text) if isinstance(text, dict) else (text, ())
+    if not isinstance(body, str):
+        got = type(body).__name__
         raise TypeError(sentence("batches.texts", "texts or strings", got, "Decode bytes first."))
     try:
-        text.encode()
+        body.encode()
     except UnicodeEncodeError as error:
         got = "half of a surrogate pair"
         raise ValueError(sentence("batches.texts", "characters", got, "Decode with errors='replace'.")) from error
-    return Text(number, f"text {number}", text)
+    return Text(number, f"text {number}", body, parts=parts)
+
+
+def _with_parts(text: Text | dict[str, Any]) -> tuple[Any, tuple[TextPart, ...]]:
+    """The text of a dictionary as lines of JSONL are, {"text": …, "parts": […]}, and its parts; or those of a text."""
+    try:
+        if isinstance(text, Text):
+            return text.body, in_order(text.parts)
+        parts = text.get(COLUMN)
+        if makes_text(parts):
+            return joined_parts(parts)  # pyright: ignore[reportArgumentType]
+        body = text.get("text")
+        if parts and not gives_parts(parts):
+            raise UnreadableParts("others")
+        return body, spans(parts, body) if parts and isinstance(body, str) else ()
+    except UnreadableParts as error:
+        expected = "parts with a name and a text, or start and end, none over another"
+        raise ValueError(sentence("batches.texts", expected, str(error), "Correct the parts.")) from None
 
 
 def special_tokens(tokenizer: Any) -> tuple[list[int], list[int]]:

@@ -68,7 +68,7 @@ function drawCauses(width) {
       if (outside(effect)) {
         const right = across(effect) > box.right;
         const words = right ? `${show(effect, 2)} →` : `← ${show(effect, 2)}`;
-        svg.append(shape("text", { x: right ? box.right - 8 : box.left + 8, y: at + 3, "text-anchor": right ? "end" : "start", style: "font-size:9px" }, words));
+        svg.append(shape("text", { x: right ? box.right - 8 : box.left + 8, y: at + 3, "text-anchor": right ? "end" : "start", class: "beyond" }, words));
       }
       const target = mark("circle", within(effect), at, 7, { style: "fill:transparent" });
       svg.append(hint(target, () => effectWords(head, name)));

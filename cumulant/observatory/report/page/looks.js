@@ -42,11 +42,14 @@ function shareBars(width, rows) {
   return svg;
 }
 
-// a label that fits, at about 6 pixels a letter
+// a label that fits, as wide as its letters are
+const pen = document.createElement("canvas").getContext("2d");
 const cut = (text, pixels) => {
+  pen.font = `12px ${getComputedStyle(document.body).fontFamily}`;
+  const fits = (words) => pen.measureText(words).width <= pixels - 12;
   const letters = [...text];
-  const most = Math.floor((pixels - 10) / 6.2);
-  return letters.length > most ? `${letters.slice(0, most - 1).join("")}…` : text;
+  while (letters.length && !fits(`${letters.join("")}…`)) letters.pop();
+  return fits(text) ? text : `${letters.join("")}…`;
 };
 
 function kindsOf(head) {
@@ -65,6 +68,19 @@ function kindsOf(head) {
 function drawKinds(width) {
   const rows = kindsOf(state.head);
   return rows.length ? shareBars(width, rows) : "Where this head looks was not recorded.";
+}
+
+// of the named parts of the texts: [name, share, chance, random, shuffled]
+const partsOf = (head) => DATA.parts?.[`${head.layer}.${head.head}`] ?? [];
+
+function drawParts(width) {
+  const rows = partsOf(state.head).map(([label, share, chance, random, shuffled]) => {
+    const beside = { "by chance": chance, "random weights": random, "shuffled keys": shuffled };
+    const lines = Object.entries(beside).filter(([, value]) => known(value));
+    const words = [label, percent(share), ...lines.map(([name, value]) => `${name} ${percent(value)}`)].join("\n");
+    return { label, share, chance, random, shuffled, words };
+  });
+  return rows.length ? shareBars(width, rows) : "No token that this head reads from is in a named part.";
 }
 
 const distancesOf = (head) =>
@@ -88,7 +104,7 @@ function drawDistances(width) {
     y: { low: 0, high: most * 1.12 },
     xTicks: places,
     xName: (place) => String(bins[Math.floor(place)].from) + (Math.floor(place) === all.length - 1 ? "+" : ""),
-    xLabel: "tokens away; a bar holds distances from its number to the next",
+    xLabel: width < 420 ? "tokens away, from this number on" : "tokens away; a bar holds distances from its number to the next",
     yLabel: "% of the attention",
   });
   const wide = x(1) - x(0);
@@ -200,6 +216,17 @@ function lookFigures() {
         on,
         draw: drawKinds,
         note: () => `Mean over tokens that have such a key; kinds overlap. Lines: ${marks.join(", ")}.`,
+      }),
+    );
+  }
+  if (!DATA.series && DATA.heads.some((head) => partsOf(head).length)) {
+    figures.push(
+      figure({
+        title: "At which part of the text",
+        name: "parts",
+        on,
+        draw: drawParts,
+        note: () => `Mean over tokens that see the part. Lines: ${marks.join(", ")}.`,
       }),
     );
   }

@@ -74,6 +74,7 @@ def render_page(data: dict, path: Path) -> None:
     data   meta, remarkable (heads), types (with all heads of each), rules (of the types), verdicts, quantities, layers,
            heads, depth, states, spectra, texts, undefined (reasons); any may be missing, numbers may be None.
            causes: what the model does without heads, as `report.causes.causes_part` puts it
+           parts: "layer.head" → [name, share, chance, random, shuffled] of the named parts of the texts
            series: steps, log (whether their axis is), and parts, the heads, depth, states, spectra and texts of all
            steps but the last, which is the page itself
     """
@@ -223,8 +224,9 @@ def condensed(data: dict, detail: Detail) -> dict:
     heads = [{**head, "values": _statistics(head.get("values") or {}, detail)} for head in data.get("heads") or []]
     parts = {key: data.get(key) or [] for key in ("quantities", "layers", "depth", "states", "spectra")}
     parts |= {"heads": heads, "texts": _texts(data.get("texts") or [], detail.tokens)}
-    if data.get("causes"):
-        parts["causes"] = data["causes"]
+    for name in ("causes", "parts"):
+        if data.get(name):
+            parts[name] = data[name]
     parts["model"] = (data.get("meta") or {}).get("model")
     if data.get("series"):
         parts["series"] = _series(data["series"], detail)
