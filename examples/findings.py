@@ -32,6 +32,7 @@ from cumulant.observatory.record.rows import HeadRow, LayerRow, known
 from cumulant.observatory.record.tables import head_rows, layer_rows, needed_queries
 from cumulant.observatory.record.weights import with_weights
 from cumulant.observatory.report.verdicts import verdicts
+from cumulant.observatory.statistics.gaussianity import needed_freedom
 from cumulant.observatory.text.corpus import Text
 
 QUANTITIES = ("condensed", "first_mass", "fisher_top")  # what verdicts rest on; the last brings the fits of heads
@@ -57,6 +58,13 @@ def read(model: Loaded, texts: list[Text], tokens: int, seed: int) -> tuple[list
         words = f"{record.meta.tokens} tokens, {time.perf_counter() - start:.0f} s"
         print(f"{model.name} {number}/{len(texts)} {text.name[:60]}: {words}", flush=True)
     return parts, hidden
+
+
+def without_language_head(model: Loaded) -> Loaded:
+    """The same model up to its last hidden states, which all numbers here are of; one that hears needs its head."""
+    network = model.model
+    inner = getattr(network, getattr(network, "base_model_prefix", ""), network)
+    return model if model.features is not None else replace(model, model=inner)
 
 
 def merged(records: list[Record], hidden: list[dict]) -> Record:
@@ -110,8 +118,12 @@ def answers(rows: Rows, base: Rows, dimension: int) -> dict[str, str]:
 
 
 def law(layers: list[LayerRow]) -> list[list[float]]:
-    """Of every block: the distance of its states to a Gaussian over that of a Gaussian sample, and where 99.5 % end."""
-    laws = [row.sliced_w2 for row in layers if row.stage == "out"]
+    """Of every block: the distance of its states to a Gaussian over that of a Gaussian sample, and where 99.5 % end.
+
+    Nothing where there are fewer tokens than a verdict takes.
+    """
+    ends = [row for row in layers if row.stage == "out"]
+    laws = [row.sliced_w2 for row in ends if row.freedom >= needed_freedom(row.channels)]
     return [[w.value / w.null, w.null_high / w.null] for w in laws if isfinite(w.value)]
 
 
@@ -271,7 +283,7 @@ def main() -> None:
     passages = json.loads(documents.read_text(encoding="utf-8"))
     for name in given.models:
         missing = [s for s in range(given.draws) if given.force or not (given.out / f"{name}-{s}.json").is_file()]
-        model = load(name) if missing else None
+        model = without_language_head(load(name)) if missing else None
         for seed in missing:
             assert model is not None
             texts = [text for kind in KINDS for text in draw(kind, given.documents, seed, passages)]
