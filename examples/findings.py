@@ -146,23 +146,28 @@ def is_fit(label: str) -> bool:
     return any(word in label for word in FITTED)
 
 
+def random_rows(model: Loaded, texts: list[Text], tokens: int, seed: int) -> dict[str, Rows]:
+    """The same architecture at random initialisation, on the same documents."""
+    transcriber = model.model if model.features is not None else None
+    twin = replace(model, model=random_twin(model, seed), name=f"random {model.name}", transcriber=transcriber)
+    parts, hidden = read(twin, texts, tokens, seed)
+    return rows_by_side(with_weights(merged(parts, list(hidden.values())), twin.model))
+
+
 def run(model: Loaded, texts: list[Text], seed: int, tokens: int, null: bool, replicates: int) -> dict:
     """All numbers of a model on one draw of documents, by side."""
     start = time.perf_counter()
     parts, hidden = read(model, texts, tokens, seed)
-    whole = with_weights(merged(parts, list(hidden.values())), model.model)
-    nulls: dict[str, Rows] = {}
-    if null:
-        hears = model.features is not None
-        other = replace(model, model=random_twin(model, seed), transcriber=model.model if hears else None)
-        null_parts, null_hidden = read(replace(other, name=f"random {model.name}"), texts, tokens, seed)
-        nulls = rows_by_side(with_weights(merged(null_parts, list(null_hidden.values())), other.model))
     kinds = {}
     for index, states in hidden.items():
         some = [part for part, text in zip(parts, texts, strict=True) if text.index // 100 == index]
         kinds[list(KINDS)[index]] = rows_by_side(merged(some, [states]))
-    ends, dimension, sides = intervals(parts, replicates, seed), whole.meta.dimension or 1, {}
-    for side, rows in rows_by_side(whole).items():
+    whole = with_weights(merged(parts, list(hidden.values())), model.model)
+    trained, meta = rows_by_side(whole), whole.meta
+    del hidden, whole  # covariances of every stage: gigabytes
+    nulls = random_rows(model, texts, tokens, seed) if null else {}
+    ends, dimension, sides = intervals(parts, replicates, seed), meta.dimension or 1, {}
+    for side, rows in trained.items():
         base = nulls.get(side, ([], []))
         sides[side] = {
             "answers": answers(rows, base, dimension),
@@ -175,7 +180,7 @@ def run(model: Loaded, texts: list[Text], seed: int, tokens: int, null: bool, re
             "kinds": {kind: numbers(rows[side], dimension) for kind, rows in kinds.items()},
             "kinds law": {kind: law(rows[side][1]) for kind, rows in kinds.items()},
         }
-    counts = {"tokens": whole.meta.tokens, "seconds": round(time.perf_counter() - start)}
+    counts = {"tokens": meta.tokens, "seconds": round(time.perf_counter() - start)}
     return {"model": model.name, "draw": seed, "documents": [t.name for t in texts], **counts, "sides": sides}
 
 
