@@ -12,6 +12,7 @@ import importlib.metadata
 import re
 import subprocess
 import sysconfig
+import wave
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from cumulant.observatory.text.corpus import Text, plan
 LEAST, MOST = 1200, 2000  # characters of a passage
 RUN = 8  # words
 ATTEMPTS = 4  # at a passage of a text that is unlike all others
+LONGEST = 29  # seconds of a recording: Whisper hears 30 at once
 NOT_SPOKEN = re.compile(r"<[^>]*>|https?://\S+|[^A-Za-z0-9,.'?! -]")
 
 
@@ -99,11 +101,22 @@ def draw(kind: str, count: int, seed: int, known: dict[str, dict[str, str]] | No
     return [Text(100 * list(KINDS).index(kind) + i, name, bodies[name]) for i, name in enumerate(names)]
 
 
-def spoken(texts: Iterable[Text], directory: Path, characters: int = 360) -> Iterator[Text]:
-    """Recordings of the words with which passages begin, about 25 s each, spoken by espeak-ng."""
+def spoken(texts: Iterable[Text], directory: Path) -> Iterator[Text]:
+    """Recordings of the words with which passages begin, at most LONGEST seconds, spoken by espeak-ng; with the words.
+
+    A model that writes its own transcript goes round in circles on some of these, or stops after a word.
+    """
     for number, text in enumerate(texts):
-        words = " ".join(NOT_SPOKEN.sub(" ", text.body).split())[:characters].rpartition(" ")[0]
+        words = " ".join(NOT_SPOKEN.sub(" ", text.body).split())[:380].rpartition(" ")[0]
         path = directory / f"{number:02d}.wav"
-        subprocess.run(["espeak-ng", "-v", "en-us", "-s", "150", "-w", str(path), "--", words], check=True)
-        (one,) = plan(audio=path).texts()
+        while (seconds := _say(words, path)) > LONGEST:
+            words = words[: int(len(words) * LONGEST / seconds)].rpartition(" ")[0]
+        (one,) = plan(audio=path, transcripts=[words]).texts()
         yield one._replace(index=text.index, name=text.name)
+
+
+def _say(words: str, path: Path) -> float:
+    """Write a recording; its seconds."""
+    subprocess.run(["espeak-ng", "-v", "en-us", "-s", "150", "-w", str(path), "--", words], check=True)
+    with wave.open(str(path)) as sound:
+        return sound.getnframes() / sound.getframerate()

@@ -32,6 +32,7 @@ from cumulant.observatory.record.rows import HeadRow, LayerRow, known
 from cumulant.observatory.record.tables import head_rows, layer_rows, needed_queries
 from cumulant.observatory.record.weights import with_weights
 from cumulant.observatory.report.verdicts import verdicts
+from cumulant.observatory.statistics.gaussianity import needed_freedom
 from cumulant.observatory.text.corpus import Text
 
 QUANTITIES = ("condensed", "first_mass", "fisher_top")  # what verdicts rest on; the last brings the fits of heads
@@ -57,6 +58,13 @@ def read(model: Loaded, texts: list[Text], tokens: int, seed: int) -> tuple[list
         words = f"{record.meta.tokens} tokens, {time.perf_counter() - start:.0f} s"
         print(f"{model.name} {number}/{len(texts)} {text.name[:60]}: {words}", flush=True)
     return parts, hidden
+
+
+def without_language_head(model: Loaded) -> Loaded:
+    """The same model up to its last hidden states, which all numbers here are of; one that hears needs its head."""
+    network = model.model
+    inner = getattr(network, getattr(network, "base_model_prefix", ""), network)
+    return model if model.features is not None else replace(model, model=inner)
 
 
 def merged(records: list[Record], hidden: list[dict]) -> Record:
@@ -110,8 +118,12 @@ def answers(rows: Rows, base: Rows, dimension: int) -> dict[str, str]:
 
 
 def law(layers: list[LayerRow]) -> list[list[float]]:
-    """Of every block: the distance of its states to a Gaussian over that of a Gaussian sample, and where 99.5 % end."""
-    laws = [row.sliced_w2 for row in layers if row.stage == "out"]
+    """Of every block: the distance of its states to a Gaussian over that of a Gaussian sample, and where 99.5 % end.
+
+    Nothing where there are fewer tokens than a verdict takes.
+    """
+    ends = [row for row in layers if row.stage == "out"]
+    laws = [row.sliced_w2 for row in ends if row.freedom >= needed_freedom(row.channels)]
     return [[w.value / w.null, w.null_high / w.null] for w in laws if isfinite(w.value)]
 
 
@@ -134,23 +146,28 @@ def is_fit(label: str) -> bool:
     return any(word in label for word in FITTED)
 
 
+def random_rows(model: Loaded, texts: list[Text], tokens: int, seed: int) -> dict[str, Rows]:
+    """The same architecture at random initialisation, on the same documents."""
+    transcriber = model.model if model.features is not None else None
+    twin = replace(model, model=random_twin(model, seed), name=f"random {model.name}", transcriber=transcriber)
+    parts, hidden = read(twin, texts, tokens, seed)
+    return rows_by_side(with_weights(merged(parts, list(hidden.values())), twin.model))
+
+
 def run(model: Loaded, texts: list[Text], seed: int, tokens: int, null: bool, replicates: int) -> dict:
     """All numbers of a model on one draw of documents, by side."""
     start = time.perf_counter()
     parts, hidden = read(model, texts, tokens, seed)
-    whole = with_weights(merged(parts, list(hidden.values())), model.model)
-    nulls: dict[str, Rows] = {}
-    if null:
-        hears = model.features is not None
-        other = replace(model, model=random_twin(model, seed), transcriber=model.model if hears else None)
-        null_parts, null_hidden = read(replace(other, name=f"random {model.name}"), texts, tokens, seed)
-        nulls = rows_by_side(with_weights(merged(null_parts, list(null_hidden.values())), other.model))
     kinds = {}
     for index, states in hidden.items():
         some = [part for part, text in zip(parts, texts, strict=True) if text.index // 100 == index]
         kinds[list(KINDS)[index]] = rows_by_side(merged(some, [states]))
-    ends, dimension, sides = intervals(parts, replicates, seed), whole.meta.dimension or 1, {}
-    for side, rows in rows_by_side(whole).items():
+    whole = with_weights(merged(parts, list(hidden.values())), model.model)
+    trained, meta = rows_by_side(whole), whole.meta
+    del hidden, whole  # covariances of every stage: gigabytes
+    nulls = random_rows(model, texts, tokens, seed) if null else {}
+    ends, dimension, sides = intervals(parts, replicates, seed), meta.dimension or 1, {}
+    for side, rows in trained.items():
         base = nulls.get(side, ([], []))
         sides[side] = {
             "answers": answers(rows, base, dimension),
@@ -163,7 +180,7 @@ def run(model: Loaded, texts: list[Text], seed: int, tokens: int, null: bool, re
             "kinds": {kind: numbers(rows[side], dimension) for kind, rows in kinds.items()},
             "kinds law": {kind: law(rows[side][1]) for kind, rows in kinds.items()},
         }
-    counts = {"tokens": whole.meta.tokens, "seconds": round(time.perf_counter() - start)}
+    counts = {"tokens": meta.tokens, "seconds": round(time.perf_counter() - start)}
     return {"model": model.name, "draw": seed, "documents": [t.name for t in texts], **counts, "sides": sides}
 
 
@@ -271,7 +288,7 @@ def main() -> None:
     passages = json.loads(documents.read_text(encoding="utf-8"))
     for name in given.models:
         missing = [s for s in range(given.draws) if given.force or not (given.out / f"{name}-{s}.json").is_file()]
-        model = load(name) if missing else None
+        model = without_language_head(load(name)) if missing else None
         for seed in missing:
             assert model is not None
             texts = [text for kind in KINDS for text in draw(kind, given.documents, seed, passages)]

@@ -5,6 +5,7 @@ import os
 import re
 import runpy
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -127,6 +128,27 @@ def test_no_passage_is_like_another():
     drawn = [{text.name for text in draw("help", 2, seed, {"help": found})} for seed in range(3)]
     assert not drawn[0] & drawn[1]
     assert drawn[2] & drawn[0]  # five texts are not enough for three draws of two
+
+
+@pytest.mark.skipif(shutil.which("espeak-ng") is None, reason="install espeak-ng")
+def test_passages_are_spoken_with_their_words(tmp_path):
+    documents = runpy.run_path(str(ROOT / "examples" / "documents.py"))
+    body = "The <b>words</b> of https://example.org are 12 345 678 901 234 567 890 " * 9
+    (text,) = documents["spoken"]([documents["Text"](207, "help/one", body)], tmp_path)
+    assert (text.index, text.name) == (207, "help/one")
+    assert 20 < text.sound.seconds <= documents["LONGEST"]
+    assert text.body.startswith("The words of are 12 345")
+
+
+def test_documented_scripts_have_their_options():
+    """Indented lines of the pages that begin with python: the script is there, and has these options."""
+    pages = [path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md")]
+    lines = [line for page in pages for line in re.findall(r"^    python (examples/[^#\n]*)", page, re.MULTILINE)]
+    assert {line.split()[0] for line in lines} >= {"examples/findings.py", "examples/over_training.py"}
+    for line in lines:
+        script, *words = shlex.split(line)
+        source = (ROOT / script).read_text(encoding="utf-8")
+        assert all(f'"{word}"' in source for word in words if word.startswith("--")), line
 
 
 @pytest.mark.long
