@@ -1,8 +1,9 @@
 """Filters for models that switch between modes: GPB-k, IMM and exact enumeration are one engine with two settings."""
 
-from cumulant.filters.banded import BandedValue
 from cumulant.filters.conjugate import SwitchingConjugate
-from cumulant.filters.consistency import Consistency, consistency, nees
+from cumulant.filters.diagnostics.banded import BandedValue
+from cumulant.filters.diagnostics.consistency import Consistency, consistency, nees
+from cumulant.filters.diagnostics.innovations import Innovations, innovations
 from cumulant.filters.forecast import Forecast, forecast
 from cumulant.filters.heads import (
     AttentionFilter,
@@ -11,7 +12,6 @@ from cumulant.filters.heads import (
     implied_source,
     sinkhorn_attention,
 )
-from cumulant.filters.innovations import Innovations, innovations
 from cumulant.filters.learning import Learned, em
 from cumulant.filters.linear_gaussian import Simulation, SwitchingLinearGaussian
 from cumulant.filters.maximum_likelihood import MaximumLikelihood, maximum_likelihood

@@ -154,7 +154,9 @@ def pages() -> dict[str, str]:
         parts.append(f"## `{brackets}`\n\n{about}\n")
         parts.append(markdown_table(["key", "value", "if left out", "meaning"], rows) + "\n")
     parts += [f"## Motions\n\n{_motions()}\n", f"## Sensors\n\n{_after_title(sensors)}\n", CHOICES]
-    tables = {name: _tables(import_module(f"cumulant.filters.{name}")) for name in ("consistency", "verdict")}
+    tables = {
+        name: _tables(import_module(f"cumulant.filters.diagnostics.{name}")) for name in ("consistency", "verdict")
+    }
     parts += [CONSISTENCY.format(table=tables["consistency"], rules=tables["verdict"]), WRITES]
     example = files("cumulant.filters.tracking.example").joinpath("manoeuvre.toml").read_text(encoding="utf-8")
     parts.append(f"## The example\n\n```toml\n{example.strip()}\n```\n")

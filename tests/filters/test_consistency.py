@@ -6,8 +6,8 @@ import torch
 from scipy.stats import chi2, kstest, norm
 
 from cumulant.filters import Slots, SwitchingLinearGaussian, consistency, gpb, imm, innovations, kalman, nees
-from cumulant.filters.banded import chi_square_band
-from cumulant.filters.chi_square import chi_square_quantile
+from cumulant.filters.diagnostics.banded import chi_square_band
+from cumulant.filters.diagnostics.chi_square import chi_square_quantile
 from tests.compare import close
 
 NAN = float("nan")

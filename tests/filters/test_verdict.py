@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from cumulant.filters import Innovations, consistency
-from cumulant.filters.banded import OUTSIDE, BandedValue, Limit
-from cumulant.filters.consistency import Consistency
-from cumulant.filters.entry_innovations import entry_innovations
+from cumulant.filters.diagnostics.banded import OUTSIDE, BandedValue, Limit
+from cumulant.filters.diagnostics.consistency import Consistency
+from cumulant.filters.diagnostics.entry_innovations import entry_innovations
 from cumulant.filters.tracking import filter_tracks
 from cumulant.filters.tracking.estimates import entries_that_agree, exact_rates, judge
 from cumulant.filters.tracking.filter import Estimate

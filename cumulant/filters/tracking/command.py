@@ -15,7 +15,7 @@ from rich.console import Console
 from cumulant.checks import sentence
 from cumulant.files import versions, write
 from cumulant.filters import SmootherWarning
-from cumulant.filters.rejection import MOST_REJECTED
+from cumulant.filters.diagnostics.rejection import MOST_REJECTED
 from cumulant.filters.tracking.change import change_against, previous_summary
 from cumulant.filters.tracking.column_warnings import distance_warning, suspicious_columns
 from cumulant.filters.tracking.directory import check_output_directory, write_directory

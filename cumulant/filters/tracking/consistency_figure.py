@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from cumulant.figures import BLUE, INK, ORANGE, figure
-from cumulant.filters.consistency import Consistency
-from cumulant.filters.innovations import Innovations
+from cumulant.filters.diagnostics.consistency import Consistency
+from cumulant.filters.diagnostics.innovations import Innovations
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,11 +11,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from cumulant.filters import BandedValue, Consistency
-from cumulant.filters.banded import OUTSIDE, SLIGHTLY, Limit
+from cumulant.filters.diagnostics.banded import OUTSIDE, SLIGHTLY, Limit
+from cumulant.filters.diagnostics.verdict import ENTRY_MEAN, ENTRY_MEMORY, ENTRY_NIS, MEMORY_LIMIT, NIS_LIMIT
 from cumulant.filters.tracking.directory import SUMMARY
 from cumulant.filters.tracking.model import TrackModel
 from cumulant.filters.tracking.units import ISO, time_text
-from cumulant.filters.verdict import ENTRY_MEAN, ENTRY_MEMORY, ENTRY_NIS, MEMORY_LIMIT, NIS_LIMIT
 
 TRACKS_PRINTED = 20  # tracks in the terminal
 DATE = len("2024-05-01")

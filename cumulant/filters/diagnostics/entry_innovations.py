@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from cumulant.filters.banded import BandedValue, chi_square_band, normal_band
+from cumulant.filters.diagnostics.banded import BandedValue, chi_square_band, normal_band
 
 LAGS = 10
 LASTING = range(3, 9)  # lags over which memory counts as persistent
@@ -54,7 +54,7 @@ def entry_innovations(series: Sequence[Tensor]) -> EntryInnovations:
     >>> w = torch.randn(400, generator=torch.Generator().manual_seed(0)).double()
     >>> found = entry_innovations([w, w + 3])
     >>> round(found.mean.value, 1), found.memory.inside, round(found.constant, 1)
-    (1.5, False, 1.0)
+    (1.6, False, 1.0)
     """
     known = torch.cat([w[~w.isnan()] for w in series])
     nis = mean_square(known)

@@ -21,8 +21,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from cumulant.filters.banded import BandedValue, Limit
-from cumulant.filters.entry_innovations import MIN_SCORES, EntryInnovations
+from cumulant.filters.diagnostics.banded import BandedValue, Limit
+from cumulant.filters.diagnostics.entry_innovations import MIN_SCORES, EntryInnovations
 
 OUTLIER = 4.0  # a normalised innovation beyond, of which a normal distribution has 6 in 100 000
 SHARE_OF_OUTLIERS = 0.1  # of the numbers: more of them are noise, not outliers

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import torch
 
-from cumulant.filters.innovations import Innovations
-from cumulant.filters.verdict import FilterVerdict
+from cumulant.filters.diagnostics.innovations import Innovations
+from cumulant.filters.diagnostics.verdict import FilterVerdict
 
 MOST_REJECTED = 0.1  # of all rows: more of them are no outliers
 FAR = 3.5  # an entry beyond this by itself is surprising in a rejected row

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from cumulant.filters.chi_square import chi_square_quantile
+from cumulant.filters.diagnostics.chi_square import chi_square_quantile
 
 NORMAL_95 = 1.959963984540054
 INSIDE, SLIGHTLY, OUTSIDE = "inside", "slightly outside", "outside"

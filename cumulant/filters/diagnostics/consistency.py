@@ -30,17 +30,17 @@ from torch import Tensor
 
 from cumulant.checks import sentence, shape
 from cumulant.display import one_line
-from cumulant.filters.banded import NORMAL_95, BandedValue, Limit, chi_square_band
-from cumulant.filters.entry_innovations import (
+from cumulant.filters.diagnostics.banded import NORMAL_95, BandedValue, Limit, chi_square_band
+from cumulant.filters.diagnostics.entry_innovations import (
     EntryInnovations,
     autocorrelation,
     entry_innovations,
     mean_square,
     together,
 )
-from cumulant.filters.innovations import Innovations
-from cumulant.filters.rejection import rejection
-from cumulant.filters.verdict import (
+from cumulant.filters.diagnostics.innovations import Innovations
+from cumulant.filters.diagnostics.rejection import rejection
+from cumulant.filters.diagnostics.verdict import (
     ENTRY_MEAN,
     ENTRY_MEMORY,
     ENTRY_NIS,

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from cumulant.checks import sentence
-from cumulant.filters.chi_square import chi_square_quantile
+from cumulant.filters.diagnostics.chi_square import chi_square_quantile
 from cumulant.filters.protocol import SwitchingModel
 from cumulant.filters.records import Hypotheses, normalize
 from cumulant.filters.switching import IMM, Prediction, Slots, advance, init, predict
