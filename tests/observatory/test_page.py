@@ -219,6 +219,7 @@ def test_what_happens_without_heads_is_shown_beside_them(visit, small):
     assert page.locator("[data-sheet='causes'] tbody tr").count() == 11
     assert HOSTILE in page.inner_text("[data-sheet='causes']")
     assert page.locator("[data-figure='causes'] svg .point").count() == 11
+    assert page.locator("[data-figure='causes'] svg .limit").count() == 1  # what nine in ten random heads do not reach
     page.click("[data-sheet='causes'] thead button:has-text('Removed')")
     rows = page.locator("[data-sheet='causes'] tbody tr")
     assert rows.nth(0).inner_text().startswith("3.1")
@@ -466,6 +467,33 @@ def test_a_head_has_its_card_and_its_address(visit, small):
     page.keyboard.press("ArrowRight")
     assert page.evaluate("document.activeElement.dataset.at") == "1"
     assert "(0) 60 %" in page.inner_text("#hint")
+
+
+def test_an_address_opens_at_its_head(visit, small):
+    """Figures above it are drawn later and push it down."""
+    causes = causes_part(rows_of("induction", "loss", "removed", 1.9, 0.3, TEN))
+    page = visit(looking(small) | {"causes": causes})
+    page.evaluate("history.replaceState(null, '', '#L3H1')")
+    page.reload()
+    page.wait_for_selector("#chosen h3 >> text=Layer 3, head 1")
+    page.wait_for_selector("[data-figure='causes'] svg")
+    page.wait_for_timeout(700)  # until all is drawn
+    assert abs(page.locator("#heads").bounding_box()["y"]) < 100
+    assert page.input_value("#quantity") == page.get_attribute(".by-type a >> nth=0", "data-quantity")
+    page.click(".by-type a >> nth=1")
+    page.wait_for_selector("#chosen h3 >> text=Layer 0, head 1")
+    page.go_back()
+    page.wait_for_selector("#chosen h3 >> text=Layer 3, head 1")
+
+
+def test_a_tap_shows_where_a_token_looks_until_the_next_tap(visit, small):
+    page = visit(looking(small), width=390, height=844, has_touch=True, is_mobile=True)
+    page.tap("#reading [data-at='1']")
+    page.wait_for_timeout(300)
+    assert "(0) 60 %" in page.inner_text("#hint")
+    assert "outline" in page.get_attribute("#reading [data-at='0']", "style")
+    page.tap("#texts h2")
+    assert page.locator("#hint").is_hidden()
 
 
 def test_sections_are_behind_a_button_on_a_phone(visit, small):

@@ -8,6 +8,7 @@ cases by the whole interval of 95 %, not by its middle alone.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from math import ceil
 from pathlib import Path
 from statistics import median
@@ -87,11 +88,11 @@ RULES = (
     "Induction heads: without the head the loss on random tokens that repeat rises.",
     "Previous-token heads: without the head the best induction heads of later layers find less; "
     "where there are none, as for other types.",
-    "Sink and delimiter heads rest: without the head little changes. Broad heads: looking at all keys alike changes "
-    "little.",
+    "Sink and delimiter heads rest: removing the head does little harm, or none. Broad heads: looking at all keys "
+    "alike does little harm.",
     "Other types: without the head the loss on the text rises, or its embedding moves.",
-    f"Something is more than {RANDOM_SHARE:.0%} of the heads chosen at random do, little is less than half of them do; "
-    "the whole interval of 95 % must be.",
+    f"Something is more than {RANDOM_SHARE:.0%} of the heads chosen at random do, little harm is less than that of the "
+    "median random head; the whole interval of 95 % must be. A loss that falls is no harm.",
 )
 
 
@@ -164,15 +165,26 @@ def _judge(row: dict, expected: TypeExpectation, beside: RandomEffects | None) -
     ends = [x for x in (row["low"], row["high"]) if x is not None]
     interval = f" ({signed(ends[0])} to {signed(ends[1])})" if len(ends) == 2 else ""
     if expected.rests:
-        others = f"half of the random heads: more than {signed(beside.half)}"
+        others = f"the median random head: {signed(beside.half)}"
     else:
-        others = "nine in ten random heads: " + ("at most" if measure.sign > 0 else "not below")
-        others += f" {signed(measure.sign * beside.most_of)}"
+        others = _of_random_heads(beside, measure.sign, signed)
     said = f"{REPLACEMENTS[row['replacement']]} {measure.change} {size}{interval}; {others}"
     reason = _doubt([measure.sign * x for x in ends], expected, beside)
     return (
         (CONFIRMED, f"{said}: confirmed.") if reason is None else (NOT_CONFIRMED, f"{said}: not confirmed, {reason}.")
     )
+
+
+def _of_random_heads(beside: RandomEffects, sign: int, signed: Callable[[float], str]) -> str:
+    """What most random heads do, and what the one does that does most.
+
+    >>> _of_random_heads(RandomEffects(0.0, 0.1, 0.4, 4.0, 10), 1, _signed)
+    '9 of 10 random heads: at most +0.4, one +4'
+    """
+    below = ceil(RANDOM_SHARE * beside.heads)
+    count = f"{below} of {beside.heads}" if below < beside.heads else f"all {beside.heads}"
+    said = f"{count} random heads: {'at most' if sign > 0 else 'not below'} {signed(sign * beside.most_of)}"
+    return said if below == beside.heads else f"{said}, one {signed(sign * beside.most)}"
 
 
 def _doubt(ends: list[float], expected: TypeExpectation, beside: RandomEffects) -> str | None:
@@ -185,7 +197,7 @@ def _doubt(ends: list[float], expected: TypeExpectation, beside: RandomEffects) 
     if expected.rests:
         if high < beside.half:
             return None
-        return "half of the random heads do less" if low >= beside.half else "the interval reaches above that"
+        return "half of the random heads do less harm" if low >= beside.half else "the interval reaches above that"
     if low > beside.most_of:
         return None
     return "random heads do as much" if high <= beside.most_of else "the interval reaches below that"
@@ -245,7 +257,7 @@ def causes_part(causes: dict | None) -> dict | None:
         entry |= {"measure": verdict.measure if verdict else None}
     return {
         "heads": list(heads.values()),
-        "measures": [MEASURES[n]._asdict() | {"name": n, "baseline": causes["baseline"].get(n)} for n in measures],
+        "measures": [_measure_part(causes, n) for n in measures],
         "replacements": replacements,
         "tokens": causes["tokens"],
         "clustered_by": causes["clustered_by"],
@@ -261,6 +273,13 @@ def causes_part(causes: dict | None) -> dict | None:
             if of >= MIN_RANDOM
         ],
     }
+
+
+def _measure_part(causes: dict, name: str) -> dict:
+    """A measure as the page shows it; line is what most random heads do not exceed when removed."""
+    beside = random_effects(causes["rows"], "removed", name)
+    line = None if beside is None else MEASURES[name].sign * beside.most_of
+    return MEASURES[name]._asdict() | {"name": name, "baseline": causes["baseline"].get(name), "line": line}
 
 
 def judgement_by_head(causes: dict | None) -> dict[tuple[int, int], Judgement]:

@@ -48,6 +48,17 @@ class HeadType(NamedTuple):
         """The number of the rule; NaN where it is not defined."""
         return head.value(self.quantity) if self.number is None else self.number(head)
 
+    @property
+    def is_share(self) -> bool:
+        """Whether the number of the rule is a share of the attention."""
+        return not self.below and self.number is not _fixed
+
+    def formatted(self, strength: float) -> str:
+        """The number of the rule in words."""
+        if self.below:
+            return f"{strength:.2g} nats"
+        return f"{strength:.0%}" if self.is_share else f"{strength:.2f}".replace("-", "−")
+
     def holds(self, head: HeadNumbers) -> bool:
         strength, chance = self.strength(head), head.value(f"{self.quantity}_chance")
         if not isfinite(strength):
@@ -70,7 +81,7 @@ HEAD_TYPES = (
     HeadType("previous-token", "previous_mass ≥ 0.4", "previous_mass", 0.4, 0, "at the previous token"),
     HeadType("next-token", "next_mass ≥ 0.4", "next_mass", 0.4, 0, "at the next token"),
     HeadType("self", "self_mass ≥ 0.5", "self_mass", 0.5, 0, "at the token itself"),
-    HeadType("induction", "repeated_induction ≥ 0.4", "repeated_induction", 0.4, 0, "at what followed the same token before, in random tokens that repeat,"),
+    HeadType("induction", "repeated_induction ≥ 0.4", "repeated_induction", 0.4, 0, "at what followed the same token before, in random tokens that repeat"),
     HeadType("induction", "induction_mass ≥ 0.25 and ≥ 4 × chance", "induction_mass", 0.25, 4, "at what followed the same token earlier"),
     HeadType("duplicate-token", "same_token_mass ≥ 0.25 and ≥ 4 × chance", "same_token_mass", 0.25, 4, "at other occurrences of the same token"),
     HeadType("sink", "first_mass ≥ 0.5", "first_mass", 0.5, 0, "at the first token"),
@@ -94,14 +105,16 @@ def describe(head: HeadNumbers, kind: HeadType, nulls: Mapping[str, HeadNumbers]
     """One sentence on a head of a type, with the numbers beside it."""
     strength, chance = kind.strength(head), head.value(f"{kind.quantity}_chance")
     if kind.below:
-        said = f"looks {kind.looks}: KL to an even look {strength:.2g} nats"
+        said = f"looks {kind.looks}: KL to an even look {kind.formatted(strength)}"
+    elif not kind.is_share:
+        said = f"looks {kind.looks}: share less its standard deviation {kind.formatted(strength)}"
     else:
-        said = f"looks {kind.looks} with {strength:.0%} of its attention"
-    beside = [f"chance {chance:.0%}"] if isfinite(chance) and not kind.below else []
+        said = f"looks {kind.looks}{',' if ',' in kind.looks else ''} with {kind.formatted(strength)} of its attention"
+    beside = [f"chance {chance:.0%}"] if isfinite(chance) and kind.is_share else []
     for name, words in (("random", "random weights"), ("shuffled", "shuffled keys")):
         other = kind.strength(nulls[name]) if name in nulls else float("nan")
         if isfinite(other):
-            beside.append(f"{words} {other:.2g}" if kind.below else f"{words} {other:.0%}")
+            beside.append(f"{words} {kind.formatted(other).removesuffix(' nats')}")
     entropy = head.value("entropy")
     return (
         said
@@ -141,9 +154,8 @@ def heads_by_type(rows: list) -> list[HeadsOfType]:
     for row in rows:
         for kind in head_types(row):
             strength = kind.strength(row)
-            words = f"{strength:.2g} nats" if kind.below else f"{strength:.0%}"
             order = strength if kind.below else -strength
-            found[kind.name].append((order, TypeMember(row.layer, row.head, kind.quantity, words)))
+            found[kind.name].append((order, TypeMember(row.layer, row.head, kind.quantity, kind.formatted(strength))))
     ranked = {name: [member for _, member in sorted(members)] for name, members in found.items() if members}
     return [HeadsOfType(name, ", or ".join(rules[name]), members) for name, members in ranked.items()]
 

@@ -55,6 +55,8 @@ function drawCauses(width) {
       shape("rect", { class: "band", x: from, y: box.top, width: Math.max(to - from, 1), height: box.bottom - box.top }),
     );
   }
+  const { line } = measureOf();
+  if (known(line) && !outside(line)) svg.append(shape("line", { class: "limit", x1: across(line), x2: across(line), y1: box.top, y2: box.bottom }));
   const draw = (head, y) =>
     replacements.forEach((name, index) => {
       const [effect, low, high] = effectOf(head, name);
@@ -114,7 +116,7 @@ function startCauses() {
       name: "causes",
       on: ["measure"],
       draw: drawCauses,
-      note: () => `${measureOf().words}${before()} Lines are intervals of 95 %, the band is what removing random heads does; an arrow marks what lies beyond the scale, which is that of removed heads.`,
+      note: () => `${measureOf().words}${before()} Bars are intervals of 95 %. The band has all random heads that were removed; beyond the dashed line is what nine in ten of them do not reach, and where a head that should do something is confirmed. An arrow marks what lies beyond the scale, which is that of removed heads.`,
     }),
   );
   find("causes-table").append(

@@ -55,9 +55,17 @@ function selector(label, id, options, chosen, choose) {
   return html("label", {}, html("span", {}, label), list);
 }
 
-// what a pointer or the keyboard rests on says more about itself
+// what a pointer or the keyboard rests on says more about itself; after a tap, until the next one elsewhere
+let hinted = null;
+addEventListener("pointerdown", (event) => {
+  if (!hinted || hinted.contains(event.target)) return;
+  hinted = null;
+  find("hint").hidden = true;
+});
+
 function hint(node, words) {
   const open = () => {
+    hinted = node;
     const box = find("hint");
     box.textContent = words();
     box.hidden = !box.textContent;
@@ -68,7 +76,9 @@ function hint(node, words) {
     box.style.left = `${left}px`;
     box.style.top = `${above > 4 ? above : at.bottom + 8}px`;
   };
-  const close = () => {
+  const close = (event) => {
+    if (event.pointerType === "touch") return;
+    hinted = null;
     find("hint").hidden = true;
   };
   node.addEventListener("pointerenter", open);

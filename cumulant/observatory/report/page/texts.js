@@ -44,7 +44,7 @@ function lookAround(reading, text) {
     const { at } = event.target.dataset;
     if (at !== undefined) outline(Number(at));
   });
-  reading.addEventListener("pointerleave", clear);
+  reading.addEventListener("pointerleave", (event) => event.pointerType !== "touch" && clear());
   reading.addEventListener("focusin", (event) => outline(Number(event.target.dataset.at)));
   reading.addEventListener("focusout", clear);
   reading.addEventListener("keydown", (event) => {
