@@ -60,7 +60,7 @@ def _label_times(ax: Axes, model: TrackModel) -> None:
     if model.columns.time_unit == ISO:
         from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 
-        locator = AutoDateLocator(maxticks=6)
+        locator = AutoDateLocator(minticks=3, maxticks=8)
         ax.xaxis.set_major_locator(locator)
         ax.xaxis.set_major_formatter(ConciseDateFormatter(locator))
     ax.set_xlabel(_plain(model.columns.time) + (" (UTC)" if model.columns.time_unit == ISO else ""))

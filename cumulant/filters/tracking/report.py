@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from cumulant.filters import BandedValue, Consistency
 from cumulant.filters.diagnostics.banded import OUTSIDE, SLIGHTLY, Limit
@@ -95,12 +95,14 @@ def _time_table(tracks: list[dict], unit: str) -> Table:
 def _quality_table(tracks: list[dict]) -> Table:
     modes = [f"in {escape(name)}" for name in tracks[0]["mode_shares"]]
     scored = "nis" in tracks[0]
-    table = Table("track", *modes, *(["NIS", "autocorr."] if scored else []), "log p(y)", "a row")
+    # names of many modes are broken into lines rather than numbers cut
+    numbers = [Column(name, no_wrap=True) for name in (*(["NIS", "autocorr."] if scored else []), "log p(y)", "a row")]
+    table = Table("track", *(Column(name, overflow="fold") for name in modes), *numbers)
     for track in tracks:
         shares = [f"{share:.0%}" for share in track["mode_shares"].values()]
-        numbers = [track.get("nis"), track.get("autocorrelation")] if scored else []
+        scores = [track.get("nis"), track.get("autocorrelation")] if scored else []
         total, rows = track["log_likelihood"], max(track["rows"] - track["empty"], 1)
-        cells = ["" if value is None else f"{value:.2f}" for value in numbers]
+        cells = ["" if value is None else f"{value:.2f}" for value in scores]
         table.add_row(escape(track["track"]), *shares, *cells, f"{total:.2f}", f"{total / rows:.3f}")
     return table
 
