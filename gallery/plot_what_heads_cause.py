@@ -18,6 +18,7 @@ Run with a file name to save the figure (needs matplotlib).
 
 import sys
 from importlib.util import find_spec
+from pydoc_data.topics import topics
 from typing import Any
 
 import torch
@@ -37,7 +38,7 @@ types = {
     for title, column in COLUMNS.items()
     for row in heads.sort(column, descending=True).head(2).iter_rows(named=True)
 }
-effects = head_effects(loaded, [__doc__ or ""], list(types), controls=6, max_tokens=192, seed=1)
+effects = head_effects(loaded, [topics["with"]], list(types), controls=6, max_tokens=192, seed=1)
 removed = [row for row in effects.rows if row.replacement == "removed"]
 loss = [row for row in removed if row.measure == "repeated_loss"]
 induction, previous, first = loss[0:2], loss[2:4], loss[4:6]
