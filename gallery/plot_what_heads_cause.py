@@ -9,9 +9,8 @@ intervals over eight sequences.
 
 The text claims that without either induction head the second copy costs more than without any of the random heads, by
 the whole of its interval; that the same holds of the best previous-token head, without which the induction heads behind
-it lose more than half a unit of attention; and that it does not hold of the second one, which looks at the previous
-token with 86 % of its attention against 90 %: two heads that look alike, of which one is needed here. Without the heads
-that look at the first token the second copy costs as much as before, within 0.1 nats.
+it lose more than half a unit of attention; and that it does not hold of the second one, with 86 % on the previous token
+against 90 %. Without the heads that look at the first token the second copy costs as much as before, within 0.1 nats.
 
 Run with a file name to save the figure (needs matplotlib).
 """

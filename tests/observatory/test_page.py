@@ -463,6 +463,7 @@ def test_a_head_has_its_card_and_its_address(visit, small):
     assert "% of tokens" in page.inner_html("[data-figure='distribution']")
     page.evaluate("location.hash = 'L5H2'")
     page.wait_for_selector("#chosen h3 >> text=Layer 5, head 2")
+    page.mouse.move(2, 2)  # while the page scrolls, cells of the map come under the pointer and show their hints
     page.focus("#reading [data-at='0']")
     page.keyboard.press("ArrowRight")
     assert page.evaluate("document.activeElement.dataset.at") == "1"
