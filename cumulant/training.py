@@ -4,11 +4,14 @@ from typing import TYPE_CHECKING, Any
 
 from cumulant.nn.language_model import LanguageConfig, LanguageModel
 from cumulant.observatory.monitor import (
+    Action,
     Alarm,
     Check,
+    ClipWarning,
     HeadStatistics,
     Monitor,
     MonitorWarning,
+    QKClip,
     TensorBoard,
     Thresholds,
 )
@@ -18,15 +21,18 @@ if TYPE_CHECKING:
     from cumulant.observatory.monitor import MonitorCallback
 
 __all__ = [
+    "Action",
     "Alarm",
     "Check",
     "Checkpoint",
+    "ClipWarning",
     "HeadStatistics",
     "LanguageConfig",
     "LanguageModel",
     "Monitor",
     "MonitorCallback",
     "MonitorWarning",
+    "QKClip",
     "TensorBoard",
     "Thresholds",
     "load_checkpoint",

@@ -42,6 +42,7 @@ from cumulant.nn.attention_interface import (
     visible_keys,
     without_copies,
 )
+from cumulant.nn.largest_logit import is_recording, record_largest_logit
 from cumulant.nn.structural_mask import StructuralMask
 from cumulant.nn.wrappers import attention_configurations, is_transformers, without_wrappers
 
@@ -224,12 +225,20 @@ def attention_function(
         key, value, support = key[:, :, :keys], value[:, :, :keys], support.of_first_keys(keys)
     scale = score_scale(query, scaling)
     weighed, factor = value, scale
+    recorded = is_recording(module)
+    if recorded and softcap is not None:  # the largest logit is that before the cap
+        record_largest_logit(module, _moments(query, key, value, support, ("max_score",), scale).max_score)
+        recorded = False
     if softcap is not None:
         query, key, weighed, support = _capped(query * scale, key, value, support, softcap)
         factor = 1.0
     if _observers:
-        call = module, query, key, weighed, support, attention_mask, scale, factor, softcap is not None
+        call = module, query, key, weighed, support, attention_mask, scale, factor, softcap is not None, recorded
         output: Tensor = _observed(*call)  # pyright: ignore[reportCallIssue]
+    elif recorded:
+        record = _moments(query, key, weighed, support, ("max_score", "mean"), factor)
+        record_largest_logit(module, record.max_score)
+        output = record.mean
     else:
         output = _moments(query, key, weighed, support, ("mean",), factor).mean
     return output.to(value.dtype).transpose(1, 2).contiguous(), None
@@ -262,11 +271,16 @@ def _capped(eta: Tensor, key: Tensor, value: Tensor, support: Support, cap: floa
 
 
 @torch.compiler.disable
-def _observed(module, query, key, value, support: Support, mask: Tensor | None, scale, factor, capped: bool) -> Tensor:
-    """The output, with the call handed to the observers of this module."""
+def _observed(
+    module, query, key, value, support: Support, mask: Tensor | None, scale, factor, capped: bool, recorded: bool
+) -> Tensor:
+    """The output, with the call handed to the observers of this module, and its largest logits ``recorded``."""
     observers = [observer for observer in _observers if module in observer.names]
-    statistics = frozenset({"mean"}).union(*(observer.statistics for observer in observers))
+    own = {"max_score", "mean"} if recorded else {"mean"}
+    statistics = frozenset(own).union(*(observer.statistics for observer in observers))
     record = _moments(query, key, value, support, tuple(sorted(statistics)), factor)
+    if recorded:
+        record_largest_logit(module, record.max_score)
     for observer in observers:
         name = observer.names[module]
         rows = observer.masks.rows(name, query.shape[0], query.shape[2], mask)

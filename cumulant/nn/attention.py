@@ -19,6 +19,7 @@ from cumulant.checks import sentence
 from cumulant.kernels import moments
 from cumulant.kernels.dense import accumulate, normalize, without_nonfinite
 from cumulant.nn.calls import report_attention
+from cumulant.nn.largest_logit import is_recording, record_largest_logit
 from cumulant.nn.masks import without_pairs
 from cumulant.nn.projected import ProjectedAttention, ProjectedHeads
 
@@ -96,6 +97,11 @@ class MultiheadAttention(ProjectedAttention):
         drops_weights = self.training and self.dropout > 0 and self.drop == "weights"
         if need_weights or drops_weights or not h.eta.shape[0]:
             output, weights = self._dense(h, self.dropout if drops_weights else 0.0)
+            self._record(h)
+        elif is_recording(self):
+            m = moments(h.eta, h.key, h.value, statistics=("max_score", "mean"), **h.support.arguments())
+            record_largest_logit(self, m.max_score)
+            output, weights = m.mean, None
         else:
             output = moments(h.eta, h.key, h.value, statistics=("mean",), **h.support.arguments()).mean
             weights = None
@@ -127,6 +133,7 @@ class MultiheadAttention(ProjectedAttention):
         masks = {"attn_mask": attn_mask, "key_padding_mask": key_padding_mask, "is_causal": is_causal}
         h = self._dropped(self._heads(query, key, value, **masks))
         heads = attend(h.eta, h.key, h.value, scale=1.0, **h.support.arguments())
+        self._record(h)
         self._report(h, heads.output)
         out = self._joined(heads.output, query.ndim == 3)
         if query.ndim == 2:
@@ -153,6 +160,12 @@ class MultiheadAttention(ProjectedAttention):
             logits = pad(logits, (0, 1), value=0.0)
         p = dropout(normalize(logits)[1], rate).to(h.value.dtype)
         return p[..., : key.shape[-2]] @ value, p
+
+    def _record(self, h: ProjectedHeads) -> None:
+        """The largest logits, by a call of their own where the output does not come from `moments`."""
+        if is_recording(self):
+            m = moments(h.eta.detach(), h.key.detach(), statistics=("max_score",), **h.support.arguments())
+            record_largest_logit(self, m.max_score)
 
     def _report(self, h: ProjectedHeads, output: Tensor) -> None:
         report_attention(self, h.eta, h.key, h.value, output, h.support, scale=self.head_dim**-0.5, rows=h.rows)

@@ -2,8 +2,10 @@
 
 from typing import TYPE_CHECKING, Any
 
+from cumulant.observatory.monitor.actions import Action
 from cumulant.observatory.monitor.history import Check
 from cumulant.observatory.monitor.monitor import Monitor, MonitorWarning
+from cumulant.observatory.monitor.qk_clip import ClipWarning, QKClip
 from cumulant.observatory.monitor.tensorboard import TensorBoard
 from cumulant.observatory.monitor.thresholds import Alarm, Thresholds
 from cumulant.observatory.statistics.heads import HeadStatistics
@@ -12,12 +14,15 @@ if TYPE_CHECKING:
     from cumulant.observatory.monitor.trainer import MonitorCallback
 
 __all__ = [
+    "Action",
     "Alarm",
     "Check",
+    "ClipWarning",
     "HeadStatistics",
     "Monitor",
     "MonitorCallback",
     "MonitorWarning",
+    "QKClip",
     "TensorBoard",
     "Thresholds",
 ]

@@ -23,12 +23,16 @@ from pathlib import Path
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from cumulant.checks import sentence
 from cumulant.nn.calls import AttentionCall
+from cumulant.nn.wrappers import without_wrappers
 from cumulant.observatory.hooks.structure import block_of, list_elements
+from cumulant.observatory.monitor.actions import Action, log_actions
 from cumulant.observatory.monitor.attention import entrances, observe_pass
 from cumulant.observatory.monitor.history import Check, CheckHistory, check_rows, save, table
+from cumulant.observatory.monitor.qk_clip import LogitClipper, QKClip
 from cumulant.observatory.monitor.thresholds import Alarm, AlarmDetector, LayerCheck, Thresholds
 from cumulant.observatory.statistics.heads import HeadStatistics, head_statistics
 
@@ -49,6 +53,8 @@ class Monitor:
     on_alarm    called with every `Alarm`, before the warning
     sequences, queries   how many of a batch are looked at, at most
     keep        checks in the history, at most; when full it is thinned
+    clip        a `QKClip`: bound the logits of every head, after every step, by scaling its projections; `actions` and
+                the logger "cumulant.monitor" say what was done
 
     Passes without gradients are validation and are not observed, nor are copies of the model;
     ``with monitor.watching():`` observes whatever runs inside. Warnings are `MonitorWarning`, one per check.
@@ -78,7 +84,11 @@ class Monitor:
         sequences: int = 4,
         queries: int = 32,
         keep: int = 512,
+        clip: QKClip | None = None,
     ):
+        if clip is not None and not isinstance(clip, QKClip):
+            got, advice = type(clip).__name__, "QKClip(threshold=100.0) is usual."
+            raise TypeError(sentence("Monitor.clip", "a QKClip", got, advice))
         if not isinstance(model, nn.Module):
             got = type(model).__name__
             raise TypeError(sentence("Monitor.model", "a torch.nn.Module", got, "Pass the model that is trained."))
@@ -89,6 +99,7 @@ class Monitor:
         self.sequences, self.queries = sequences, queries
         self.thresholds = Thresholds() if thresholds is None else thresholds
         self.history, self.alarms = CheckHistory(keep), deque[Alarm](maxlen=ALARMS)
+        self.actions = deque[Action](maxlen=ALARMS)
         self.now = 0
         self._detector = AlarmDetector(self.thresholds)
         self._statistics: dict[str, HeadStatistics] = {}
@@ -99,6 +110,7 @@ class Monitor:
         self._warned = False
         with observe_pass(model, self._on_call, self._on_expansion, {}):
             pass  # a model that cannot be observed is refused here, not in the middle of training
+        self.clipper = None if clip is None else LogitClipper(without_wrappers(model), clip)
         before, after = _Hook(self, "_begin"), _Hook(self, "_end")
         self._handles = [
             handle
@@ -114,10 +126,11 @@ class Monitor:
         """Whether this step is observed."""
         return self.now % self.every == 0
 
-    def step(self, step: int | None = None) -> Check | None:
+    def step(self, step: int | None = None, *, optimizer: Optimizer | None = None) -> Check | None:
         """Say that a step of training is done; call it after the optimizer's.
 
-        step  how many are done now; one more than before if None
+        step       how many are done now; one more than before if None
+        optimizer  the one that trains the model, for ``QKClip(momentum="scale")``
 
         Returns the check that ended with this step, if there was one.
         """
@@ -131,6 +144,10 @@ class Monitor:
             advice = "Run the model with gradients on, or inside `with monitor.watching():`."
             got = f"none in step {self.now}"
             warnings.warn(sentence("Monitor.step", "an observed pass", got, advice), MonitorWarning, stacklevel=2)
+        if self.clipper is not None and self._handles:
+            actions = self.clipper.act(later, optimizer)
+            self.actions.extend(actions)
+            log_actions(later, actions)
         self.now = later
         return check
 
@@ -173,6 +190,8 @@ class Monitor:
         for handle in self._handles:
             handle.remove()
         self._handles = []
+        if self.clipper is not None:
+            self.clipper.close()
 
     def __enter__(self) -> Monitor:
         return self

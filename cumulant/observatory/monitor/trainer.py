@@ -33,7 +33,7 @@ class MonitorCallback(TrainerCallback):
         self.monitor.start(state.global_step)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.monitor.step(state.global_step)
+        self.monitor.step(state.global_step, optimizer=kwargs.get("optimizer"))
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.monitor.close()
