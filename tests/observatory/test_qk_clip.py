@@ -261,26 +261,59 @@ def test_dropout_of_attention_is_refused_in_words():
     assert not any(ATTRIBUTE in module.__dict__ for module in model.modules())
 
 
-def test_a_compiled_model_records_in_one_graph_without_compiling_anew():
+@pytest.mark.parametrize("inside", [True, False], ids=["compiled later", "compiled model"])
+def test_a_compiled_model_records_in_one_graph_without_compiling_anew(inside):
     model = LanguageModel(LanguageConfig(dim=16, heads=2, hidden=32, vocabulary=64, context=8))
-    ids = torch.randint(64, (4, 2, 8), generator=torch.Generator().manual_seed(0))
+    ids = torch.randint(64, (2, 8), generator=torch.Generator().manual_seed(0))
     compiles = []
 
     def count(graph, example):
         compiles.append(graph)
         return graph.forward
 
-    with Monitor(model, every=10**6, clip=QKClip(1e9)) as monitor:
-        model(ids[0])  # the first step is observed, outside the graph
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend=count, fullgraph=True)
+    with Monitor(model if inside else compiled, every=3, clip=QKClip(1e9)) as monitor:
+        model(ids)
         eager = recorded(monitor)
         monitor.step()
-        compiled = torch.compile(model, backend=count, fullgraph=True)
-        for step in range(3):
-            compiled(ids[0])
+        for step in range(1, 7):
+            compiled(ids)
             for name, largest in recorded(monitor).items():
                 assert torch.allclose(largest, eager[name], rtol=1e-5), step
             monitor.step()
+        assert [check.step for check in monitor.history] == ([0] if inside else [0, 3, 6])
     assert len(compiles) == 1
+
+
+def test_a_transformers_model_is_recorded_inside_one_graph():
+    model, batch = make("llama").train(), inputs("llama")
+    torch._dynamo.reset()
+    with Monitor(model, every=10**6, clip=QKClip(1e9)) as monitor:
+        model(**batch)
+        eager = recorded(monitor)
+        monitor.step()
+        compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+        compiled(**batch).last_hidden_state.sum().backward()
+        for name, largest in recorded(monitor).items():
+            assert torch.allclose(largest, eager[name], rtol=1e-5)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_autocast_and_checkpointing_record_the_same_maxima(checkpointing):
+    model, batch = make("llama").train(), inputs("llama")
+    with Monitor(model, every=10**6, clip=QKClip(1e9)) as monitor:
+        model(**batch)
+        full = recorded(monitor)
+        monitor.step()
+        if checkpointing:
+            model.gradient_checkpointing_enable()
+            model(**batch).last_hidden_state.sum().backward()
+            assert all(torch.equal(full[name], largest) for name, largest in recorded(monitor).items())
+        else:
+            with torch.autocast("cpu", torch.bfloat16):
+                model(**batch)
+            assert all(torch.allclose(full[name], x, rtol=0.05) for name, x in recorded(monitor).items())
 
 
 def test_every_attention_layer_of_the_tiny_models_has_rows_or_a_reason():

@@ -57,7 +57,8 @@ class Monitor:
                 the logger "cumulant.monitor" say what was done
 
     Passes without gradients are validation and are not observed, nor are copies of the model;
-    ``with monitor.watching():`` observes whatever runs inside. Warnings are `MonitorWarning`, one per check.
+    ``with monitor.watching():`` observes whatever runs inside. Warnings are `MonitorWarning`, one per check. Of a model
+    that is compiled, ``Monitor(torch.compile(model))``, the observed passes run without the compiler.
 
     >>> import torch
     >>> from cumulant.nn import MultiheadAttention
@@ -211,6 +212,7 @@ class Monitor:
         blocks = list_elements(self.model, (nn.ModuleList, nn.Sequential)) if self._blocks is None else self._blocks
         self._done = set(self._statistics)
         stack = ExitStack()
+        stack.enter_context(torch.compiler.set_stance("force_eager"))  # a compiled graph reports no calls
         stack.enter_context(observe_pass(self.model, self._on_call, self._on_expansion, blocks, running))
         self._open = (stack, module)
 
@@ -272,6 +274,8 @@ class _Hook:
         self.monitor, self.name = weakref.ref(monitor), name
 
     def __call__(self, module: nn.Module, *call) -> None:
+        if torch.compiler.is_compiling():  # the step would be a constant of the graph, and every step a new one
+            return
         monitor = self.monitor()
         if monitor is not None:
             getattr(monitor, self.name)(module, *call)
