@@ -1,7 +1,11 @@
 """Clipping of attention logits: exact maxima, one head changes and no other, on every kind of projection."""
 
 import logging
+import os
+import subprocess
+import sys
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,8 +16,16 @@ from cumulant.nn.largest_logit import ATTRIBUTE
 from cumulant.observatory.hooks.attention import observe_attention
 from cumulant.observatory.hooks.structure import NotFound, attention_modules
 from cumulant.observatory.monitor.projections import head_rows
-from cumulant.training import ClipWarning, LanguageConfig, LanguageModel, Monitor, QKClip
-from tests.observatory import tiny_models
+from cumulant.training import (
+    ClipWarning,
+    LanguageConfig,
+    LanguageModel,
+    LearningRateBrake,
+    Monitor,
+    QKClip,
+    Stop,
+)
+from tests.observatory import clip_checks, tiny_models
 from tests.observatory.tiny_models import hf
 
 pytestmark = pytest.mark.filterwarnings("ignore::cumulant.training.MonitorWarning")  # heads that collapse are meant
@@ -271,7 +283,7 @@ def test_a_compiled_model_records_in_one_graph_without_compiling_anew(inside):
         compiles.append(graph)
         return graph.forward
 
-    torch._dynamo.reset()
+    torch.compiler.reset()
     compiled = torch.compile(model, backend=count, fullgraph=True)
     with Monitor(model if inside else compiled, every=3, clip=QKClip(1e9)) as monitor:
         model(ids)
@@ -288,7 +300,7 @@ def test_a_compiled_model_records_in_one_graph_without_compiling_anew(inside):
 
 def test_a_transformers_model_is_recorded_inside_one_graph():
     model, batch = make("llama").train(), inputs("llama")
-    torch._dynamo.reset()
+    torch.compiler.reset()
     with Monitor(model, every=10**6, clip=QKClip(1e9)) as monitor:
         model(**batch)
         eager = recorded(monitor)
@@ -322,3 +334,75 @@ def test_every_attention_layer_of_the_tiny_models_has_rows_or_a_reason():
         for name in attention_modules(model):
             rows = head_rows(model.get_submodule(name))
             assert (isinstance(rows, NotFound) and rows.reason) or len(rows) >= 1, (kind, name)
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_ranks_clip_alike_by_the_largest_logit_of_all(kind, tmp_path):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run(
+        [*command, "-m", "tests.observatory.clip_checks", kind, str(tmp_path)],
+        cwd=Path(__file__).parents[2],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    model, ids = clip_checks.model_and_batch()
+    actions = [(a.name, a.head, a.before) for a in clip_checks.one_step(model, ids)]
+    assert actions
+    for rank in range(2):
+        found = torch.load(tmp_path / f"{rank}.pt")
+        assert [(n, h) for n, h, _ in found["actions"]] == [(n, h) for n, h, _ in actions]
+        assert [b for *_, b in found["actions"]] == pytest.approx([b for *_, b in actions], rel=1e-5)
+        for name, parameter in model.named_parameters():
+            assert torch.allclose(found["state"][name], parameter, rtol=1e-5, atol=1e-7), name
+
+
+def test_three_lines_in_a_trainer_keep_logits_at_the_threshold(tmp_path, caplog):
+    pytest.importorskip("accelerate", reason="install accelerate: transformers' Trainer needs it")
+    from cumulant.training import MonitorCallback
+
+    torch.manual_seed(0)
+    config = hf.LlamaConfig(**tiny_models.GROUPED)
+    model = hf.LlamaForCausalLM(config)
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.q_proj.weight.mul_(60)
+    ids = torch.randint(50, (4, 12))  # all of them in every step
+    data = [{"input_ids": row, "labels": row} for row in ids]
+    options = {"max_steps": 4, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "use_cpu": True}
+    arguments = hf.TrainingArguments(str(tmp_path), report_to=[], save_strategy="no", disable_tqdm=True, **options)
+    monitor = Monitor(model, every=2, clip=QKClip(1.0))
+    trainer = hf.Trainer(model, arguments, train_dataset=data, callbacks=[MonitorCallback(monitor)])
+    with caplog.at_level(logging.WARNING, "cumulant.monitor"):
+        trainer.train()
+    assert [check.step for check in monitor.history] == [0, 2]
+    first = [action for action in monitor.actions if action.step == 1]
+    assert max(a.before for a in first) > 1.2
+    assert max((a.before for a in monitor.actions if a.step > 1), default=0) < 1.2  # moved by the updates alone
+    assert any(line.startswith("step 1: layer ") for line in caplog.messages)
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_the_rate_is_lowered_and_training_is_ended_at_alarms():
+    torch.manual_seed(0)
+    layer, x = MultiheadAttention(8, 2, batch_first=True), 50 * torch.randn(2, 5, 8)  # collapsed from the beginning
+    optimizer = torch.optim.SGD(layer.parameters(), 0.1)
+    with Monitor(layer, every=1, reactions=[LearningRateBrake(0.5), Stop(("entropy",))]) as monitor:
+        layer(x, x, x)
+        monitor.step(optimizer=optimizer)
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.05)
+    assert monitor.should_stop
+    rate, stop = monitor.actions
+    assert (rate.kind, rate.before, rate.after) == ("learning rate", 0.1, 0.05)
+    assert stop.words.startswith("training is ended: layer 0 head ")
+
+
+def test_reactions_of_other_kinds_are_refused():
+    with pytest.raises(ValueError, match=r"Stop\.kinds: expected a tuple of names"):
+        Stop(("divergence",))
+    with pytest.raises(ValueError, match=r"LearningRateBrake\.factor"):
+        LearningRateBrake(factor=2.0)
+    with pytest.raises(TypeError, match=r"Monitor\.reactions"):
+        Monitor(MultiheadAttention(8, 2), reactions=["stop"])

@@ -6,6 +6,7 @@ from cumulant.observatory.monitor.actions import Action
 from cumulant.observatory.monitor.history import Check
 from cumulant.observatory.monitor.monitor import Monitor, MonitorWarning
 from cumulant.observatory.monitor.qk_clip import ClipWarning, QKClip
+from cumulant.observatory.monitor.reactions import LearningRateBrake, Reaction, Stop
 from cumulant.observatory.monitor.tensorboard import TensorBoard
 from cumulant.observatory.monitor.thresholds import Alarm, Thresholds
 from cumulant.observatory.statistics.heads import HeadStatistics
@@ -19,10 +20,13 @@ __all__ = [
     "Check",
     "ClipWarning",
     "HeadStatistics",
+    "LearningRateBrake",
     "Monitor",
     "MonitorCallback",
     "MonitorWarning",
     "QKClip",
+    "Reaction",
+    "Stop",
     "TensorBoard",
     "Thresholds",
 ]

@@ -13,10 +13,11 @@ NAMED = 3  # of the actions of a step, in its line
 class Action(NamedTuple):
     """One thing that was done, or could not be done.
 
-    kind           "clip" (the logits of a head were scaled), "finite" (they are not finite, and nothing was done)
+    kind           "clip" (the logits of a head were scaled), "unclipped" (they could not be), "finite" (they are not
+                   finite, and nothing was done), "stop", "learning rate", or what a reaction of yours calls it
     layer, name    number of the attention layer in the order of the model, and its path
     head           its number, or None where the whole layer is meant
-    before, after  largest logit since the last step, and what it is for the same tokens now
+    before, after  what it was and what it is: the largest logit, which is that of the same tokens; the learning rate
     words          the same as a sentence
     """
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from os import PathLike
 from pathlib import Path
@@ -33,6 +33,7 @@ from cumulant.observatory.monitor.actions import Action, log_actions
 from cumulant.observatory.monitor.attention import entrances, observe_pass
 from cumulant.observatory.monitor.history import Check, CheckHistory, check_rows, save, table
 from cumulant.observatory.monitor.qk_clip import LogitClipper, QKClip
+from cumulant.observatory.monitor.reactions import Reaction
 from cumulant.observatory.monitor.thresholds import Alarm, AlarmDetector, LayerCheck, Thresholds
 from cumulant.observatory.statistics.heads import HeadStatistics, head_statistics
 
@@ -55,6 +56,7 @@ class Monitor:
     keep        checks in the history, at most; when full it is thinned
     clip        a `QKClip`: bound the logits of every head, after every step, by scaling its projections; `actions` and
                 the logger "cumulant.monitor" say what was done
+    reactions   `Reaction`s that act on every check: `Stop`, `LearningRateBrake`, or your own
 
     Passes without gradients are validation and are not observed, nor are copies of the model;
     ``with monitor.watching():`` observes whatever runs inside. Warnings are `MonitorWarning`, one per check. Of a model
@@ -86,7 +88,12 @@ class Monitor:
         queries: int = 32,
         keep: int = 512,
         clip: QKClip | None = None,
+        reactions: Sequence[Reaction] = (),
     ):
+        for reaction in reactions:
+            if not isinstance(reaction, Reaction):
+                got, advice = type(reaction).__name__, "Stop() is one; subclass Reaction for your own."
+                raise TypeError(sentence("Monitor.reactions", "Reactions", got, advice))
         if clip is not None and not isinstance(clip, QKClip):
             got, advice = type(clip).__name__, "QKClip(threshold=100.0) is usual."
             raise TypeError(sentence("Monitor.clip", "a QKClip", got, advice))
@@ -101,6 +108,7 @@ class Monitor:
         self.thresholds = Thresholds() if thresholds is None else thresholds
         self.history, self.alarms = CheckHistory(keep), deque[Alarm](maxlen=ALARMS)
         self.actions = deque[Action](maxlen=ALARMS)
+        self.reactions, self.should_stop = tuple(reactions), False
         self.now = 0
         self._detector = AlarmDetector(self.thresholds)
         self._statistics: dict[str, HeadStatistics] = {}
@@ -131,7 +139,7 @@ class Monitor:
         """Say that a step of training is done; call it after the optimizer's.
 
         step       how many are done now; one more than before if None
-        optimizer  the one that trains the model, for ``QKClip(momentum="scale")``
+        optimizer  the one that trains the model, for ``QKClip(momentum="scale")`` and reactions that change it
 
         Returns the check that ended with this step, if there was one.
         """
@@ -145,10 +153,12 @@ class Monitor:
             advice = "Run the model with gradients on, or inside `with monitor.watching():`."
             got = f"none in step {self.now}"
             warnings.warn(sentence("Monitor.step", "an observed pass", got, advice), MonitorWarning, stacklevel=2)
+        actions = [] if check is None else [a for r in self.reactions for a in r.act(check, optimizer)]
         if self.clipper is not None and self._handles:
-            actions = self.clipper.act(later, optimizer)
-            self.actions.extend(actions)
-            log_actions(later, actions)
+            actions += self.clipper.act(later, optimizer)
+        self.actions.extend(actions)
+        self.should_stop = self.should_stop or any(action.kind == "stop" for action in actions)
+        log_actions(later, actions)
         self.now = later
         return check
 

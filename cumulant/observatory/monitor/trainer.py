@@ -34,6 +34,8 @@ class MonitorCallback(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.monitor.step(state.global_step, optimizer=kwargs.get("optimizer"))
+        if self.monitor.should_stop:
+            control.should_training_stop = True
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.monitor.close()
