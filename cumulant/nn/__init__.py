@@ -8,6 +8,7 @@ from cumulant.kernels.arguments import Support
 from cumulant.nn.attention import MultiheadAttended, MultiheadAttention
 from cumulant.nn.calls import AttentionCall, on_attention, report_attention
 from cumulant.nn.closures import approximate_by_gaussian, approximate_by_mixture
+from cumulant.nn.contrastive_losses import MultipleNegativesRankingLoss, NTXentLoss
 from cumulant.nn.convex import ConvexBlock
 from cumulant.nn.energy import EnergyBlock
 from cumulant.nn.equilibrium import EquilibriumBlock
@@ -29,6 +30,8 @@ __all__ = [
     "MixtureHead",
     "MultiheadAttended",
     "MultiheadAttention",
+    "MultipleNegativesRankingLoss",
+    "NTXentLoss",
     "Recall",
     "Support",
     "approximate_by_gaussian",
