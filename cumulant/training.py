@@ -1,11 +1,16 @@
 """Training with the blocks of this library, and watching attention while any model trains."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from cumulant.nn.language_model import LanguageConfig, LanguageModel
 from cumulant.observatory.monitor import (
+    CALLBACKS,
+    AccelerateWriter,
     Alarm,
     Check,
+    CheckHistory,
+    CheckWriter,
     HeadStatistics,
     Monitor,
     MonitorWarning,
@@ -18,8 +23,11 @@ if TYPE_CHECKING:
     from cumulant.observatory.monitor import MonitorCallback
 
 __all__ = [
+    "AccelerateWriter",
     "Alarm",
     "Check",
+    "CheckHistory",
+    "CheckWriter",
     "Checkpoint",
     "HeadStatistics",
     "LanguageConfig",
@@ -34,9 +42,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """The callback of transformers' Trainer is imported when it is first used."""
-    if name != "MonitorCallback":
+    """The callbacks of other libraries are imported when they are first used."""
+    if name not in CALLBACKS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from cumulant.observatory.monitor import MonitorCallback
-
-    return MonitorCallback
+    return getattr(import_module("cumulant.observatory.monitor"), name)

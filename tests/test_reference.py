@@ -94,6 +94,7 @@ WITHOUT_EXAMPLE = {
     "cumulant.filters.SmootherWarning": WARNING,
     "cumulant.observatory.monitor.MonitorWarning": WARNING,
     "cumulant.observatory.monitor.MonitorCallback": "takes part in a training by transformers; a notebook shows it",
+    "cumulant.observatory.monitor.AccelerateWriter": "writes to the trackers of accelerate",
     "cumulant.observatory.monitor.TensorBoard": "writes event files for a program with a page of its own",
     "cumulant.paper.trainings.Checkpoint": CHECKPOINT,
     "cumulant.paper.trainings.load_checkpoint": CHECKPOINT,
@@ -109,7 +110,7 @@ NO_COMPUTATION = {
     *(f"cumulant.filters.tracking.{name}" for name in ("Estimate", "TableColumns", "TrackModel", "read_model")),
     *(f"cumulant.filters.tracking.{name}" for name in ("filter_tracks", "read_tracks", "FirstModel", "first_model")),
     *(f"cumulant.observatory.{name}" for name in ("load", "observe", "read_texts", "render", "attach")),
-    *(f"cumulant.observatory.monitor.{name}" for name in ("Alarm", "Check", "Monitor")),
+    *(f"cumulant.observatory.monitor.{name}" for name in ("Alarm", "Check", "CheckHistory", "CheckWriter", "Monitor")),
     *("cumulant.transformers.AttentionObserver", "cumulant.training.LanguageConfig", "cumulant.nn.swap"),
     *("cumulant.nn.on_attention", "cumulant.filters.Slots", "cumulant.filters.init"),
 }

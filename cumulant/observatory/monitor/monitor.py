@@ -27,9 +27,10 @@ from torch import nn
 from cumulant.checks import sentence
 from cumulant.nn.calls import AttentionCall
 from cumulant.observatory.hooks.structure import block_of, list_elements
-from cumulant.observatory.monitor.attention import entrances, observe_pass
+from cumulant.observatory.monitor.attention import entrances, observe_pass, require_observable
 from cumulant.observatory.monitor.history import Check, CheckHistory, check_rows, save, table
 from cumulant.observatory.monitor.thresholds import Alarm, AlarmDetector, LayerCheck, Thresholds
+from cumulant.observatory.monitor.writers import Writer, write_check
 from cumulant.observatory.statistics.heads import HeadStatistics, head_statistics
 
 ALARMS = 1000  # kept at most, the latest
@@ -45,7 +46,8 @@ class Monitor:
     model       of layers of `cumulant.nn`, a transformers model, or both
     every       steps from one check to the next; the first is at step 0, before anything was learnt
     thresholds  when to warn
-    writer      called with every `Check`, for instance `cumulant.observatory.monitor.tensorboard.TensorBoard`
+    writer      called after every check with its `Check.scalars` and the step, as wandb.log and print can be; or a
+                `CheckWriter`, as `TensorBoard` is, with the `Check` itself
     on_alarm    called with every `Alarm`, before the warning
     sequences, queries   how many of a batch are looked at, at most
     keep        checks in the history, at most; when full it is thinned
@@ -73,7 +75,7 @@ class Monitor:
         every: int = 50,
         *,
         thresholds: Thresholds | None = None,
-        writer: Callable[[Check], None] | None = None,
+        writer: Writer | None = None,
         on_alarm: Callable[[Alarm], None] | None = None,
         sequences: int = 4,
         queries: int = 32,
@@ -97,6 +99,7 @@ class Monitor:
         self._done: set[str] = set()  # layers whose statistics an earlier pass of this step has given
         self._open: tuple[ExitStack, nn.Module | None] | None = None  # and the call in which it was opened
         self._warned = False
+        require_observable(model)
         with observe_pass(model, self._on_call, self._on_expansion, {}):
             pass  # a model that cannot be observed is refused here, not in the middle of training
         before, after = _Hook(self, "_begin"), _Hook(self, "_end")
@@ -227,7 +230,7 @@ class Monitor:
         self.history.add(check)
         self.alarms.extend(alarms)
         if self.writer is not None:
-            self.writer(check)
+            write_check(self.writer, check)
         if self.on_alarm is not None:
             for alarm in alarms:
                 self.on_alarm(alarm)
