@@ -14,7 +14,7 @@ from cumulant.observatory.monitor.history import CheckHistory
 from cumulant.observatory.monitor.thresholds import SEVERITY, AlarmDetector, LayerCheck, Thresholds
 from cumulant.observatory.monitor.writers import write_check
 from cumulant.observatory.statistics.heads import MEANS, HeadStatistics
-from cumulant.training import AccelerateWriter, Check, CheckWriter, Monitor
+from cumulant.training import AccelerateWriter, Check, CheckWriter, Monitor, MonitorWarning
 
 
 def encoder(layers: int = 2) -> nn.TransformerEncoder:
@@ -282,6 +282,18 @@ def test_attention_that_cannot_be_seen_is_refused_with_its_places():
     monitor = Monitor(model, every=1)  # what can be seen is
     torch.testing.assert_close(model(tokens()), before)
     assert [layer.name for layer in monitor.step().layers] == ["layers.3.self_attn"]
+
+
+def test_attention_of_ones_own_that_reports_nothing_is_named():
+    class SilentAttention(nn.Linear):
+        pass
+
+    model = nn.Sequential(SilentAttention(8, 8), SilentAttention(8, 8))
+    monitor = Monitor(model, every=1)
+    model(tokens())
+    words = r"gradients on.* Attention of your own, here 0, 1, has to call cumulant.nn.report_attention"
+    with pytest.warns(MonitorWarning, match=words):
+        assert monitor.step() is None
 
 
 def test_a_transformers_model_that_cannot_be_seen_is_refused_with_its_places(monkeypatch):

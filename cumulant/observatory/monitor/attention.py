@@ -15,6 +15,7 @@ from cumulant.observatory.hooks.structure import (
     REPORTING_LAYERS,
     attention_modules,
     first_paths,
+    reporting_layers,
     transformers_models,
 )
 
@@ -77,6 +78,15 @@ def require_observable(model: nn.Module) -> None:
             "MultiheadAttention.of(model.get_submodule(path)))."
         )
         raise ValueError(sentence("Monitor.model", expected, got, advice))
+
+
+def advice_without_calls(model: nn.Module) -> str:
+    """What to do where a step had no attention call; names attention that may be of a kind that reports none."""
+    advice = "Run the model with gradients on, or inside `with monitor.watching():`."
+    paths = attention_modules(model)
+    if not paths or reporting_layers(model) or transformers_models(model):
+        return advice
+    return f"{advice} Attention of your own, here {first_paths(paths)}, has to call cumulant.nn.report_attention."
 
 
 def entrances(model: nn.Module) -> list[nn.Module]:

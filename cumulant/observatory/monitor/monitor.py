@@ -27,7 +27,7 @@ from torch import nn
 from cumulant.checks import sentence
 from cumulant.nn.calls import AttentionCall
 from cumulant.observatory.hooks.structure import block_of, list_elements
-from cumulant.observatory.monitor.attention import entrances, observe_pass, require_observable
+from cumulant.observatory.monitor.attention import advice_without_calls, entrances, observe_pass, require_observable
 from cumulant.observatory.monitor.history import Check, CheckHistory, check_rows, save, table
 from cumulant.observatory.monitor.thresholds import Alarm, AlarmDetector, LayerCheck, Thresholds
 from cumulant.observatory.monitor.writers import Writer, write_check
@@ -131,7 +131,7 @@ class Monitor:
         check = self._conclude(stacklevel=3)
         if check is None and self.due and self._handles and not self._warned:
             self._warned = True
-            advice = "Run the model with gradients on, or inside `with monitor.watching():`."
+            advice = advice_without_calls(self.model)
             got = f"none in step {self.now}"
             warnings.warn(sentence("Monitor.step", "an observed pass", got, advice), MonitorWarning, stacklevel=2)
         self.now = later
