@@ -1,12 +1,17 @@
 """Training with the blocks of this library, and watching attention while any model trains."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from cumulant.nn.language_model import LanguageConfig, LanguageModel
 from cumulant.observatory.monitor import (
+    CALLBACKS,
+    AccelerateWriter,
     Action,
     Alarm,
     Check,
+    CheckHistory,
+    CheckWriter,
     ClipWarning,
     HeadStatistics,
     LearningRateBrake,
@@ -24,9 +29,12 @@ if TYPE_CHECKING:
     from cumulant.observatory.monitor import MonitorCallback
 
 __all__ = [
+    "AccelerateWriter",
     "Action",
     "Alarm",
     "Check",
+    "CheckHistory",
+    "CheckWriter",
     "Checkpoint",
     "ClipWarning",
     "HeadStatistics",
@@ -46,9 +54,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """The callback of transformers' Trainer is imported when it is first used."""
-    if name != "MonitorCallback":
+    """The callbacks of other libraries are imported when they are first used."""
+    if name not in CALLBACKS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from cumulant.observatory.monitor import MonitorCallback
-
-    return MonitorCallback
+    return getattr(import_module("cumulant.observatory.monitor"), name)

@@ -44,8 +44,8 @@ def main(kind: str, out: Path) -> None:
     model, ids = model_and_batch()
     wrapped = DistributedDataParallel(model) if kind == "ddp" else fully_shard(model)
     actions = one_step(wrapped, ids.chunk(size)[rank])
-    state = {name: p.full_tensor() if kind == "fsdp" else p for name, p in model.named_parameters()}
-    state = {name: p.detach().clone() for name, p in state.items()}
+    whole = {name: getattr(p, "full_tensor", p.clone)() for name, p in model.named_parameters()}
+    state = {name: p.detach() for name, p in whole.items()}
     torch.save({"state": state, "actions": [(a.name, a.head, a.before) for a in actions]}, out / f"{rank}.pt")
     dist.destroy_process_group()
 

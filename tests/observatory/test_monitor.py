@@ -22,7 +22,7 @@ from cumulant.observatory.monitor.attention import entrances, expansion
 from cumulant.observatory.monitor.history import CheckHistory, save, table
 from cumulant.observatory.monitor.thresholds import AlarmDetector, LayerCheck
 from cumulant.observatory.statistics.heads import MEANS, HeadStatistics, head_statistics
-from cumulant.training import Alarm, Check, Monitor, MonitorWarning, Thresholds
+from cumulant.training import Alarm, Check, CheckWriter, Monitor, MonitorWarning, Thresholds
 
 
 class Attention(nn.Module):
@@ -423,10 +423,18 @@ def test_heads_that_put_out_nothing_are_dead():
     assert words(before, after, after, reach=1)[2] == ["layer 0 head 1: it has put out next to nothing for 100 steps"]
 
 
+class KeepChecks(CheckWriter):
+    def __init__(self):
+        self.checks = []
+
+    def __call__(self, check: Check) -> None:
+        self.checks.append(check)
+
+
 def test_a_warning_a_callback_and_a_writer_get_the_alarm():
     model, x = model_and_input()
-    alarms, checks = [], []
-    monitor = Monitor(model, every=1, on_alarm=alarms.append, writer=checks.append)
+    alarms, kept = [], KeepChecks()
+    monitor = Monitor(model, every=1, on_alarm=alarms.append, writer=kept)
     model(x)
     monitor.step()
     with torch.no_grad():
@@ -437,7 +445,7 @@ def test_a_warning_a_callback_and_a_writer_get_the_alarm():
         check = monitor.step()
     assert shown[0].filename == __file__  # the line of the loop, not one of the library
     assert tuple(alarms) == check.alarms == tuple(monitor.alarms)
-    assert checks == list(monitor.history)
+    assert kept.checks == list(monitor.history)
     assert all(isinstance(a, Alarm) and a.step == 1 for a in alarms)
     assert any(a.kind == "entropy" for a in alarms)
 

@@ -261,9 +261,18 @@ def test_tied_projections_are_refused():
         Monitor(nn.ModuleList([first, second]), clip=QKClip())
 
 
+class OwnAttention(nn.Module):
+    """Attention of one's own, with a projection by no known name."""
+
+    def __init__(self):
+        super().__init__()
+        self.num_heads, self.read = 2, nn.Linear(8, 24)
+
+
 def test_a_model_without_reachable_projections_is_refused():
+    own = nn.ModuleDict({"a": OwnAttention()})
     with pytest.raises(ValueError, match="query and key projections"):
-        Monitor(nn.TransformerEncoderLayer(8, 2), clip=QKClip())
+        Monitor(own, clip=QKClip())
 
 
 def test_dropout_of_attention_is_refused_in_words():

@@ -32,6 +32,7 @@ from cumulant.nn.structural_mask import StructuralMask
 from cumulant.nn.wrappers import attention_configurations, is_transformers
 from cumulant.observatory.hooks.structure import (
     attention_modules,
+    first_paths,
     list_elements,
     reporting_layers,
     unwrapped,
@@ -208,7 +209,7 @@ def unrecordable(model: nn.Module) -> str:
     return sentence(
         "attach.model",
         "a model that calls attention through transformers' AttentionInterface",
-        type(model).__name__,
+        f"{type(model).__name__} with {first_paths(attention_modules(model))}",
         "Its attention is written out in its own code, so nothing would be recorded; use another model, or a newer "
         "transformers that has moved it to the interface.",
     )

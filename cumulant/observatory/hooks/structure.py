@@ -8,7 +8,7 @@ parallelism or a pooling module put around it.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -110,6 +110,16 @@ def attention_modules(model: nn.Module) -> list[str]:
         if name in reporting or any(s in type(m).__name__ for s in ("Attention", "Attn"))
     ]
     return [name for name in named if not any(other.startswith(f"{name}.") for other in named)]
+
+
+def first_paths(paths: Sequence[str], most: int = 3) -> str:
+    """The first few paths of modules, and how many more there are.
+
+    >>> first_paths(["a", "b", "c", "d", "e"])
+    'a, b, c and 2 more'
+    """
+    more = f" and {len(paths) - most} more" if len(paths) > most else ""
+    return ", ".join(path or "the model itself" for path in paths[:most]) + more
 
 
 def list_elements(model: nn.Module, kinds: type | tuple[type, ...] = nn.ModuleList) -> dict[str, nn.Module]:

@@ -8,9 +8,16 @@ from contextlib import ExitStack, contextmanager
 import torch
 from torch import Tensor, nn
 
+from cumulant.checks import sentence
 from cumulant.nn.calls import AttentionCall, on_attention
 from cumulant.observatory.hooks.attention import observe_attention
-from cumulant.observatory.hooks.structure import REPORTING_LAYERS, transformers_models
+from cumulant.observatory.hooks.structure import (
+    REPORTING_LAYERS,
+    attention_modules,
+    first_paths,
+    reporting_layers,
+    transformers_models,
+)
 
 EXPANSION_TOKENS = 1024  # of a block's states, from which its expansion is taken
 OnCall = Callable[[str, AttentionCall], None]  # the path of the layer, and its call
@@ -50,6 +57,36 @@ def observe_pass(
         for path, module in blocks.items():
             stack.callback(module.register_forward_hook(_expansion_hook(path, on_expansion), with_kwargs=True).remove)
         yield
+
+
+def require_observable(model: nn.Module) -> None:
+    """Refuse a model whose only attention is torch's own, which reports no call; one layer that can be seen is enough.
+
+    >>> require_observable(nn.TransformerEncoderLayer(4, 2))
+    Traceback (most recent call last):
+    ValueError: Monitor.model: expected attention that can be observed, of cumulant.nn or of transformers, got
+    torch.nn.MultiheadAttention at self_attn. Replace each, with its weights: cumulant.nn.swap(model, path,
+    MultiheadAttention.of(model.get_submodule(path))).
+    """
+    paths = attention_modules(model)
+    opaque = [path for path in paths if type(model.get_submodule(path)) is nn.MultiheadAttention]
+    if opaque and opaque == paths and not transformers_models(model):
+        expected = "attention that can be observed, of cumulant.nn or of transformers"
+        got = f"torch.nn.MultiheadAttention at {first_paths(opaque)}"
+        advice = (
+            "Replace each, with its weights: cumulant.nn.swap(model, path, "
+            "MultiheadAttention.of(model.get_submodule(path)))."
+        )
+        raise ValueError(sentence("Monitor.model", expected, got, advice))
+
+
+def advice_without_calls(model: nn.Module) -> str:
+    """What to do where a step had no attention call; names attention that may be of a kind that reports none."""
+    advice = "Run the model with gradients on, or inside `with monitor.watching():`."
+    paths = attention_modules(model)
+    if not paths or reporting_layers(model) or transformers_models(model):
+        return advice
+    return f"{advice} Attention of your own, here {first_paths(paths)}, has to call cumulant.nn.report_attention."
 
 
 def entrances(model: nn.Module) -> list[nn.Module]:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from math import isfinite
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, overload
 
 from cumulant.checks import sentence
-from cumulant.files import write, write_parquet
+from cumulant.files import data_frame, write, write_parquet
 from cumulant.observatory.monitor.thresholds import Alarm, LayerCheck
 from cumulant.observatory.statistics.heads import MEANS
+
+if TYPE_CHECKING:
+    import pandas
+    import polars
 
 
 class Check(NamedTuple):
@@ -21,8 +25,26 @@ class Check(NamedTuple):
     layers: tuple[LayerCheck, ...]
     alarms: tuple[Alarm, ...] = ()
 
+    def scalars(self) -> dict[str, float]:
+        """The finite numbers by name: what `cumulant.observatory.monitor.HeadStatistics` has, of every head as
+        "attention/layer03/head07/entropy", and of every layer "attention/layer03/expansion", "…/dead_heads" and
+        "…/collapsed_heads". Layers and heads are numbered from 0, as in alarms."""
+        named = (pair for number, layer in enumerate(self.layers) for pair in _scalars(number, layer))
+        return {name: value for name, value in named if isfinite(value)}
 
-class CheckHistory:
+
+def _scalars(number: int, layer: LayerCheck) -> Iterator[tuple[str, float]]:
+    home = f"attention/layer{number:02}"
+    columns = {name: getattr(layer.heads, name).tolist() for name in MEANS}
+    for head in range(len(layer.dead)):
+        for name, values in columns.items():
+            yield f"{home}/head{head:02}/{name}", values[head]
+    yield f"{home}/expansion", layer.expansion
+    yield f"{home}/dead_heads", float(layer.dead.sum())
+    yield f"{home}/collapsed_heads", float(layer.collapsed.sum())
+
+
+class CheckHistory(Sequence[Check]):
     """The first check, the last one, and between them evenly spread ones, never more than ``keep`` in all.
 
     When full, every second is let go, and from then on every second is taken.
@@ -32,22 +54,24 @@ class CheckHistory:
     ...     history.add(Check(step, ()))
     >>> [check.step for check in history]
     [0, 64, 99]
+    >>> history[-1].step, [check.step for check in history[:2]], history
+    (99, [0, 64], CheckHistory(3 of 100 checks, steps 0 to 99))
     """
 
     def __init__(self, keep: int):
         if isinstance(keep, bool) or not isinstance(keep, int) or keep < 3:
             raise ValueError(sentence("CheckHistory.keep", "at least 3 checks", keep, "512 is usual."))
-        self.keep, self.stride, self.count = keep, 1, 0
+        self.keep, self.stride, self.added = keep, 1, 0
         self.checks: list[Check] = []
         self.last: Check | None = None
 
     def add(self, check: Check) -> None:
-        if self.count % self.stride == 0:
+        if self.added % self.stride == 0:
             if len(self.checks) == self.keep - 1:
                 self.checks, self.stride = self.checks[::2], 2 * self.stride
-            if self.count % self.stride == 0:
+            if self.added % self.stride == 0:
                 self.checks.append(check)
-        self.count, self.last = self.count + 1, check
+        self.added, self.last = self.added + 1, check
 
     def __iter__(self) -> Iterator[Check]:
         yield from self.checks
@@ -56,6 +80,42 @@ class CheckHistory:
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
+
+    @overload
+    def __getitem__(self, index: int) -> Check: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Check, ...]: ...
+    def __getitem__(self, index: int | slice) -> Check | tuple[Check, ...]:
+        return tuple(self)[index]
+
+    def __contains__(self, check: object) -> bool:
+        return any(kept is check for kept in self)  # checks hold tensors, which have no single answer to ==
+
+    def __repr__(self) -> str:
+        kept = tuple(self)
+        steps = f", steps {kept[0].step} to {kept[-1].step}" if kept else ""
+        return f"CheckHistory({len(kept)} of {self.added} checks{steps})"
+
+    @overload
+    def frame(self, kind: Literal["polars"] = "polars") -> polars.DataFrame: ...
+    @overload
+    def frame(self, kind: Literal["pandas"]) -> pandas.DataFrame: ...
+    def frame(self, kind: str = "polars") -> polars.DataFrame | pandas.DataFrame:
+        """One row per check, layer and head, as a data frame of polars (needs cumulant[report]) or pandas.
+
+        >>> history = CheckHistory(keep=4)
+        >>> history.frame().height
+        0
+        """
+        if kind == "polars":
+            return data_frame(check_rows(self))
+        if kind != "pandas":
+            raise ValueError(sentence("CheckHistory.frame.kind", '"polars" or "pandas"', repr(kind), "Give one."))
+        try:
+            import pandas
+        except ModuleNotFoundError:
+            raise ModuleNotFoundError("A pandas frame needs pandas: run pip install pandas.", name="pandas") from None
+        return pandas.DataFrame(check_rows(self))
 
 
 def check_rows(checks: Iterable[Check]) -> list[dict]:

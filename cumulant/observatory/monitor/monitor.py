@@ -30,11 +30,12 @@ from cumulant.nn.calls import AttentionCall
 from cumulant.nn.wrappers import without_wrappers
 from cumulant.observatory.hooks.structure import block_of, list_elements
 from cumulant.observatory.monitor.actions import Action, log_actions
-from cumulant.observatory.monitor.attention import entrances, observe_pass
+from cumulant.observatory.monitor.attention import advice_without_calls, entrances, observe_pass, require_observable
 from cumulant.observatory.monitor.history import Check, CheckHistory, check_rows, save, table
 from cumulant.observatory.monitor.qk_clip import LogitClipper, QKClip
 from cumulant.observatory.monitor.reactions import Reaction
 from cumulant.observatory.monitor.thresholds import Alarm, AlarmDetector, LayerCheck, Thresholds
+from cumulant.observatory.monitor.writers import Writer, write_check
 from cumulant.observatory.statistics.heads import HeadStatistics, head_statistics
 
 ALARMS = 1000  # kept at most, the latest
@@ -50,7 +51,8 @@ class Monitor:
     model       of layers of `cumulant.nn`, a transformers model, or both
     every       steps from one check to the next; the first is at step 0, before anything was learnt
     thresholds  when to warn
-    writer      called with every `Check`, for instance `cumulant.observatory.monitor.tensorboard.TensorBoard`
+    writer      called after every check with its `Check.scalars` and the step, as wandb.log and print can be; or a
+                `CheckWriter`, as `TensorBoard` is, with the `Check` itself
     on_alarm    called with every `Alarm`, before the warning
     sequences, queries   how many of a batch are looked at, at most
     keep        checks in the history, at most; when full it is thinned
@@ -82,7 +84,7 @@ class Monitor:
         every: int = 50,
         *,
         thresholds: Thresholds | None = None,
-        writer: Callable[[Check], None] | None = None,
+        writer: Writer | None = None,
         on_alarm: Callable[[Alarm], None] | None = None,
         sequences: int = 4,
         queries: int = 32,
@@ -117,6 +119,7 @@ class Monitor:
         self._done: set[str] = set()  # layers whose statistics an earlier pass of this step has given
         self._open: tuple[ExitStack, nn.Module | None] | None = None  # and the call in which it was opened
         self._warned = False
+        require_observable(model)
         with observe_pass(model, self._on_call, self._on_expansion, {}):
             pass  # a model that cannot be observed is refused here, not in the middle of training
         self.clipper = None if clip is None else LogitClipper(without_wrappers(model), clip)
@@ -150,7 +153,7 @@ class Monitor:
         check = self._conclude(stacklevel=3)
         if check is None and self.due and self._handles and not self._warned:
             self._warned = True
-            advice = "Run the model with gradients on, or inside `with monitor.watching():`."
+            advice = advice_without_calls(self.model)
             got = f"none in step {self.now}"
             warnings.warn(sentence("Monitor.step", "an observed pass", got, advice), MonitorWarning, stacklevel=2)
         actions = [] if check is None else [a for r in self.reactions for a in r.act(check, optimizer)]
@@ -258,7 +261,7 @@ class Monitor:
         self.history.add(check)
         self.alarms.extend(alarms)
         if self.writer is not None:
-            self.writer(check)
+            write_check(self.writer, check)
         if self.on_alarm is not None:
             for alarm in alarms:
                 self.on_alarm(alarm)

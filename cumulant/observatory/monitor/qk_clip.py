@@ -39,6 +39,8 @@ class ClipWarning(UserWarning):
 class QKClip:
     """Keep the logits of every head at or below ``threshold``.
 
+        γ_h = min(1, τ / m_h),      m_h = max over visible pairs of scale · ⟨q_hi, k_hj⟩
+
     threshold  τ, in the units of the scores that softmax sees
     momentum   "keep" leaves the state of the optimizer; "scale" multiplies first moments of the scaled rows by the same
                factor, so that what has driven the logits up drives less; second moments are left in both

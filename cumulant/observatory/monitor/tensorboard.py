@@ -11,13 +11,14 @@ from torch import Tensor
 from cumulant.extras import missing_package
 from cumulant.observatory.monitor.history import Check
 from cumulant.observatory.monitor.thresholds import LayerCheck
+from cumulant.observatory.monitor.writers import CheckWriter
 from cumulant.observatory.statistics.heads import MEANS
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 
-class TensorBoard:
+class TensorBoard(CheckWriter):
     """A writer for `Monitor`: curves per layer, or per head.
 
     directory  where TensorBoard looks for runs

@@ -14,6 +14,8 @@ from torch import Tensor
 from cumulant.checks import sentence
 from cumulant.observatory.statistics.heads import HeadStatistics
 
+SEVERITY = ("finite", "entropy", "score", "dead", "expansion")  # kinds of alarms, the gravest first
+
 
 @dataclass(frozen=True)
 class Thresholds:
@@ -117,7 +119,7 @@ class AlarmDetector:
         self.active.clear()
 
     def alarms(self, step: int, layers: Iterable[LayerCheck]) -> list[Alarm]:
-        """The alarms that are new in this check."""
+        """The alarms that are new in this check: by `SEVERITY`, then by layer and head."""
         layers = list(layers)
         alarms = [alarm for number, layer in enumerate(layers) for alarm in self._of_layer(step, number, layer)]
         quiet = self.checks - self.thresholds.reach
@@ -126,7 +128,7 @@ class AlarmDetector:
         self.active |= {(a.kind, a.name, a.head): self.checks for a in alarms}
         self.checks += 1
         self.recent.append((step, {layer.name: layer for layer in layers}))
-        return new
+        return sorted(new, key=lambda alarm: SEVERITY.index(alarm.kind))
 
     def _of_layer(self, step: int, number: int, layer: LayerCheck) -> Iterator[Alarm]:
         past = [(at, seen[layer.name]) for at, seen in self.recent if layer.name in seen]
