@@ -114,6 +114,7 @@ NO_COMPUTATION = {
     *(f"cumulant.filters.tracking.{name}" for name in ("filter_tracks", "read_tracks", "FirstModel", "first_model")),
     *(f"cumulant.observatory.{name}" for name in ("load", "observe", "read_texts", "render", "attach")),
     *(f"cumulant.observatory.monitor.{name}" for name in ("Alarm", "Check", "CheckHistory", "CheckWriter", "Monitor")),
+    "cumulant.observatory.monitor.Action",
     *("cumulant.transformers.AttentionObserver", "cumulant.training.LanguageConfig", "cumulant.nn.swap"),
     *("cumulant.nn.on_attention", "cumulant.filters.Slots", "cumulant.filters.init"),
 }
