@@ -278,6 +278,20 @@ def test_only_the_first_of_accumulated_passes_is_heard_and_none_without_gradient
     torch.testing.assert_close(first.entropy, alone.step().layers[0].heads.entropy)
 
 
+def test_monitors_whose_passes_overlap_leave_the_compiler_on():
+    model, x = model_and_input()
+    compiles = []
+    first, second = Monitor(model, every=1), Monitor(model, every=1)
+    with pytest.raises(RuntimeError, match="normalized_shape"):
+        model(x[..., 1:])
+    model(x)  # the first to begin is the first to end
+    for monitor in (first, second):
+        monitor.step()
+        monitor.close()
+    torch.compile(lambda a: a + 1, backend=lambda graph, _: compiles.append(graph) or graph.forward)(x)
+    assert len(compiles) == 1
+
+
 def test_parts_of_a_model_can_be_called_instead_of_it():
     model, x = model_and_input()
     monitor = Monitor(model, every=1)

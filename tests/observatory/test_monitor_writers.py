@@ -15,6 +15,7 @@ from cumulant.observatory.monitor.thresholds import SEVERITY, AlarmDetector, Lay
 from cumulant.observatory.monitor.writers import write_check
 from cumulant.observatory.statistics.heads import MEANS, HeadStatistics
 from cumulant.training import AccelerateWriter, Check, CheckWriter, Monitor, MonitorWarning
+from tests.observatory.tiny_models import hooks_of
 
 
 def encoder(layers: int = 2) -> nn.TransformerEncoder:
@@ -276,7 +277,7 @@ def test_attention_that_cannot_be_seen_is_refused_with_its_places():
     places = r"layers.0.self_attn, layers.1.self_attn, layers.2.self_attn and 2 more"
     with pytest.raises(ValueError, match=rf"Monitor.model: expected .* got torch.nn.MultiheadAttention at {places}\. "):
         Monitor(model)
-    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+    assert hooks_of(model) == 0
     before = model(tokens())
     swap(model, "layers.3.self_attn", MultiheadAttention.of(model.get_submodule("layers.3.self_attn")))
     monitor = Monitor(model, every=1)  # what can be seen is

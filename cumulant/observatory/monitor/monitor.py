@@ -28,6 +28,7 @@ from torch.optim import Optimizer
 from cumulant.checks import sentence
 from cumulant.nn.calls import AttentionCall
 from cumulant.nn.wrappers import without_wrappers
+from cumulant.observatory.hooks.compiler import without_compiler
 from cumulant.observatory.hooks.structure import block_of, list_elements
 from cumulant.observatory.monitor.actions import Action, log_actions
 from cumulant.observatory.monitor.attention import advice_without_calls, entrances, observe_pass, require_observable
@@ -224,10 +225,10 @@ class Monitor:
     def _start_observing(self, module: nn.Module | None, running: tuple | None) -> None:
         blocks = list_elements(self.model, (nn.ModuleList, nn.Sequential)) if self._blocks is None else self._blocks
         self._done = set(self._statistics)
-        stack = ExitStack()
-        stack.enter_context(torch.compiler.set_stance("force_eager"))  # a compiled graph reports no calls
-        stack.enter_context(observe_pass(self.model, self._on_call, self._on_expansion, blocks, running))
-        self._open = (stack, module)
+        with ExitStack() as stack:
+            stack.enter_context(without_compiler())  # a compiled graph reports no calls
+            stack.enter_context(observe_pass(self.model, self._on_call, self._on_expansion, blocks, running))
+            self._open = (stack.pop_all(), module)
 
     def _stop_observing(self) -> None:
         if self._open is not None:

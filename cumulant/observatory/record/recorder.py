@@ -18,6 +18,7 @@ from cumulant.nn.attention_interface import is_cross_attention
 from cumulant.nn.calls import AttentionCall
 from cumulant.nn.wrappers import is_transformers
 from cumulant.observatory.hooks.attention import ModelHooks, observe_attention, unrecordable
+from cumulant.observatory.hooks.compiler import without_compiler
 from cumulant.observatory.hooks.contributions import ContributionObserver
 from cumulant.observatory.hooks.hidden_states import HiddenStateObserver, observe_hidden_states
 from cumulant.observatory.hooks.logit_lens import LogitLens
@@ -91,7 +92,7 @@ def attach(
         raise ValueError(unrecordable(model))
     with ExitStack() as stack:
         # a compiler would trace the recorder, for minutes, and what it compiled before knows nothing of later hooks
-        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(without_compiler())
         recorder.hooks = stack.enter_context(observe_attention(model, observe))
         if hidden_states:
             recorder.watch = watch = stack.enter_context(observe_hidden_states(model, seed=seed))
