@@ -31,7 +31,13 @@ from cumulant.nn.wrappers import without_wrappers
 from cumulant.observatory.hooks.compiler import without_compiler
 from cumulant.observatory.hooks.structure import block_of, list_elements
 from cumulant.observatory.monitor.actions import Action, log_actions
-from cumulant.observatory.monitor.attention import advice_without_calls, entrances, observe_pass, require_observable
+from cumulant.observatory.monitor.attention import (
+    advice_without_calls,
+    entrances,
+    expansion_hook,
+    observe_pass,
+    require_observable,
+)
 from cumulant.observatory.monitor.history import Check, CheckHistory, check_rows, save, table
 from cumulant.observatory.monitor.qk_clip import LogitClipper, QKClip
 from cumulant.observatory.monitor.reactions import Reaction
@@ -118,7 +124,8 @@ class Monitor:
         self._expansions: dict[str, float] = {}
         self._blocks: dict[str, nn.Module] | None = None
         self._done: set[str] = set()  # layers whose statistics an earlier pass of this step has given
-        self._open: tuple[ExitStack, nn.Module | None] | None = None  # and the call in which it was opened
+        # the call in which it was opened, and the paths of its module among the blocks
+        self._open: tuple[ExitStack, nn.Module | None, list[str]] | None = None
         self._warned = False
         require_observable(model)
         with observe_pass(model, self._on_call, self._on_expansion, {}):
@@ -220,6 +227,8 @@ class Monitor:
 
     def _end(self, module: nn.Module, *call: object) -> None:
         if self._open is not None and self._open[1] is module:
+            for path in self._open[2]:
+                expansion_hook(path, self._on_expansion)(module, *call)
             self._stop_observing()
 
     def _start_observing(self, module: nn.Module | None, running: tuple | None) -> None:
@@ -228,7 +237,8 @@ class Monitor:
         with ExitStack() as stack:
             stack.enter_context(without_compiler())  # a compiled graph reports no calls
             stack.enter_context(observe_pass(self.model, self._on_call, self._on_expansion, blocks, running))
-            self._open = (stack.pop_all(), module)
+            own = [path for path, block in blocks.items() if block is module]
+            self._open = (stack.pop_all(), module, own)
 
     def _stop_observing(self) -> None:
         if self._open is not None:
