@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import torch
@@ -68,7 +68,7 @@ def _parts(config: Any) -> Iterator[Any]:
 
 
 def logits(model: nn.Module, batch: dict) -> dict[str, Logits]:
-    """By brute force from the queries and keys of the model's own attention, which are wrong where scores are capped."""
+    """By brute force from the queries and keys of the model's own attention; wrong where scores are capped."""
     found: dict[str, Logits] = {}
 
     with_gradients: dict[nn.Module, bool] = {}

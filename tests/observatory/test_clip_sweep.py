@@ -1,4 +1,4 @@
-"""A clip scales the logits of one head and of no other, on every architecture; what it leaves has a reason that is true."""
+"""A clip scales the logits of one head and of no other, on every architecture; what it leaves has a true reason."""
 
 import pytest
 

@@ -133,9 +133,8 @@ def _sides(module: nn.Module, heads: int) -> tuple[Side, Side] | NotFound:
     if fused is None:
         return NotFound(_no_projections(module))
     size = _size(getattr(module, fused))
-    multiple = getattr(
-        module, "multi_query", True
-    )  # GPT-BigCode without it has query, key and value of a head together
+    # without it GPT-BigCode has query, key and value of a head side by side
+    multiple = getattr(module, "multi_query", True)
     if (fused == "query_key_value" and kind.startswith(INTERLEAVED)) or not multiple:
         width = size // (3 * heads)
         first, second = (_blocks(i * width, heads, width, 3 * width) for i in range(2))
@@ -190,9 +189,7 @@ def _norm_rows(module: nn.Module, heads: int) -> dict[str, Side] | NotFound:
             continue
         side, gain = QUERY_KEY_NORMS.get(name), getattr(child, "weight", None)
         if side is None:
-            return NotFound(
-                f"{name} of {type(module).__name__} may be a norm on queries or keys: its name is not known"
-            )
+            return NotFound(f"{name} of {type(module).__name__} may be a norm on queries or keys, by no known name")
         if not isinstance(gain, Tensor):
             return NotFound(f"{name} of {type(module).__name__} is a {type(child).__name__} without gains to scale")
         width = int(next((n for a in HEAD_WIDTH if isinstance(n := getattr(module, a, None), int)), 0))
