@@ -94,7 +94,10 @@ def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], rt
 
 
 def reactions(**options) -> list[Reaction]:
-    return [EntropyFloor(FLOOR, heads="all", **({"weight": 1.0} | options)), ZLoss(**({"weight": 1.0} | options))]
+    return [  # pyright: ignore[reportReturnType]
+        EntropyFloor(FLOOR, heads="all", **({"weight": 1.0} | options)),
+        ZLoss(**({"weight": 1.0} | options)),
+    ]
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "bert", "t5", "gptoss", "gemma2_capped", "whisper", "vit"])
@@ -142,7 +145,7 @@ def test_layers_of_this_library_have_the_penalties_of_their_functions(need_weigh
         + z_loss(heads.log_normalizer[:, [h]], 1.0, rows=rows[:, [h]])
         for h in range(2)
     ]
-    oracle = sum(each)
+    oracle = torch.stack(each).sum()
     assert float(penalty.detach()) == pytest.approx(float(oracle.detach()), rel=1e-9)
     assert_same(found, gradients(layer, oracle))
 
@@ -247,7 +250,7 @@ def test_validation_has_no_penalty_and_is_not_asked_for_one(monkeypatch):
     import cumulant.transformers as attention
 
     asked = []
-    plain = attention._moments
+    plain = attention._moments  # pyright: ignore[reportPrivateUsage]
     monkeypatch.setattr(attention, "_moments", lambda *call: asked.append(call[4]) or plain(*call))
     with Monitor(model, every=10**6, reactions=reactions()) as monitor:
         with torch.no_grad():
