@@ -7,9 +7,11 @@ import weakref
 from torch import nn
 
 from cumulant.checks import sentence
+from cumulant.kernels.native.library import library, why_not
 from cumulant.nn.wrappers import attention_configurations
 from cumulant.observatory.hooks.attention import unrecordable
 from cumulant.observatory.hooks.structure import attention_modules, transformers_models
+from cumulant.observatory.monitor.actions import logger
 
 DROPOUT = ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob")
 
@@ -38,6 +40,8 @@ class SwitchedAttention:
             _owners[module] = weakref.ref(self)
         if configurations:
             import cumulant.transformers  # noqa: F401, registers the function
+
+            _say_what_it_costs(model)
         before = [(config, getattr(config, "_attn_implementation_internal", None)) for config in configurations]
         for config in configurations:
             config._attn_implementation_internal = "cumulant"  # pyright: ignore[reportAttributeAccessIssue]
@@ -46,6 +50,17 @@ class SwitchedAttention:
     def close(self) -> None:
         """Let go of the model: its attention functions are as they were. Closing twice is closing once."""
         self._finalizer()
+
+
+def _say_what_it_costs(model: nn.Module) -> None:
+    """One line where the kernels in torch serve, which are slower than the attention that they take the place of."""
+    device = next((parameter.device.type for parameter in model.parameters()), "cpu")
+    if device == "cpu" and library() is None:
+        logger.warning(
+            "attention runs without the compiled kernel (%s): a training step with a clip or an entropy floor takes "
+            "1.24 times one on sdpa, with the kernel 0.86 times (measured with 4 layers, width 256, 512 tokens)",
+            why_not(),
+        )
 
 
 def _changeable(model: nn.Module, argument: str) -> list[object]:
