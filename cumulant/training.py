@@ -13,6 +13,7 @@ from cumulant.observatory.monitor import (
     CheckHistory,
     CheckWriter,
     ClipWarning,
+    EntropyFloor,
     HeadStatistics,
     LearningRateBrake,
     Monitor,
@@ -22,6 +23,8 @@ from cumulant.observatory.monitor import (
     Stop,
     TensorBoard,
     Thresholds,
+    TrainedCall,
+    ZLoss,
 )
 from cumulant.paper.trainings.checkpoints import Checkpoint, load_checkpoint
 
@@ -37,6 +40,7 @@ __all__ = [
     "CheckWriter",
     "Checkpoint",
     "ClipWarning",
+    "EntropyFloor",
     "HeadStatistics",
     "LanguageConfig",
     "LanguageModel",
@@ -49,6 +53,8 @@ __all__ = [
     "Stop",
     "TensorBoard",
     "Thresholds",
+    "TrainedCall",
+    "ZLoss",
     "load_checkpoint",
 ]
 

@@ -42,6 +42,7 @@ from cumulant.nn.attention_interface import (
     visible_keys,
     without_copies,
 )
+from cumulant.nn.call_statistics import CallStatistics, StatisticsRequest, requested_statistics
 from cumulant.nn.largest_logit import is_recording, record_largest_logit
 from cumulant.nn.structural_mask import StructuralMask
 from cumulant.nn.wrappers import attention_configurations, is_transformers, without_wrappers
@@ -232,9 +233,10 @@ def attention_function(
     if softcap is not None:
         query, key, weighed, support = _capped(query * scale, key, value, support, softcap)
         factor = 1.0
-    if _observers:
+    request = requested_statistics(module)
+    if _observers or request is not None:
         call = module, query, key, weighed, support, attention_mask, scale, factor, softcap is not None, recorded
-        output: Tensor = _observed(*call)  # pyright: ignore[reportCallIssue]
+        output: Tensor = _observed(*call, request)  # pyright: ignore[reportCallIssue]
     elif recorded:
         record = _moments(query, key, weighed, support, ("max_score", "mean"), factor)
         record_largest_logit(module, record.max_score)
@@ -272,15 +274,29 @@ def _capped(eta: Tensor, key: Tensor, value: Tensor, support: Support, cap: floa
 
 @torch.compiler.disable
 def _observed(
-    module, query, key, value, support: Support, mask: Tensor | None, scale, factor, capped: bool, recorded: bool
+    module,
+    query,
+    key,
+    value,
+    support: Support,
+    mask: Tensor | None,
+    scale,
+    factor,
+    capped: bool,
+    recorded: bool,
+    request: StatisticsRequest | None,
 ) -> Tensor:
-    """The output, with the call handed to the observers of this module, and its largest logits ``recorded``."""
+    """The output, with the call handed to the observers of this module and to who has a ``request`` for its
+    statistics, and its largest logits ``recorded``."""
     observers = [observer for observer in _observers if module in observer.names]
-    own = {"max_score", "mean"} if recorded else {"mean"}
-    statistics = frozenset(own).union(*(observer.statistics for observer in observers))
+    own = frozenset({"max_score", "mean"} if recorded else {"mean"})
+    own = own if request is None else own | request.statistics
+    statistics = own.union(*(observer.statistics for observer in observers))
     record = _moments(query, key, value, support, tuple(sorted(statistics)), factor)
     if recorded:
         record_largest_logit(module, record.max_score)
+    if request is not None:
+        request.receive(CallStatistics(module, record, support, key.shape[2], mask=mask))
     for observer in observers:
         name = observer.names[module]
         rows = observer.masks.rows(name, query.shape[0], query.shape[2], mask)

@@ -16,8 +16,9 @@ from torch.nn.functional import dropout, pad
 
 from cumulant.attention import Attended, attend
 from cumulant.checks import sentence
-from cumulant.kernels import moments
+from cumulant.kernels import Moments, moments
 from cumulant.kernels.dense import accumulate, normalize, without_nonfinite
+from cumulant.nn.call_statistics import requested_statistics
 from cumulant.nn.calls import report_attention
 from cumulant.nn.largest_logit import is_recording, record_largest_logit
 from cumulant.nn.masks import without_pairs
@@ -94,18 +95,19 @@ class MultiheadAttention(ProjectedAttention):
         """
         masks = {"attn_mask": attn_mask, "key_padding_mask": key_padding_mask, "is_causal": is_causal}
         h = self._dropped(self._heads(query, key, value, **masks))
+        request, m = requested_statistics(self), None
         drops_weights = self.training and self.dropout > 0 and self.drop == "weights"
         if need_weights or drops_weights or not h.eta.shape[0]:
             output, weights = self._dense(h, self.dropout if drops_weights else 0.0)
             self._record(h)
-        elif is_recording(self):
-            m = moments(h.eta, h.key, h.value, statistics=("max_score", "mean"), **h.support.arguments())
-            record_largest_logit(self, m.max_score)
-            output, weights = m.mean, None
         else:
-            output = moments(h.eta, h.key, h.value, statistics=("mean",), **h.support.arguments()).mean
-            weights = None
-        self._report(h, output)
+            recorded, asked = is_recording(self), () if request is None else tuple(request.statistics)
+            asked = (*asked, "max_score", "mean") if recorded else (*asked, "mean")
+            m = moments(h.eta, h.key, h.value, statistics=asked, **h.support.arguments())
+            if recorded:
+                record_largest_logit(self, m.max_score)
+            output, weights = m.mean, None
+        self._report(h, output, m)
         out = self._joined(output, query.ndim == 3)
         if not need_weights or weights is None:
             return out, None
@@ -167,5 +169,6 @@ class MultiheadAttention(ProjectedAttention):
             m = moments(h.eta.detach(), h.key.detach(), statistics=("max_score",), **h.support.arguments())
             record_largest_logit(self, m.max_score)
 
-    def _report(self, h: ProjectedHeads, output: Tensor) -> None:
-        report_attention(self, h.eta, h.key, h.value, output, h.support, scale=self.head_dim**-0.5, rows=h.rows)
+    def _report(self, h: ProjectedHeads, output: Tensor, m: Moments | None = None) -> None:
+        parts = {"scale": self.head_dim**-0.5, "rows": h.rows, "moments": m}
+        report_attention(self, h.eta, h.key, h.value, output, h.support, **parts)

@@ -154,10 +154,15 @@ class TokenMasks:
         return self._local.__dict__.setdefault("masks", {})
 
     @contextmanager
-    def hooks(self) -> Iterator[None]:
-        """Follow the calls of the models while inside."""
+    def hooks(self, running: nn.Module | None = None) -> Iterator[None]:
+        """Follow the calls of the models while inside, but of the one whose call has begun (`begin`).
+
+        torch goes through the hooks of a module that raises: taking some off meanwhile would hide its error.
+        """
         with ExitStack() as stack:
             for path, model in self.models.items():
+                if model is running:
+                    continue
                 before, after = self._hooks(path, inspect.signature(model.forward))
                 stack.callback(model.register_forward_pre_hook(before, with_kwargs=True).remove)
                 stack.callback(model.register_forward_hook(after, always_call=True).remove)

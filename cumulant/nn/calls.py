@@ -14,8 +14,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from cumulant import kernels
 from cumulant.checks import sentence, shape
+from cumulant.kernels import Moments
 from cumulant.kernels.arguments import Support
+from cumulant.nn.call_statistics import CallStatistics, requested_statistics
 
 EVERYTHING = Support()
 
@@ -54,9 +57,10 @@ Observer = Callable[[AttentionCall], None]
 _observers: list[Observer] = []  # innermost last; each gets every call
 
 
-def is_observed() -> bool:
-    """Whether anyone asked for attention calls: what is computed only for a report can be left out otherwise."""
-    return bool(_observers)
+def is_observed(module: nn.Module | None = None) -> bool:
+    """Whether anyone asked for attention calls, or for the statistics of those of a layer: what is computed only for a
+    report can be left out otherwise."""
+    return bool(_observers) or (module is not None and requested_statistics(module) is not None)
 
 
 @contextmanager
@@ -88,10 +92,13 @@ def report_attention(
     *,
     scale: float = 1.0,
     rows: Tensor | None = None,
+    moments: Moments | None = None,
 ) -> None:
     """Hand one call of ``module`` to all observers, as an `AttentionCall`: what a layer of one's own calls once a pass.
 
     eta (batch, heads, q, d), key (batch, key heads, n, d), value (batch, key heads, n, e), output (batch, heads, q, e)
+
+    moments  what of the statistics that penalties ask for is there already, with gradients; computed if None
 
     >>> import torch
     >>> calls, x = [], torch.zeros(1, 2, 3, 4)
@@ -100,13 +107,18 @@ def report_attention(
     >>> calls[0].eta.shape
     torch.Size([1, 2, 3, 4])
     """
-    if not _observers:
+    request = requested_statistics(module)
+    if not _observers and request is None:
         return
     parts = {"eta": eta, "key": key, "value": value, "output": output}
     for name, tensor in parts.items():
         if tensor.ndim != 4:
             expected, advice = "four axes (batch, heads, tokens, dim)", "Insert the missing ones with size 1."
             raise ValueError(sentence(f"report_attention.{name}", expected, shape(tensor), advice))
+    if request is not None:
+        if moments is None:
+            moments = kernels.moments(eta, key, statistics=request.statistics, **support.arguments())
+        request.receive(CallStatistics(module, moments, support.detach(), key.shape[-2], rows))
     eta, key, value, output = (tensor.detach() for tensor in parts.values())
     with torch.no_grad():
         call = AttentionCall(module, eta, key, value, support.detach(), output, scale, rows)

@@ -211,7 +211,7 @@ class ConvexBlock(SequenceBlock):
         return x + step.reshape(x.shape)
 
     def _report(self, tokens: Tensor, heads: MultiheadPotential, head_moments: Moments) -> None:
-        if is_observed():
+        if is_observed(self):
             eta = split(tokens, self.query)
             report_attention(self, eta, heads.atoms, heads.atoms, head_moments.mean, heads.support)
 

@@ -263,7 +263,7 @@ class EnergyBlock(SequenceBlock):
         for step in range(self.steps):
             g = self.normalize(x)
             slope = self._gradient(g, frozen, padding)
-            if step == 0 and is_observed():
+            if step == 0 and is_observed(self):
                 self._report(g, slope, padding)
             if self.causal or self.search == "fixed":
                 energies.append(slope.energy)

@@ -215,7 +215,7 @@ class EquilibriumBlock(SequenceBlock):
         z = self._attach(solution, tokens, padding, x.shape[:-2])
         if not bool(solution.converged.all()):
             z = self._fall_back(solution, z, tokens, padding)
-        if is_observed():
+        if is_observed(self):
             self._report(z, padding)
         return z.reshape(x.shape)
 
@@ -295,7 +295,6 @@ class EquilibriumBlock(SequenceBlock):
             _, state = self.damped.step(None, state, self._layer(state, x[lost], lost_padding))
         return z.index_copy(0, lost, state)
 
-    @torch.no_grad()
     def _report(self, z: Tensor, padding: Tensor | None) -> None:
         """At the fixed point only, not at the iterates."""
         rows = None if padding is None else ~padding

@@ -234,7 +234,7 @@ class Hopfield(nn.Module):
         values = memory.patterns if memory.values is None else memory.values
         w = memory.log_weights
         mean = moments(eta, memory.patterns, memory.values, log_weights=w, statistics=("mean",)).mean
-        if is_observed():
+        if is_observed(self):
             batch = (len(eta), -1, -1, -1)
             scale = float(self.beta.detach().mean())
             keys, support = memory.patterns.expand(batch), Support(log_weights=w)

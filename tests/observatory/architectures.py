@@ -109,11 +109,11 @@ def observe_architecture(kind: str) -> ArchitectureOutcome:
     name = architectures()[kind]
     with _quiet(), torch.random.fork_rng(devices=[]):
         try:
-            with _at_most(SECONDS):
+            with at_most(SECONDS):
                 return _observe(kind, name)
         except NotTried as reason:
             return ArchitectureOutcome(kind, name, "not tried", reason=str(reason))
-        except _TimeUp:
+        except TimeUp:
             return ArchitectureOutcome(kind, name, "not tried", reason=f"it takes more than {SECONDS} s")
         except Exception as error:
             return ArchitectureOutcome(kind, name, "not tried", reason=_short(error))
@@ -157,7 +157,7 @@ class NotTried(Exception):
     """Why an architecture could not be built or run, which says nothing about the observatory."""
 
 
-class _TimeUp(BaseException):
+class TimeUp(BaseException):
     pass
 
 
@@ -178,9 +178,9 @@ def _short(error: Exception, *, type_too: bool = True) -> str:
 
 
 @contextmanager
-def _at_most(seconds: int) -> Iterator[None]:
+def at_most(seconds: int) -> Iterator[None]:
     def stop(*_: object) -> None:
-        raise _TimeUp
+        raise TimeUp
 
     before = signal.signal(signal.SIGALRM, stop)
     signal.alarm(seconds)

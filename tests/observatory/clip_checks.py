@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from cumulant.training import LanguageConfig, LanguageModel, Monitor, QKClip
+from cumulant.training import EntropyFloor, LanguageConfig, LanguageModel, Monitor, QKClip, ZLoss
 
 THRESHOLD, BATCH = 0.5, 4
 
@@ -39,10 +39,22 @@ def one_step(model: torch.nn.Module, ids: torch.Tensor) -> list:
     return list(monitor.actions)
 
 
+def penalised_backward(model: torch.nn.Module, ids: torch.Tensor) -> None:
+    with warnings.catch_warnings(), Monitor(model, reactions=[ZLoss(0.1), EntropyFloor(0.9, heads="all")]) as monitor:
+        warnings.simplefilter("ignore")
+        (model(ids).square().mean() + monitor.penalty()).backward()
+
+
 def main(kind: str, out: Path) -> None:
     dist.init_process_group("gloo")
     rank, size = dist.get_rank(), dist.get_world_size()
     model, ids = model_and_batch()
+    if kind == "penalty":
+        penalised_backward(DistributedDataParallel(model), ids.chunk(size)[rank])
+        torch.save({name: p.grad for name, p in model.named_parameters()}, out / f"{rank}.pt")
+        dist.barrier()
+        dist.destroy_process_group()
+        return
     wrapped = DistributedDataParallel(model) if kind == "ddp" else fully_shard(model)
     actions = one_step(wrapped, ids.chunk(size)[rank])
     whole = {name: getattr(p, "full_tensor", p.clone)() for name, p in model.named_parameters()}

@@ -847,3 +847,46 @@ print(MonitorCallback.__name__, "transformers" in sys.modules)
     pytest.importorskip("transformers", reason="install cumulant[hf]")
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert run.stdout == "True False False\nMonitorCallback True\n", run.stderr
+
+
+@pytest.mark.parametrize("part", [False, True], ids=["model", "block called alone"])
+def test_an_error_in_an_observed_pass_is_raised_as_it_is(part):
+    tiny_models = pytest.importorskip("tests.observatory.tiny_models")
+    model = tiny_models.make("llama").requires_grad_(True)
+    before = tiny_models.hooks_of(model)
+    name = model.config._attn_implementation
+
+    def fail(*call):
+        raise MemoryError("no memory left")
+
+    def call() -> None:
+        if part:
+            states = torch.randn(1, 4, 24)
+            model.layers[0](states, position_embeddings=model.rotary_emb(states, torch.arange(4)[None]))
+        else:
+            model(**tiny_models.inputs("llama"))
+
+    with Monitor(model, every=1) as monitor:
+        handle = model.layers[0].mlp.register_forward_hook(fail)
+        for _ in range(2):  # again with blocks that are known
+            with pytest.raises(MemoryError, match="no memory left"):
+                call()
+            handle.remove()
+            model(**tiny_models.inputs("llama"))
+            assert monitor.step() is not None
+            handle = model.layers[0].mlp.register_forward_hook(fail)
+        assert model.config._attn_implementation == name
+    handle.remove()
+    assert tiny_models.hooks_of(model) == before
+
+
+def test_a_block_that_is_called_alone_has_its_expansion():
+    tiny_models = pytest.importorskip("tests.observatory.tiny_models")
+    model = tiny_models.make("llama").requires_grad_(True)
+    states = torch.randn(1, 4, 24)
+    ratios = []
+    with Monitor(model, every=1) as monitor:
+        for _ in range(2):
+            out = model.layers[1](states, position_embeddings=model.rotary_emb(states, torch.arange(4)[None]))
+            ratios.append(monitor.step().layers[0].expansion)
+    assert ratios == pytest.approx([float(out.detach().norm() / states.norm())] * 2, rel=1e-5)

@@ -128,6 +128,45 @@ def test_the_clipped_head_falls_to_the_threshold_and_no_other_head_changes(kind)
     assert torch.allclose(after[others], first[name][others], rtol=1e-6, atol=1e-6)
 
 
+WITHOUT_KERNEL = """
+import logging, torch
+logging.basicConfig()
+from cumulant.kernels.native.library import library
+from cumulant.training import EntropyFloor, Monitor, QKClip
+from tests.observatory import test_qk_clip as t
+assert library() is None
+for kind in ("llama", "gpt2", "t5", "gemma2_capped"):
+    model, batch = t.make(kind).train(), t.inputs(kind)
+    before = model(**batch).last_hidden_state
+    with Monitor(model, clip=QKClip(1e9), reactions=[EntropyFloor(0.9, heads="all")]) as monitor:
+        assert torch.allclose(before, model(**batch).last_hidden_state, atol=1e-5)
+        assert float(monitor.penalty()) > 0
+        for name, largest in t.logits(model, batch).items() if kind != "gemma2_capped" else ():
+            assert torch.allclose(t.recorded(monitor)[name], largest, rtol=1e-5), name
+        bound = float(t.recorded(monitor).popitem()[1].max()) / 2
+    with Monitor(model, clip=QKClip(bound)) as monitor:
+        model(**batch)
+        monitor.step()
+        assert monitor.actions
+"""
+
+
+def test_without_the_compiled_kernel_the_same_is_done_and_the_log_says_what_it_costs():
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", WITHOUT_KERNEL],
+        cwd=Path(__file__).parents[2],
+        env=os.environ | {"CUMULANT_NATIVE": "0", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    words = (
+        "attention runs without the compiled kernel (switched off by CUMULANT_NATIVE=0): a training step with a clip"
+    )
+    assert words in done.stderr
+
+
 def test_outputs_are_those_of_sdpa_and_the_model_is_as_it_was_afterwards():
     model, batch = make("llama").train(), inputs("llama")
     before = model(**batch).last_hidden_state

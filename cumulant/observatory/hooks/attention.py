@@ -90,18 +90,25 @@ _observed_models: list[ModelHooks] = []  # innermost last
 
 
 @contextmanager
-def observe_attention(model: nn.Module, observer: Observer) -> Iterator[ModelHooks]:
-    """Hand every attention call of ``model`` to ``observer`` while inside."""
+def observe_attention(
+    model: nn.Module, observer: Observer, *, running: tuple[nn.Module, tuple, dict] | None = None
+) -> Iterator[ModelHooks]:
+    """Hand every attention call of ``model`` to ``observer`` while inside.
+
+    running  module, args and kwargs of a call of the model, or of a part of it, that has begun and ends inside
+    """
 
     def keep_output(call: AttentionCall) -> None:
         observer(call)
 
-    with replace_attention(model, keep_output) as hooks:
+    with replace_attention(model, keep_output, running=running) as hooks:
         yield hooks
 
 
 @contextmanager
-def replace_attention(model: nn.Module, replacement: Replacement) -> Iterator[ModelHooks]:
+def replace_attention(
+    model: nn.Module, replacement: Replacement, *, running: tuple[nn.Module, tuple, dict] | None = None
+) -> Iterator[ModelHooks]:
     """Put what ``replacement`` makes of an attention call in the place of its output while inside.
 
     replacement  AttentionCall → (batch, heads, q, e), or None to keep what the model's own function returned
@@ -118,7 +125,9 @@ def replace_attention(model: nn.Module, replacement: Replacement) -> Iterator[Mo
             stack.enter_context(_registered_functions(model, hooks, own_layers))
         if own_layers:
             stack.enter_context(on_attention(_layer_observer(hooks)))
-        stack.enter_context(hooks.masks.hooks())
+        stack.enter_context(hooks.masks.hooks(None if running is None else running[0]))
+        if running is not None:
+            hooks.masks.begin(*running)
         for path in attention_modules(model):
             stack.callback(model.get_submodule(path).register_forward_pre_hook(_note_run(hooks, path)).remove)
         yield hooks

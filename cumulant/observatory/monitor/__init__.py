@@ -7,8 +7,9 @@ from cumulant.observatory.monitor.accelerate import AccelerateWriter
 from cumulant.observatory.monitor.actions import Action
 from cumulant.observatory.monitor.history import Check, CheckHistory
 from cumulant.observatory.monitor.monitor import Monitor, MonitorWarning
+from cumulant.observatory.monitor.penalties import EntropyFloor, ZLoss
 from cumulant.observatory.monitor.qk_clip import ClipWarning, QKClip
-from cumulant.observatory.monitor.reactions import LearningRateBrake, Reaction, Stop
+from cumulant.observatory.monitor.reactions import LearningRateBrake, Reaction, Stop, TrainedCall
 from cumulant.observatory.monitor.tensorboard import TensorBoard
 from cumulant.observatory.monitor.thresholds import Alarm, Thresholds
 from cumulant.observatory.monitor.writers import CheckWriter
@@ -25,6 +26,7 @@ __all__ = [
     "CheckHistory",
     "CheckWriter",
     "ClipWarning",
+    "EntropyFloor",
     "HeadStatistics",
     "LearningRateBrake",
     "Monitor",
@@ -35,6 +37,8 @@ __all__ = [
     "Stop",
     "TensorBoard",
     "Thresholds",
+    "TrainedCall",
+    "ZLoss",
 ]
 
 CALLBACKS = {"MonitorCallback": "trainer", "MonitorLightningCallback": "lightning"}  # and the modules they are in

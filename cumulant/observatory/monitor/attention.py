@@ -35,7 +35,8 @@ def observe_pass(
     """Hand every attention call inside ``model`` to ``on_call``, and the expansion of its blocks to ``on_expansion``.
 
     blocks   paths and modules whose states are looked at
-    running  (module, args, kwargs) of a call of the model or a part of it that has already begun
+    running  (module, args, kwargs) of a call of the model or a part of it that has already begun; the expansion of that
+             module is not looked at: torch goes through its hooks while they would be taken off
     """
     names = {module: name for name, module in model.named_modules()}
 
@@ -51,11 +52,11 @@ def observe_pass(
     with ExitStack() as stack:
         stack.enter_context(on_attention(observe))
         for foreign in transformers_models(model).values():
-            hooks = stack.enter_context(observe_attention(foreign, observe_foreign))
-            if running is not None:  # hooks that are put on during a call come too late for it
-                hooks.masks.begin(*running)
+            stack.enter_context(observe_attention(foreign, observe_foreign, running=running))
         for path, module in blocks.items():
-            stack.callback(module.register_forward_hook(_expansion_hook(path, on_expansion), with_kwargs=True).remove)
+            if running is None or module is not running[0]:
+                hook = expansion_hook(path, on_expansion)
+                stack.callback(module.register_forward_hook(hook, with_kwargs=True).remove)
         yield
 
 
@@ -101,7 +102,9 @@ def entrances(model: nn.Module) -> list[nn.Module]:
     return modules
 
 
-def _expansion_hook(path: str, on_expansion: OnExpansion):
+def expansion_hook(path: str, on_expansion: OnExpansion) -> Callable:
+    """A forward hook of the block at ``path``."""
+
     def hook(module: nn.Module, args: tuple, *rest) -> None:
         kwargs, output = rest if len(rest) == 2 else ({}, *rest)  # torch drops the former of hooks being removed
         before = args[0] if args else kwargs.get("hidden_states", kwargs.get("x"))

@@ -14,28 +14,39 @@ bounded size, and what the model computes does not change.
 from __future__ import annotations
 
 import warnings
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from cumulant.checks import sentence
+from cumulant.nn.call_statistics import in_backward
 from cumulant.nn.calls import AttentionCall
 from cumulant.nn.wrappers import without_wrappers
 from cumulant.observatory.hooks.compiler import without_compiler
 from cumulant.observatory.hooks.structure import block_of, list_elements
 from cumulant.observatory.monitor.actions import Action, log_actions
-from cumulant.observatory.monitor.attention import advice_without_calls, entrances, observe_pass, require_observable
+from cumulant.observatory.monitor.attention import (
+    advice_without_calls,
+    entrances,
+    expansion_hook,
+    observe_pass,
+    require_observable,
+)
+from cumulant.observatory.monitor.checkpoints import load_state, settings_of, state_of
 from cumulant.observatory.monitor.history import Check, CheckHistory, check_rows, save, table
 from cumulant.observatory.monitor.qk_clip import LogitClipper, QKClip
-from cumulant.observatory.monitor.reactions import Reaction
+from cumulant.observatory.monitor.reactions import LearningRateBrake, Reaction
+from cumulant.observatory.monitor.switched import SwitchedAttention
 from cumulant.observatory.monitor.thresholds import Alarm, AlarmDetector, LayerCheck, Thresholds
+from cumulant.observatory.monitor.trained_calls import TrainedCalls
+from cumulant.observatory.monitor.weak_hook import WeakHook
 from cumulant.observatory.monitor.writers import Writer, write_check
 from cumulant.observatory.statistics.heads import HeadStatistics, head_statistics
 
@@ -59,7 +70,8 @@ class Monitor:
     keep        checks in the history, at most; when full it is thinned
     clip        a `QKClip`: bound the logits of every head, after every step, by scaling its projections; `actions` and
                 the logger "cumulant.monitor" say what was done
-    reactions   `Reaction`s that act on every check: `Stop`, `LearningRateBrake`, or your own
+    reactions   `Reaction`s that act on every check, `Stop` and `LearningRateBrake`, or add a term to the loss,
+                `EntropyFloor` and `ZLoss` (`penalty`), or your own
 
     Passes without gradients are validation and are not observed, nor are copies of the model;
     ``with monitor.watching():`` observes whatever runs inside. Warnings are `MonitorWarning`, one per check. Of a model
@@ -118,13 +130,23 @@ class Monitor:
         self._expansions: dict[str, float] = {}
         self._blocks: dict[str, nn.Module] | None = None
         self._done: set[str] = set()  # layers whose statistics an earlier pass of this step has given
-        self._open: tuple[ExitStack, nn.Module | None] | None = None  # and the call in which it was opened
-        self._warned = False
+        # the call in which it was opened, and the paths of its module among the blocks
+        self._open: tuple[ExitStack, nn.Module | None, list[str]] | None = None
+        self._penalised: tuple[ExitStack, nn.Module] | None = None  # a pass with penalties, and its module
+        self._warned: set[str] = set()
         require_observable(model)
         with observe_pass(model, self._on_call, self._on_expansion, {}):
             pass  # a model that cannot be observed is refused here, not in the middle of training
-        self.clipper = None if clip is None else LogitClipper(without_wrappers(model), clip)
-        before, after = _Hook(self, "_begin"), _Hook(self, "_end")
+        self.clip = clip
+        self._switched = self._switch_attention()
+        try:
+            self.clipper = None if clip is None else LogitClipper(without_wrappers(model), clip)
+            self._trained = TrainedCalls(model, self.reactions) if any(r.statistics for r in self.reactions) else None
+        except BaseException:
+            if self._switched is not None:
+                self._switched.close()
+            raise
+        before, after = WeakHook(self, "_begin"), WeakHook(self, "_end")
         self._handles = [
             handle
             for part in entrances(model)
@@ -139,11 +161,14 @@ class Monitor:
         """Whether this step is observed."""
         return self.now % self.every == 0
 
-    def step(self, step: int | None = None, *, optimizer: Optimizer | None = None) -> Check | None:
+    def step(
+        self, step: int | None = None, *, optimizer: Optimizer | None = None, scheduler: object = None
+    ) -> Check | None:
         """Say that a step of training is done; call it after the optimizer's.
 
         step       how many are done now; one more than before if None
         optimizer  the one that trains the model, for ``QKClip(momentum="scale")`` and reactions that change it
+        scheduler  the schedule of its learning rate, for `LearningRateBrake`
 
         Returns the check that ended with this step, if there was one.
         """
@@ -152,12 +177,11 @@ class Monitor:
             advice = "Call monitor.start(step) to begin anew."
             raise ValueError(sentence("Monitor.step", f"a step after {self.now}", later, advice))
         check = self._conclude(stacklevel=3)
-        if check is None and self.due and self._handles and not self._warned:
-            self._warned = True
-            advice = advice_without_calls(self.model)
+        if check is None and self.due and self._handles:
             got = f"none in step {self.now}"
-            warnings.warn(sentence("Monitor.step", "an observed pass", got, advice), MonitorWarning, stacklevel=2)
-        actions = [] if check is None else [a for r in self.reactions for a in r.act(check, optimizer)]
+            self._warn_once("step", "an observed pass", got, advice_without_calls(self.model))
+        self._let_go_of_calls()
+        actions = [] if check is None else self._react(check, optimizer, scheduler)
         if self.clipper is not None and self._handles:
             actions += self.clipper.act(later, optimizer)
         self.actions.extend(actions)
@@ -173,6 +197,41 @@ class Monitor:
         self.now = step
         self._clear()
         self._detector.reset()
+
+    def penalty(self) -> Tensor:
+        """The penalties of the reactions, `EntropyFloor` and `ZLoss`, for the passes with gradients since it was last
+        called: a scalar with gradients, to be added to the loss of these passes.
+
+            loss = model(batch) + monitor.penalty()
+
+        0 where no reaction has a penalty now, and in validation. Of accumulated gradients call it for each micro-batch.
+        """
+        parameter = next(self.model.parameters(), None)
+        nothing = torch.zeros((), device=None if parameter is None else parameter.device)
+        if self._trained is None or not torch.is_grad_enabled():
+            return nothing
+        total = self._trained.take()
+        if total is None and self._trained.asks and self._handles:
+            advice = "Call it after the pass and before backward; gradient checkpointing needs use_reentrant=False."
+            self._warn_once("penalty", "attention calls of a pass with gradients", "none", advice)
+        return nothing if total is None else total
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint needs for the monitor: step, settings and what reactions have to go on with. No history.
+
+        Numbers, strings and lists, so that accelerate's ``register_for_checkpointing(monitor)`` takes it. The callbacks
+        of Trainer and Lightning put it into their checkpoints.
+        """
+        return state_of(self.now, self._settings(), self.reactions)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a `state_dict`: at its step, with nothing to compare with. Other settings are warned of."""
+        step, words = load_state(state, self._settings(), self.reactions)
+        if words is not None:
+            warnings.warn(words, MonitorWarning, stacklevel=2)
+        if self._trained is not None:
+            self._trained.request()
+        self.start(step)
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -205,8 +264,9 @@ class Monitor:
         for handle in self._handles:
             handle.remove()
         self._handles = []
-        if self.clipper is not None:
-            self.clipper.close()
+        for part in (self.clipper, self._trained, self._switched):
+            if part is not None:
+                part.close()
 
     def __enter__(self) -> Monitor:
         return self
@@ -215,12 +275,56 @@ class Monitor:
         self.close()
 
     def _begin(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
-        if self.due and self._open is None and torch.is_grad_enabled():
+        if not torch.is_grad_enabled():
+            return
+        if self._trained is not None and self._trained.asks and self._penalised is None and not in_backward():
+            self._penalised = self._trained.enter_pass(module, args, kwargs), module
+        if self.due and self._open is None:
             self._start_observing(module, (module, args, kwargs))
 
     def _end(self, module: nn.Module, *call: object) -> None:
         if self._open is not None and self._open[1] is module:
+            for path in self._open[2]:
+                expansion_hook(path, self._on_expansion)(module, *call)
             self._stop_observing()
+        if self._penalised is not None and self._penalised[1] is module:
+            self._penalised[0].close()
+            self._penalised = None
+
+    def _settings(self) -> dict[str, Any]:
+        return settings_of(self.every, self.thresholds, self.clip, self.reactions)
+
+    def _react(self, check: Check, optimizer: Optimizer | None, scheduler: object) -> list[Action]:
+        actions = []
+        for reaction in self.reactions:
+            if isinstance(reaction, LearningRateBrake):
+                reaction.follow(scheduler)
+            actions += reaction.act(check, optimizer)
+        if self._trained is not None:
+            self._trained.request()
+        return actions
+
+    def _let_go_of_calls(self) -> None:
+        """Calls that no loss has got hold the graph of their pass."""
+        if self._trained is not None and self._trained.waiting:
+            got = f"{len(self._trained.waiting)} attention calls that no loss has got"
+            self._trained.waiting = []
+            advice = (
+                "Write loss = model(batch) + monitor.penalty(); for Trainer MonitorCallback(monitor, trainer=trainer)."
+            )
+            self._warn_once("penalty", "to be added to the loss", got, advice)
+
+    def _switch_attention(self) -> SwitchedAttention | None:
+        penalised = any(reaction.statistics for reaction in self.reactions)
+        if self.clip is None and not penalised:
+            return None
+        return SwitchedAttention(without_wrappers(self.model), "reactions" if self.clip is None else "clip")
+
+    def _warn_once(self, where: str, expected: str, got: str, advice: str) -> None:
+        if where not in self._warned:
+            self._warned.add(where)
+            words = sentence(f"Monitor.{where}", expected, got, advice)
+            warnings.warn(words, MonitorWarning, stacklevel=3)
 
     def _start_observing(self, module: nn.Module | None, running: tuple | None) -> None:
         blocks = list_elements(self.model, (nn.ModuleList, nn.Sequential)) if self._blocks is None else self._blocks
@@ -228,7 +332,8 @@ class Monitor:
         with ExitStack() as stack:
             stack.enter_context(without_compiler())  # a compiled graph reports no calls
             stack.enter_context(observe_pass(self.model, self._on_call, self._on_expansion, blocks, running))
-            self._open = (stack.pop_all(), module)
+            own = [path for path, block in blocks.items() if block is module]
+            self._open = (stack.pop_all(), module, own)
 
     def _stop_observing(self) -> None:
         if self._open is not None:
@@ -275,28 +380,3 @@ class Monitor:
         heads, bounds = self._statistics[name], self.thresholds
         expansion = self._expansions.get(home, torch.nan) if home is not None else torch.nan
         return LayerCheck(name, heads, expansion, bounds.dead_heads(heads), bounds.collapsed_heads(heads))
-
-
-def _nothing(*args: object) -> None:
-    """What the hooks of a copied or unpickled model do."""
-
-
-class _Hook:
-    """A hook of a monitor on its model. Copies of the model are not watched, and the hook keeps no monitor alive."""
-
-    def __init__(self, monitor: Monitor, name: str):
-        self.monitor, self.name = weakref.ref(monitor), name
-
-    def __call__(self, module: nn.Module, *call) -> None:
-        if torch.compiler.is_compiling():  # the step would be a constant of the graph, and every step a new one
-            return
-        monitor = self.monitor()
-        if monitor is not None:
-            getattr(monitor, self.name)(module, *call)
-
-    def __reduce__(self):
-        return _return_nothing, ()
-
-
-def _return_nothing() -> Callable:
-    return _nothing

@@ -14,11 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from cumulant.nn.attention import MultiheadAttention
-from cumulant.observatory.hooks.structure import QUERY_KEY_NORMS, NotFound
+from cumulant.observatory.hooks.structure import QUERY_KEY_NORMS, REPORTING_LAYERS, NotFound
 from cumulant.observatory.hooks.weights import HEAD_WIDTH, INPUT_PROJECTIONS, head_count
 
-INTERLEAVED = ("GPTNeoX",)  # one child for all, with query, key and value of a head side by side
-STACKED = ("qkv_proj", "Wqkv", "qkv")  # one child for all, with the queries of all heads first, then all keys
+INTERLEAVED = ("GPTNeoX",)  # classes with one child for all, query, key and value of a head side by side
+STACKED = ("qkv_proj", "Wqkv", "qkv", "c_attn")  # one child for all, with the queries of all heads first, then all keys
+OUTPUT_NORMS = ("LayerNorm", "attn_sub_norm")  # norms of attention modules on what attention returned
+QUERY_BIASES = ("bias_u",)  # (heads, width) parameters that a module adds to its queries, for scores with keys alone
 
 
 class HeadRows(NamedTuple):
@@ -47,9 +49,13 @@ def head_rows(module: nn.Module) -> list[HeadRows] | NotFound:
     """
     if isinstance(module, MultiheadAttention):
         return _rows_of_multihead(module)
-    heads = head_count(module)
+    heads, kind = head_count(module), type(module).__name__
     if not heads:
-        return NotFound(f"{type(module).__name__} does not say how many heads it has")
+        return NotFound(f"{kind} does not say how many heads it has")
+    if isinstance(module, REPORTING_LAYERS):
+        return NotFound(f"{kind} has no queries and keys of a head that could be scaled alone")
+    if getattr(getattr(module, "config", None), "clip_qkv", None) is not None:
+        return NotFound(f"{kind} cuts its queries and keys off at clip_qkv")
     if hasattr(module, "kv_b_proj") and hasattr(module, "qk_nope_head_dim"):
         return _rows_of_latent(module, heads)
     sides = _sides(module, heads)
@@ -58,7 +64,7 @@ def head_rows(module: nn.Module) -> list[HeadRows] | NotFound:
     norms = _norm_rows(module, heads)
     if isinstance(norms, NotFound):
         return norms
-    query, key = norms.get("query", sides[0]), norms.get("key", sides[1])
+    query, key = norms.get("query", sides[0] + _query_biases(module, heads)), norms.get("key", sides[1])
     return _shared_factor(query, key, heads)
 
 
@@ -121,16 +127,39 @@ def _sides(module: nn.Module, heads: int) -> tuple[Side, Side] | NotFound:
             return _side(module, names[0], _blocks(0, heads, width)), _side(
                 module, names[1], _blocks(0, key // width, width)
             )
-    fused = getattr(module, "query_key_value", None)
-    if _is_projection(fused) and kind.startswith(INTERLEAVED):
-        width = _size(fused) // (3 * heads)
+    if _is_projection(getattr(module, "q_attn", None)) and _is_projection(getattr(module, "c_attn", None)):
+        return _crossed(module, heads)
+    fused = next((n for n in ("query_key_value", *STACKED) if _is_projection(getattr(module, n, None))), None)
+    if fused is None:
+        return NotFound(_no_projections(module))
+    size = _size(getattr(module, fused))
+    # without it GPT-BigCode has query, key and value of a head side by side
+    multiple = getattr(module, "multi_query", True)
+    if (fused == "query_key_value" and kind.startswith(INTERLEAVED)) or not multiple:
+        width = size // (3 * heads)
         first, second = (_blocks(i * width, heads, width, 3 * width) for i in range(2))
-        return _side(module, "query_key_value", first), _side(module, "query_key_value", second)
-    for name in (*STACKED, "c_attn"):
-        if _is_projection(getattr(module, name, None)):
-            return _stacked(module, name, heads)
+        return _side(module, fused, first), _side(module, fused, second)
+    if fused == "query_key_value":
+        return NotFound(f"{fused} of {kind} has queries and keys in an order that is not known")
+    return _stacked(module, fused, heads)
+
+
+def _crossed(module: nn.Module, heads: int) -> tuple[Side, Side]:
+    """Cross-attention of GPT-2: queries in a child of their own, keys and values in the other."""
+    width = _size(module.q_attn) // heads
+    rows = _blocks(0, heads, width)
+    return _side(module, "q_attn", rows), _side(module, "c_attn", rows)
+
+
+def _no_projections(module: nn.Module) -> str:
+    """Why a module has none that can be scaled."""
+    kind = type(module).__name__
+    known = {name for names in INPUT_PROJECTIONS for name in names[:2]} | {"query_key_value", *STACKED}
+    wrapped = next(((n, child) for n, child in module.named_children() if n in known), None)
+    if wrapped is not None and not _is_projection(wrapped[1]):
+        return f"{wrapped[0]} of {kind} is a {type(wrapped[1]).__name__}, not a plain matrix of floating numbers"
     children = ", ".join(name for name, _ in module.named_children()) or "nothing"
-    return NotFound(f"{kind} holds {children}: no query and key projections by a known name")
+    return f"{kind} holds {children}: no query and key projections by a known name"
 
 
 def _stacked(module: nn.Module, name: str, heads: int) -> tuple[Side, Side] | NotFound:
@@ -145,17 +174,26 @@ def _stacked(module: nn.Module, name: str, heads: int) -> tuple[Side, Side] | No
     return _side(module, name, _blocks(0, heads, width)), _side(module, name, _blocks(heads * width, keys, width))
 
 
+def _query_biases(module: nn.Module, heads: int) -> Side:
+    """Parameters (heads, width) that are added to queries after their projection, as of attention with relative
+    positions (Transformer-XL): that of the scores with keys."""
+    named = [n for n in QUERY_BIASES if isinstance(p := getattr(module, n, None), Tensor) and len(p) == heads]
+    return [(name, 0, torch.arange(heads)[:, None]) for name in named]
+
+
 def _norm_rows(module: nn.Module, heads: int) -> dict[str, Side] | NotFound:
     """Gains and shifts of norms on queries and keys that heads have for themselves, by side."""
     found: dict[str, Side] = {}
     for name, child in module.named_modules():
-        if "Norm" not in type(child).__name__:
+        if child is module or "Norm" not in type(child).__name__ or name in OUTPUT_NORMS:
             continue
         side, gain = QUERY_KEY_NORMS.get(name), getattr(child, "weight", None)
         if side is None:
-            return NotFound(f"{name} of {type(module).__name__} is no norm on queries or keys of a known kind")
+            return NotFound(f"{name} of {type(module).__name__} may be a norm on queries or keys, by no known name")
+        if not isinstance(gain, Tensor):
+            return NotFound(f"{name} of {type(module).__name__} is a {type(child).__name__} without gains to scale")
         width = int(next((n for a in HEAD_WIDTH if isinstance(n := getattr(module, a, None), int)), 0))
-        if not isinstance(gain, Tensor) or gain.numel() in (1, width):
+        if gain.numel() in (1, width):
             return NotFound(f"{name} of {type(module).__name__} has no gain for each head: all heads share one")
         count = len(gain) if gain.ndim == 2 else gain.numel() // width if width else 0
         if count not in (heads, *(k for k in range(1, heads) if heads % k == 0)):

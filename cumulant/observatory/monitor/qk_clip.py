@@ -20,14 +20,11 @@ from torch.optim import Optimizer
 
 from cumulant.checks import sentence
 from cumulant.nn.largest_logit import start_recording, stop_recording
-from cumulant.nn.wrappers import attention_configurations
-from cumulant.observatory.hooks.attention import unrecordable
-from cumulant.observatory.hooks.structure import NotFound, attention_modules, transformers_models
+from cumulant.observatory.hooks.structure import NotFound, attention_modules
 from cumulant.observatory.hooks.weights import head_count
 from cumulant.observatory.monitor.actions import Action
 from cumulant.observatory.monitor.projections import HeadRows, head_rows, parameter_of
 
-DROPOUT = ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob")
 MOMENTA = ("exp_avg", "momentum_buffer")  # names of first moments in the state of torch's optimizers
 
 
@@ -71,32 +68,21 @@ class ClippedLayer(NamedTuple):
     parts: list[HeadRows] | NotFound
 
 
-_owners: weakref.WeakKeyDictionary[nn.Module, weakref.ref] = weakref.WeakKeyDictionary()  # layer → who records it
-
-
 class LogitClipper:
     """The largest logits of a model's heads, and their rescaling, from its creation to `close`.
 
-    Models of transformers are switched to ``attn_implementation="cumulant"``, whose kernel gives the maxima with the
-    output, and back on closing. Layers that cannot be clipped are measured and named in a `ClipWarning`.
+    Models of transformers are on ``attn_implementation="cumulant"`` (`SwitchedAttention`): its kernel gives the maxima
+    with the output. Layers that cannot be clipped are measured and named in a `ClipWarning`.
     """
 
     def __init__(self, model: nn.Module, settings: QKClip):
         self.settings = settings
-        configurations = _changeable(model)
         self.layers = _clipped_layers(model)
         self._silent = False
-        for layer in self.layers:
-            _owners[layer.module] = weakref.ref(self)
-        if configurations:
-            import cumulant.transformers  # noqa: F401, registers the function
-        before = [(config, getattr(config, "_attn_implementation_internal", None)) for config in configurations]
-        for config in configurations:
-            config._attn_implementation_internal = "cumulant"  # pyright: ignore[reportAttributeAccessIssue]
-        self._finalizer = weakref.finalize(self, _restore, [layer.module for layer in self.layers], before)
+        self._finalizer = weakref.finalize(self, _stop_all, [layer.module for layer in self.layers])
 
     def close(self) -> None:
-        """Let go of the model: nothing is recorded, and its attention functions are as they were."""
+        """Let go of the model: nothing is recorded."""
         self._finalizer()
 
     @torch.no_grad()
@@ -123,7 +109,7 @@ class LogitClipper:
                 "Run the model with gradients on before step(), with its attention through transformers' interface."
             )
             words = sentence("Monitor.clip", "logits of a training pass", "none", advice)
-            warnings.warn(words, ClipWarning, stacklevel=4)
+            warnings.warn(words, ClipWarning, stacklevel=5)  # of Monitor.step, behind torch's no_grad
 
     def _clip(self, step: int, number: int, largest: Tensor, optimizer: Optimizer | None) -> list[Action]:
         bound, layer = self.settings.threshold, self.layers[number]
@@ -150,13 +136,10 @@ class LogitClipper:
 
 
 def _clipped_layers(model: nn.Module) -> list[ClippedLayer]:
-    layers, unreachable = [], []
+    reached: list[tuple[str, nn.Module, int, list[HeadRows] | NotFound]] = []
+    unreachable = []
     for name in attention_modules(model):
         module = model.get_submodule(name)
-        owner = _owners.get(module)
-        if owner is not None and owner() is not None:
-            advice = "Close the other monitor first, or leave its `with` block."
-            raise ValueError(sentence("Monitor.clip", "a model that no other monitor clips", f"{name} of one", advice))
         heads, parts = head_count(module), head_rows(module)
         if not heads:
             unreachable.append(f"{name} ({parts.reason if isinstance(parts, NotFound) else 'no heads'})")
@@ -165,11 +148,8 @@ def _clipped_layers(model: nn.Module) -> list[ClippedLayer]:
             _refuse_tied(model, module, name, parts)
         else:
             unreachable.append(f"{name} ({parts.reason})")
-        device = next((p.device for p in module.parameters()), torch.device("cpu"))
-        layers.append(ClippedLayer(name, module, start_recording(module, heads, device), parts))
-    if not any(not isinstance(layer.parts, NotFound) for layer in layers):
-        for layer in layers:
-            stop_recording(layer.module)
+        reached.append((name, module, heads, parts))
+    if all(isinstance(parts, NotFound) for *_, parts in reached):
         got = "; ".join(unreachable[:3]) or "no attention layer"
         advice = (
             "Use a transformers model with separate, fused or latent projections, or cumulant.nn.MultiheadAttention."
@@ -178,8 +158,15 @@ def _clipped_layers(model: nn.Module) -> list[ClippedLayer]:
     if unreachable:
         more = f" and {len(unreachable) - 3} more" if len(unreachable) > 3 else ""
         words = f"QKClip: these layers are measured and not clipped: {'; '.join(unreachable[:3])}{more}"
-        warnings.warn(words, ClipWarning, stacklevel=5)
-    return layers
+        warnings.warn(words, ClipWarning, stacklevel=4)
+    return [
+        ClippedLayer(name, module, start_recording(module, heads, _device(module)), parts)
+        for name, module, heads, parts in reached
+    ]
+
+
+def _device(module: nn.Module) -> torch.device:
+    return next((p.device for p in module.parameters()), torch.device("cpu"))
 
 
 def _refuse_tied(model: nn.Module, module: nn.Module, name: str, parts: list[HeadRows]) -> None:
@@ -200,27 +187,9 @@ def _one_module(model: nn.Module, paths: list[str]) -> bool:
     return len({id(model.get_submodule(path.rpartition(".")[0])) for path in paths}) == 1
 
 
-def _changeable(model: nn.Module) -> list[object]:
-    """The configurations of the transformers models inside, if their attention can be ours."""
-    configurations = []
-    for inner in transformers_models(model).values():
-        if not inner._can_set_attn_implementation():  # pyright: ignore[reportCallIssue]
-            raise ValueError(unrecordable(inner))
-        for config in attention_configurations(inner):
-            name = next((n for n in DROPOUT if isinstance(p := getattr(config, n, 0), int | float) and p > 0), None)
-            if name is not None:
-                advice = f"Set config.{name} = 0 when the model is built: its kernel has no dropout."
-                raise ValueError(sentence(f"Monitor.clip: {name}", "0", getattr(config, name), advice))
-            configurations.append(config)
-    return configurations
-
-
-def _restore(modules: list[nn.Module], configurations: list[tuple[object, str | None]]) -> None:
+def _stop_all(modules: list[nn.Module]) -> None:
     for module in modules:
         stop_recording(module)
-        _owners.pop(module, None)
-    for config, name in configurations:
-        config._attn_implementation_internal = name  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _scale(
