@@ -34,7 +34,7 @@ def test_the_first_cell_installs_a_clone_that_lies_beside_the_notebook(path, tmp
         command = [sys.executable, "-S", "-c", first]  # -S: without what is installed here
         return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True).stderr
 
-    assert "Clone or upload it" in run()
+    assert "Upload one" in run()
     (tmp_path / "cumulant" / "cumulant").mkdir(parents=True)
     (tmp_path / "cumulant" / "cumulant" / "attention.py").touch()
     found = run()  # pip gets that far, and finds that there is no project in it
