@@ -222,7 +222,7 @@ def test_what_happens_without_heads_is_shown_beside_them(visit, small):
     assert page.locator("[data-figure='causes'] svg .limit").count() == 1  # what nine in ten random heads do not reach
     page.click("[data-sheet='causes'] thead button:has-text('Removed')")
     rows = page.locator("[data-sheet='causes'] tbody tr")
-    assert rows.nth(0).inner_text().startswith("3.1")
+    assert rows.nth(0).inner_text().startswith("L3H1")
     rows.nth(0).click()
     assert f"✓ {words}" in page.inner_text("#chosen")
     assert sideways(page) <= 0
@@ -409,7 +409,7 @@ def looking(small: dict) -> dict:
     return small | {
         "heads": heads,
         "texts": [text | {"looks": looks}, *small["texts"][1:]],
-        "types": [{"name": "previous-token", "rule": "previous_mass ≥ 0.4", "heads": members}],
+        "types": [{"name": "previous-token", "rule": "share on the previous token ≥ 0.4", "heads": members}],
         "remarkable": [
             {"layer": 3, "head": 1, "kind": "previous-token", "quantity": "previous_mass", "words": words, "score": 0.7}
         ],
