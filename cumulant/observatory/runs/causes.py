@@ -123,8 +123,10 @@ def head_effects(
     if hears:
         read, repeated = _speech_batches(model, texts, max_tokens, batch_size), []
     else:
-        limits = {"max_length": max_length, "batch_size": batch_size, "max_tokens": max_tokens}
-        read, repeated = list(batches(texts, model.tokenizer, **limits, spread=True)), []
+        stream = batches(
+            texts, model.tokenizer, max_length=max_length, batch_size=batch_size, max_tokens=max_tokens, spread=True
+        )
+        read, repeated = list(stream), []
     if passes.measure == "loss" and not hears:
         repeated = _repeated_batches(model, max_tokens, batch_size, seed)
     replacing = _Replacements(passes, list(heads), len(heads) if controls is None else controls, seed, progress)
