@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,11 +17,28 @@ def test_a_notebook_begins_with_its_install_and_has_no_output(path):
     book = json.loads(path.read_text(encoding="utf-8"))
     assert book["nbformat"] == 4
     first = "".join(book["cells"][0]["source"])
-    assert 'find_spec("cumulant") is None' in first
+    assert 'find_spec("cumulant")' in first
     assert '"pip", "install"' in first
     code = [cell for cell in book["cells"] if cell["cell_type"] == "code"]
     assert all(not cell["outputs"] and cell["execution_count"] is None for cell in code)
     assert any("assert " in "".join(cell["source"]) for cell in code)
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_the_first_cell_installs_a_clone_that_lies_beside_the_notebook(path, tmp_path):
+    """As in Colab: a directory of the name of the package can be imported, and is not the package."""
+    first = "".join(json.loads(path.read_text(encoding="utf-8"))["cells"][0]["source"])
+    environment = {"PATH": os.environ["PATH"], "PIP_DRY_RUN": "1", "PIP_NO_INDEX": "1"}
+
+    def run() -> str:
+        command = [sys.executable, "-S", "-c", first]  # -S: without what is installed here
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True).stderr
+
+    assert "Upload one" in run()
+    (tmp_path / "cumulant" / "cumulant").mkdir(parents=True)
+    (tmp_path / "cumulant" / "cumulant" / "attention.py").touch()
+    found = run()  # pip gets that far, and finds that there is no project in it
+    assert f"'{(tmp_path / 'cumulant').resolve()}[" in found.replace('"', "'"), found
 
 
 @pytest.mark.long  # a kernel that imports torch, and a small model

@@ -169,12 +169,12 @@ def print_causes(screen: Console, causes: dict) -> None:
     judged = judgements(causes)
     table = Table("head", "type", "what happens without it", title="Heads that stand out", title_justify="left")
     for j in judged:
-        table.add_row(f"{j.layer}.{j.head}", j.kind, escape(j.words))
+        table.add_row(f"L{j.layer}H{j.head}", j.kind, escape(j.words))
     screen.print(table)
     confirmed = sum(j.verdict == CONFIRMED for j in judged)
     screen.print(
         f"{confirmed} of {len(judged)} heads that stand out do what their type says, on {causes['tokens']:,} tokens; "
-        "--causes 1024 tells more exactly.",
+        "a larger --causes tells more exactly.",
         highlight=False,
     )
 

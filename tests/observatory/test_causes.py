@@ -162,8 +162,8 @@ def test_logits_that_are_left_out_change_nothing(monkeypatch):
     some = head_effects(loaded(model), TEXTS, [(1, 0)], **SIZES)
     whole = ReplacingPasses.__init__
 
-    def keeping_all(self, *given):
-        whole(self, *given)
+    def keeping_all(self, *given, **named):
+        whole(self, *given, **named)
         assert self.keeps
         self.keeps = False
 

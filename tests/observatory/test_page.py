@@ -222,7 +222,7 @@ def test_what_happens_without_heads_is_shown_beside_them(visit, small):
     assert page.locator("[data-figure='causes'] svg .limit").count() == 1  # what nine in ten random heads do not reach
     page.click("[data-sheet='causes'] thead button:has-text('Removed')")
     rows = page.locator("[data-sheet='causes'] tbody tr")
-    assert rows.nth(0).inner_text().startswith("3.1")
+    assert rows.nth(0).inner_text().startswith("L3H1")
     rows.nth(0).click()
     assert f"✓ {words}" in page.inner_text("#chosen")
     assert sideways(page) <= 0
@@ -365,6 +365,23 @@ ODD = {
 }
 
 
+def test_a_head_is_shown_with_a_text_that_it_reads(visit):
+    """Of a model that hears the encoder reads sound, the decoder a transcript."""
+    heads = [BARE | {"layer": layer, "values": {"entropy": {"value": 1.0}}} for layer in (0, 1)]
+    texts = [
+        {"name": name, "tokens": ["a", "b"], "values": {"entropy": {key: [1.0, 2.0]}}}
+        for name, key in (("words", "1.0"), ("sound", "0.0"))
+    ]
+    page = visit({"heads": heads, "texts": texts})
+    for layer, text in ((0, "sound"), (1, "words")):
+        page.click(f"[data-head='{layer}.0']")
+        assert page.inner_text("[data-sheet='text'] h3").startswith(text)
+        assert page.locator("#text option:checked").inner_text() == text
+        assert page.locator("[data-sheet='text'] [data-at]").count() == 2
+    page.select_option("#text", label="sound")  # which the other head reads
+    assert "it reads another of the list" in page.inner_text("[data-sheet='text']")
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("name", ODD)
 def test_records_with_little_in_them(visit, name):
@@ -409,7 +426,7 @@ def looking(small: dict) -> dict:
     return small | {
         "heads": heads,
         "texts": [text | {"looks": looks}, *small["texts"][1:]],
-        "types": [{"name": "previous-token", "rule": "previous_mass ≥ 0.4", "heads": members}],
+        "types": [{"name": "previous-token", "rule": "share on the previous token ≥ 0.4", "heads": members}],
         "remarkable": [
             {"layer": 3, "head": 1, "kind": "previous-token", "quantity": "previous_mass", "words": words, "score": 0.7}
         ],

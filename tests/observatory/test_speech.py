@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import shutil
 import subprocess
@@ -22,6 +23,7 @@ from cumulant.observatory import attach, load, observe  # noqa: E402
 from cumulant.observatory.models.load import Loaded, random_twin  # noqa: E402
 from cumulant.observatory.models.whisper import vocabulary_file  # noqa: E402
 from cumulant.observatory.record.record import Record  # noqa: E402
+from cumulant.observatory.runs.causes import head_effects  # noqa: E402
 from cumulant.observatory.runs.speech import SpeechBatches  # noqa: E402
 from cumulant.observatory.text.corpus import plan  # noqa: E402
 from tests.observatory.recordings import tone, wav  # noqa: E402
@@ -183,6 +185,48 @@ def test_excerpts_are_the_transcript_and_the_seconds_of_the_sound(loaded, tmp_pa
         observe(bare, texts)
 
 
+@pytest.mark.parametrize(("layer", "module"), [(1, "encoder.layers.1.self_attn"), (5, "decoder.layers.1.encoder_attn")])
+def test_without_a_head_the_loss_of_the_transcript_changes(layer, module, loaded, tmp_path):
+    """Of all tokens that the decoder reads but those before the transcript, by documents or windows."""
+    files = [str(tone(tmp_path / f"{name}.wav", 0.9, pitch)) for name, pitch in (("a", 300.0), ("b", 500.0))]
+    corpus = plan(audio=files, transcripts=["to be or not", "to be"])
+    found = head_effects(loaded, corpus.texts([]), [(layer, 1)], controls=1, batch_size=1)
+
+    def remove(projection, args):
+        heads = args[0].clone()
+        heads[..., 8:] = 0  # of two heads of 8 channels
+        return (heads,)
+
+    def losses() -> torch.Tensor:
+        parts = []
+        for batch in SpeechBatches(loaded, corpus.texts([]), max_length=32, batch_size=1, max_tokens=None):
+            with torch.no_grad():
+                logits = loaded.model(**batch.inputs()).logits[0]
+            parts.append(torch.nn.functional.cross_entropy(logits[1:-1], batch.input_ids[0, 2:], reduction="none"))
+        return torch.cat(parts).double()
+
+    plain = losses()
+    hook = loaded.model.get_submodule(f"model.{module}.out_proj").register_forward_pre_hook(remove)
+    change = losses() - plain
+    hook.remove()
+    row = found.rows[0]
+    assert (row.name, row.replacement, row.measure, row.clusters) == (f"model.{module}", "removed", "loss", 2)
+    assert row.count == len(plain) == len("to be or not" + "to be") + 2  # a word begins with its space
+    assert found.baseline["loss"] == pytest.approx(float(plain.mean()), rel=1e-5)
+    assert row.effect == pytest.approx(float(change.mean()), rel=1e-3)
+    assert row.low < row.effect < row.high
+    assert {r.measure for r in found.rows} == {"loss"}
+    assert sum(r.random for r in found.rows) == 3
+
+
+def test_heads_are_removed_on_some_windows_of_a_long_recording(loaded, tmp_path):
+    path = str(tone(tmp_path / "long.wav", 6.5))
+    found = head_effects(loaded, plan(audio=[path]).texts([]), [(0, 0)], controls=1)
+    assert {row.clusters for row in found.rows if row.measure == "loss"} == {4}
+    more = head_effects(loaded, plan(audio=[path]).texts([]), [(0, 0)], controls=1, max_tokens=5 * POSITIONS)
+    assert {row.clusters for row in more.rows if row.measure == "loss"} == {5}
+
+
 def test_log_mel_features_are_those_of_their_definition(tmp_path):
     path = tone(tmp_path / "a.wav", 0.9, pitch=200)
     samples = next(iter(plan(audio=path).texts())).sound.read(0, 16000)
@@ -238,6 +282,11 @@ def test_the_command_writes_nulls_tables_and_page_and_resumes(whisper, tmp_path)
     assert set(counts.values()) == {record.meta.tokens}
     page = (tmp_path / "seen" / "report.html").read_text(encoding="utf-8")
     assert "cross-attention" in page
+    causes = json.loads((tmp_path / "seen" / "causes.json").read_text(encoding="utf-8"))
+    assert causes["reason"] is None
+    assert {row["measure"] for row in causes["rows"]} == {"loss"}
+    assert "2 windows with" in page
+    assert "sequences of random tokens" not in page
     assert run(whisper, "--audio", tmp_path, "--out", tmp_path / "seen", "--resume").exit_code == 0
     tone(tmp_path / "a.wav", 0.8, pitch=500, rate=22050)
     again = run(whisper, "--audio", tmp_path, "--out", tmp_path / "seen", "--resume")

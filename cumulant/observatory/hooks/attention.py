@@ -63,22 +63,23 @@ class ModelHooks:
     masks: TokenMasks
     calls: int = 0
     ran: set[str] = field(default_factory=set)
-    _key_masks: dict[tuple[int, int], tuple[Tensor, Tensor | None]] = field(default_factory=dict)
+    _supports: dict[tuple[int, int], tuple[Support, Support]] = field(default_factory=dict)
 
-    def key_mask(self, mask: Tensor | None) -> Tensor | None:
-        """A mask (batch | 1, heads | 1, q, n) as one row, (batch | 1, heads | 1, 1, n), where all queries see the same
-        keys, and None where they see all: padding is written out by transformers as a table of pairs. The layers of a
-        pass share their masks, so each is compared once."""
-        if mask is None or mask.ndim < 4 or mask.shape[2] == 1:
-            return mask
+    def without_tables(self, support: Support, queries: int, keys: int) -> Support:
+        """The same support with its mask (batch | 1, heads | 1, q, n) as one row of keys, with or without a causal
+        order, and without a mask where the order says all: padding is written out by transformers as a table of pairs.
+        The layers of a pass share their masks, so each is compared once."""
+        mask = support.mask
+        if mask is None or mask.ndim < 4 or mask.shape[2] == 1 or support.causal or support.window is not None:
+            return support
         key = self.passes, id(mask)
-        if key not in self._key_masks:
-            if len(self._key_masks) >= KEPT_MASKS or any(number != self.passes for number, _ in self._key_masks):
-                self._key_masks.clear()
-            row = mask[:, :, :1]
-            short = mask if not torch.equal(row.expand_as(mask), mask) else None if bool(row.all()) else row
-            self._key_masks[key] = mask, short  # the mask too: its id is not given to another while it lives
-        return self._key_masks[key][1]
+        if key not in self._supports:
+            if len(self._supports) >= KEPT_MASKS or any(number != self.passes for number, _ in self._supports):
+                self._supports.clear()
+            # the mask too: its id is not given to another while it lives
+            self._supports[key] = support, _row_of_keys(mask, ordered=queries == keys)
+        short = self._supports[key][1]
+        return replace(support, mask=short.mask, causal=short.causal, offset=short.offset)
 
     @property
     def passes(self) -> int:
@@ -292,7 +293,7 @@ def _call(hooks: ModelHooks, module, query, key, value, mask, extra: dict, outpu
     wide = torch.promote_types(query.dtype, torch.float32)
     support, eta = _support(module, query, mask, extra, wide), scale * query.to(wide)
     rows = hooks.masks.rows(name, query.shape[0], q, support.mask)
-    support = replace(support, mask=hooks.key_mask(support.mask))
+    support = hooks.without_tables(support, q, n)
     keys = visible_keys(support, q, n)  # those behind are an unused cache
     if keys < n:
         key, value, support = key[:, :, :keys], value[:, :, :keys], support.of_first_keys(keys)
@@ -300,9 +301,29 @@ def _call(hooks: ModelHooks, module, query, key, value, mask, extra: dict, outpu
     capped = extra.get("softcap") is not None
     if capped:
         score, bias = capped_scores(eta, key, float(extra["softcap"])), support.log_weights
+        score = score.masked_fill(_padding(score, support.mask, rows), -torch.inf) if score.isnan().any() else score
         support, eta = replace(support, log_weights=score if bias is None else score + bias), torch.zeros_like(eta)
     ids = hooks.masks.tokens(name, len(key), keys)
     return AttentionCall(module, eta, key, value, support, output.transpose(1, 2), scale, rows, name, capped, ids)
+
+
+def _row_of_keys(mask: Tensor, ordered: bool) -> Support:
+    """A mask (·, ·, q, n) as one row (·, ·, 1, n) where all queries see the same keys, or where they do up to their own
+    (looked for if ``ordered``), without the row if it shows all; else the mask as it is."""
+    row = mask[:, :, :1]
+    if torch.equal(row.expand_as(mask), mask):
+        return Support(None if bool(row.all()) else row)
+    last = mask[:, :, -1:]
+    if ordered and torch.equal(last.expand_as(mask).tril(), mask):
+        return Support(None if bool(last.all()) else last, causal=True, offset=0)
+    return Support(mask)
+
+
+def _padding(score: Tensor, mask: Tensor | None, rows: Tensor | None) -> Tensor:
+    """True where a score (batch, heads, q, n) is of a hidden key or of a query that is no token: there may be NaN."""
+    hidden = torch.zeros_like(score, dtype=torch.bool)
+    hidden = hidden if mask is None else hidden | ~mask
+    return hidden if rows is None else hidden | ~rows.to(score.device)[:, None, :, None]
 
 
 def _implementation(module: nn.Module) -> str:

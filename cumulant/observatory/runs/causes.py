@@ -2,7 +2,7 @@
 
     effect = measure of the model with the head replaced − measure of the model
 
-    loss             nats per token of a text
+    loss             nats per token of a text, or of the transcript of a recording
     embedding        1 − cosine with the embedding of the untouched model, for models without a language head
     repeated_loss    nats per token on the second copy of random tokens that repeat: what induction is good for
     induction_score  attention of the best induction heads in later layers to what followed the same token, there
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from cumulant.checks import sentence
 from cumulant.nn.calls import AttentionCall
-from cumulant.observatory.models.load import Loaded
+from cumulant.observatory.models.load import Loaded, reads_speech
 from cumulant.observatory.runs.defaults import DEFAULT_CAUSES_TOKENS
 from cumulant.observatory.runs.interventions import (
     HeadOutput,
@@ -33,6 +33,7 @@ from cumulant.observatory.runs.interventions import (
     uniform_output,
 )
 from cumulant.observatory.runs.repeated import LENGTH, probe_length, repeated_tokens
+from cumulant.observatory.runs.speech import SpeechBatches
 from cumulant.observatory.statistics.clusters import ClusteredMean, clustered_mean
 from cumulant.observatory.statistics.head_types import HEAD_TYPES
 from cumulant.observatory.statistics.targets import SequenceTokens, target_masses
@@ -46,6 +47,7 @@ REPLACEMENTS: dict[str, HeadOutput] = {
 }
 CLUSTERS = 8  # windows, and sequences of random tokens, at least: an interval from fewer is wide
 SHORTEST, LONGEST = 24, 256  # tokens of a window
+SPEECH_WINDOWS = 4  # of sound, at least: each is as long as the model takes
 MIN_DOCUMENTS = 8  # with fewer, windows are the clusters
 BEST = 3  # induction heads whose score is followed
 INDUCTION = next(kind.threshold for kind in HEAD_TYPES if kind.quantity == "repeated_induction")
@@ -106,8 +108,9 @@ def head_effects(
 
     heads       (layer, head), layers counted as in `Record.modules`
     controls    heads chosen at random, of the same layers while there are others; None: as many as ``heads``
-    max_tokens  of the text, from as many documents as possible, and about as many random tokens that repeat
-    max_length  of a window; None: an eighth of ``max_tokens``, 24 to 256
+    max_tokens  of the text, from as many documents as possible, and about as many random tokens that repeat; of
+                recordings at least four windows of 30 s
+    max_length  of a window of text; None: an eighth of ``max_tokens``, 24 to 256
     seed        of the random heads and tokens
     progress    called with the passes that are done and how many there are
 
@@ -115,20 +118,31 @@ def head_effects(
 
         head_effects(load("smollm2"), read_texts(["corpus/"]), [(18, 6)]).rows
     """
-    passes = ReplacingPasses(model, "causes")
+    passes, hears = ReplacingPasses(model, "causes", speech=True), reads_speech(model.model)
     max_length = min(max(max_tokens // CLUSTERS, SHORTEST), LONGEST) if max_length is None else max_length
-    stream = batches(
-        texts, model.tokenizer, max_length=max_length, batch_size=batch_size, max_tokens=max_tokens, spread=True
-    )
-    read, repeated = list(stream), []
-    if passes.measure == "loss":
+    if hears:
+        read, repeated = _speech_batches(model, texts, max_tokens, batch_size), []
+    else:
+        stream = batches(
+            texts, model.tokenizer, max_length=max_length, batch_size=batch_size, max_tokens=max_tokens, spread=True
+        )
+        read, repeated = list(stream), []
+    if passes.measure == "loss" and not hears:
         repeated = _repeated_batches(model, max_tokens, batch_size, seed)
     replacing = _Replacements(passes, list(heads), len(heads) if controls is None else controls, seed, progress)
     for index, batch in enumerate(read):
-        replacing.read(batch, passes.measure, 1, len(read) + len(repeated) - index)
+        replacing.read(batch, passes.measure, batch.scored_from, len(read) + len(repeated) - index)
     for index, batch in enumerate(repeated):
         replacing.read(batch, "repeated_loss", batch.input_ids.shape[1] // 2 + 1, len(repeated) - index)
     return replacing.effects(read)
+
+
+def _speech_batches(model: Loaded, texts: Iterable[TextInput], max_tokens: int, batch_size: int) -> list[Batch]:
+    """The first windows of recordings, with transcripts as long as the model takes."""
+    config: Any = model.model.config
+    windows = max(SPEECH_WINDOWS, max_tokens // config.max_source_positions)
+    limits = {"max_length": config.max_target_positions, "batch_size": batch_size, "max_tokens": None}
+    return list(SpeechBatches(model, texts, **limits, max_windows=windows))
 
 
 def _repeated_batches(model: Loaded, max_tokens: int, batch_size: int, seed: int) -> list[Batch]:

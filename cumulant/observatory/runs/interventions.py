@@ -25,7 +25,7 @@ from cumulant.nn.calls import AttentionCall, Observer
 from cumulant.nn.closures import DifferentKeysError, approximate_by_gaussian, approximate_by_mixture
 from cumulant.observatory.hooks.attention import observe_attention, replace_attention, unrecordable
 from cumulant.observatory.hooks.structure import block_of
-from cumulant.observatory.models.load import CAUSAL, Loaded
+from cumulant.observatory.models.load import CAUSAL, Loaded, reads_speech
 from cumulant.observatory.text.windows import Batch
 
 HeadOutput = Callable[[AttentionCall], Tensor | None]
@@ -109,24 +109,26 @@ class ReplacingPasses:
     """Passes of a model, untouched or with heads replaced.
 
     where    begins the sentence if the model is refused
-    measure  "loss" of a decoder with its language-model head, "embedding" of any other model
+    speech   a model that writes what it hears is none of these: its loss is that of the transcript
+    measure  "loss" of a decoder with its language-model head and of a transcript, "embedding" of any other model
 
     ``first`` is the first token of a window whose loss counts: logits before it are not computed where a model can
     leave them out.
     """
 
-    def __init__(self, loaded: Loaded, where: str):
+    def __init__(self, loaded: Loaded, where: str, speech: bool = False):
         self.network: Any = loaded.model
         self.where = where
         config = self.network.config
         kind = type(self.network).__name__
-        if getattr(config, "is_encoder_decoder", False):
-            advice = "There is no one number yet for the damage to an encoder–decoder."
+        hears = speech and reads_speech(self.network)
+        if getattr(config, "is_encoder_decoder", False) and not hears:
+            advice = "There is no one number yet for the damage to an encoder–decoder of text."
             raise ValueError(sentence(f"{where}.model", "an encoder or a decoder", kind, advice))
-        if loaded.tokenizer is None:
+        if loaded.tokenizer is None and not hears:
             advice = "Load a model with a tokenizer beside it."
             raise ValueError(sentence(f"{where}.model", "a model with its tokenizer", None, advice))
-        self.measure = "loss" if kind.endswith(CAUSAL) else "embedding"
+        self.measure = "loss" if hears or kind.endswith(CAUSAL) else "embedding"
         self.options = {"use_cache": False} if getattr(config, "use_cache", False) else {}
         self.device = next(self.network.parameters()).device
         self.keeps = self.measure == "loss" and "logits_to_keep" in inspect.signature(self.network.forward).parameters

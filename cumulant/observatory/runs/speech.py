@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, NamedTuple, final
 
 import torch
@@ -71,8 +72,9 @@ class SpeechBatch(Batch):
 class SpeechBatches(Iterator[SpeechBatch]):
     """Batches of windows of recordings, one after the other.
 
-    max_length  tokens of a transcript at most
-    max_tokens  the first window with which so many tokens are read is the last; None: all recordings
+    max_length   tokens of a transcript at most
+    max_tokens   the first window with which so many tokens are read is the last; None: all recordings
+    max_windows  None: all
 
     Transcripts are all written before the first batch is given; of the sound no more than a batch is in memory.
     """
@@ -80,12 +82,20 @@ class SpeechBatches(Iterator[SpeechBatch]):
     skipped = 0
 
     def __init__(
-        self, loaded: Loaded, texts: Iterable[TextInput], *, max_length: int, batch_size: int, max_tokens: int | None
+        self,
+        loaded: Loaded,
+        texts: Iterable[TextInput],
+        *,
+        max_length: int,
+        batch_size: int,
+        max_tokens: int | None,
+        max_windows: int | None = None,
     ):
         require_speech_model(loaded)
         require_integer("batches.batch_size", batch_size, 1)
         self.loaded, self.size, self.limit = loaded, batch_size, max_length
-        windows = self._windows(texts, sys.maxsize if max_tokens is None else max_tokens)
+        cut = islice(self._cut(texts), max_windows)
+        windows = self._windows(cut, sys.maxsize if max_tokens is None else max_tokens)
         if not windows:
             raise NoTokens(sentence("observe.texts", "recordings", "none with sound", "Give other recordings."))
         self._batches = iter([windows[first : first + batch_size] for first in range(0, len(windows), batch_size)])
@@ -108,6 +118,7 @@ class SpeechBatches(Iterator[SpeechBatch]):
             mask,
             self.positions,
             position_seconds(self.loaded),
+            scored_from=self._before,  # tokens before a transcript are the same for all
         )
 
     @property
@@ -130,11 +141,11 @@ class SpeechBatches(Iterator[SpeechBatch]):
         samples = (window.last - window.first) * rate / window.sound.rate
         return min(self.positions, int(-(-samples * self.positions // longest)))
 
-    def _windows(self, texts: Iterable[TextInput], budget: int) -> list[SpeechWindow]:
+    def _windows(self, cut: Iterable[SpeechWindow], budget: int) -> list[SpeechWindow]:
         """All windows within the budget, with what the decoder reads."""
         out: list[SpeechWindow] = []
         tokens, pending = 0, []
-        for window in self._cut(texts):
+        for window in cut:
             pending.append(window)
             tokens += self._positions(window)
             if len(pending) == self.size or tokens >= budget:
@@ -178,6 +189,7 @@ class SpeechBatches(Iterator[SpeechBatch]):
         device = next(self._model.parameters()).device
         features, frames = (tensor.to(device) for tensor in self._features(windows))
         prefixes = self._prefixes(features)
+        self._before = len(prefixes[0])
         room = min(self.limit, self._model.config.max_target_positions) - len(prefixes[0])
         if all(not window.text.body for window in windows):
             words = written_transcripts(self._model, features, frames, max(1, room))

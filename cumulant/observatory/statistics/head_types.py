@@ -78,17 +78,17 @@ def _fixed(head: HeadNumbers) -> float:
 
 
 HEAD_TYPES = (
-    HeadType("previous-token", "previous_mass ≥ 0.4", "previous_mass", 0.4, 0, "at the previous token"),
-    HeadType("next-token", "next_mass ≥ 0.4", "next_mass", 0.4, 0, "at the next token"),
-    HeadType("self", "self_mass ≥ 0.5", "self_mass", 0.5, 0, "at the token itself"),
-    HeadType("induction", "repeated_induction ≥ 0.4", "repeated_induction", 0.4, 0, "at what followed the same token before, in random tokens that repeat"),
-    HeadType("induction", "induction_mass ≥ 0.25 and ≥ 4 × chance", "induction_mass", 0.25, 4, "at what followed the same token earlier"),
-    HeadType("duplicate-token", "same_token_mass ≥ 0.25 and ≥ 4 × chance", "same_token_mass", 0.25, 4, "at other occurrences of the same token"),
-    HeadType("sink", "first_mass ≥ 0.5", "first_mass", 0.5, 0, "at the first token"),
-    HeadType("delimiter", "delimiter_mass ≥ 0.6 and ≥ 2 × chance", "delimiter_mass", 0.6, 2, "at delimiters"),
-    HeadType("positional", "the largest of self_mass, previous_mass, next_mass, less its standard deviation, ≥ 0.3", "previous_mass", 0.3, 0, "at a fixed distance, whatever the token", _fixed),
-    HeadType("local", "mass within 4 tokens ≥ 0.7", "distance_1", 0.7, 0, "at most four tokens away", _near),
-    HeadType("broad", "kl_to_base ≤ 0.25 nats", "kl_to_base", 0.25, 0, "at all keys nearly alike", None, True),
+    HeadType("previous-token", "share on the previous token ≥ 0.4", "previous_mass", 0.4, 0, "at the previous token"),
+    HeadType("next-token", "share on the next token ≥ 0.4", "next_mass", 0.4, 0, "at the next token"),
+    HeadType("self", "share on the token itself ≥ 0.5", "self_mass", 0.5, 0, "at the token itself"),
+    HeadType("induction", "share on what followed the same token before, in random tokens that repeat, ≥ 0.4", "repeated_induction", 0.4, 0, "at what followed the same token before, in random tokens that repeat"),
+    HeadType("induction", "the same share in texts ≥ 0.25 and ≥ 4 × chance", "induction_mass", 0.25, 4, "at what followed the same token earlier"),
+    HeadType("duplicate-token", "share on other occurrences of the same token ≥ 0.25 and ≥ 4 × chance", "same_token_mass", 0.25, 4, "at other occurrences of the same token"),
+    HeadType("sink", "share on the first token ≥ 0.5", "first_mass", 0.5, 0, "at the first token"),
+    HeadType("delimiter", "share on delimiters ≥ 0.6 and ≥ 2 × chance", "delimiter_mass", 0.6, 2, "at delimiters"),
+    HeadType("positional", "the largest share on the token itself, the previous or the next one, less its standard deviation over tokens, ≥ 0.3", "previous_mass", 0.3, 0, "at a fixed distance, whatever the token", _fixed),
+    HeadType("local", "share on tokens at most 4 away ≥ 0.7", "distance_1", 0.7, 0, "at most four tokens away", _near),
+    HeadType("broad", "KL to an even look ≤ 0.25 nats", "kl_to_base", 0.25, 0, "at all keys nearly alike", None, True),
 )  # fmt: skip
 
 

@@ -60,6 +60,7 @@ class Batch:
     names           the name of each window's text
     tokens          how many tokens the batch has, special ones counted and padding not
     parts           (b, n)  the part of each token as a place in part_names, −1 for none; None where no text has parts
+    scored_from     the first token of a window whose prediction says something of the text
     """
 
     input_ids: Tensor
@@ -71,6 +72,7 @@ class Batch:
     tokens: int
     parts: Tensor | None = field(default=None, kw_only=True)
     part_names: tuple[str, ...] = field(default=(), kw_only=True)
+    scored_from: int = field(default=1, kw_only=True)
 
     def inputs(self, device: torch.device | str = "cpu") -> dict[str, Tensor]:
         """What a model takes: ``model(**batch.inputs())``."""

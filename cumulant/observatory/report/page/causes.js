@@ -77,7 +77,7 @@ function drawCauses(width) {
     });
   heads.forEach((head, index) => {
     const y = box.top + row * (index + 0.5);
-    const name = width < 520 ? `${head.layer}.${head.head}` : `Layer ${head.layer}, head ${head.head}`;
+    const name = width < 520 ? shortName(head) : `Layer ${head.layer}, head ${head.head}`;
     svg.append(shape("text", { class: "strong", x: 0, y: y - 2 }, name));
     svg.append(shape("text", { x: 0, y: y + 11 }, head.kind));
     draw(head, y);
@@ -129,17 +129,17 @@ function startCauses() {
       heading: (name) => REPLACED[name]?.label ?? capital(name),
       rows: () =>
         DATA.causes.heads.map((head) => [
-          `${head.layer}.${head.head}`,
+          shortName(head),
           head.random ? "random" : head.kind,
           head.verdict,
           judgedBy(head),
           ...replacements.map((name) => rounded(effectOf(head, name)[0])),
         ]),
       pick: (row) => {
-        const head = headAt(...row[0].split(".").map(Number));
+        const head = headNamed(row[0]);
         if (head) set({ head });
       },
-      chosen: (row) => row[0] === `${state.head?.layer}.${state.head?.head}`,
+      chosen: (row) => state.head && row[0] === shortName(state.head),
     }),
   );
 }

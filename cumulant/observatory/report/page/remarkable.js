@@ -2,8 +2,8 @@
 
 const headAt = (layer, head) => DATA.heads.find((h) => h.layer === layer && h.head === head);
 
-function headOfAddress() {
-  const [, layer, head] = /^#L(\d+)H(\d+)$/.exec(location.hash) ?? [];
+function headNamed(short) {
+  const [, layer, head] = /^L(\d+)H(\d+)$/.exec(short) ?? [];
   return layer === undefined ? null : headAt(Number(layer), Number(head));
 }
 
@@ -31,7 +31,7 @@ function startRemarkable() {
     choose(head, link.dataset.quantity);
   });
   const open = () => {
-    const named = headOfAddress();
+    const named = headNamed(location.hash.slice(1));
     if (!named) return false;
     choose(named, document.querySelector(`a[data-head="${named.layer}.${named.head}"]`)?.dataset.quantity);
     return true;
@@ -39,6 +39,6 @@ function startRemarkable() {
   addEventListener("hashchange", open);
   if (open()) stayAt(find("heads"));
   // the address always names the head that is shown, to be copied
-  const name = () => history.replaceState(null, "", `#L${state.head.layer}H${state.head.head}`);
+  const name = () => history.replaceState(null, "", `#${shortName(state.head)}`);
   watch(["head"], () => state.head && name());
 }

@@ -48,6 +48,8 @@ const headName = (head) => {
   const side = layerOf(head.layer)?.side;
   return `Layer ${head.layer}, head ${head.head}${side ? ` (${side})` : ""}`;
 };
+// as in the address of the page, where there is no room for words
+const shortName = (head) => `L${head.layer}H${head.head}`;
 const CLASSES = ["I", "II", "III", "IV"];
 const CLASS_WORDS = {
   I: "very many keys",

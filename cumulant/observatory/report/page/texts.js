@@ -91,6 +91,17 @@ function showReading(panel) {
   lookAround(panel.querySelector(".reading"), text);
 }
 
+const isReadBy = (text, head) => readings(text).some((name) => tokenKey(text.values[name], head));
+
+// encoder and decoder read different texts: when a head is chosen, one that it reads is shown
+function showTextOfHead() {
+  if (isReadBy(DATA.texts[state.text], state.head)) return;
+  const text = DATA.texts.findIndex((other) => isReadBy(other, state.head));
+  if (text < 0) return;
+  if (find("text")) find("text").value = String(text);
+  set({ text });
+}
+
 function startTexts() {
   if (!DATA.texts.length || !state.head) {
     find("reading").append(nothing("This record has no excerpts."));
@@ -115,4 +126,6 @@ function startTexts() {
   find("reading").append(panel);
   showReading(panel);
   watch(["text", "colouring", "head", "theme"], () => showReading(panel));
+  watch(["head"], showTextOfHead);
+  showTextOfHead();
 }
