@@ -72,6 +72,9 @@ class AttentionMoments:
     rows     (batch, q) True where the query is a token, False where it is padding; None: all are, or it is not known
     scale    the factor of scores: η = scale · query
     capped   scores are c tanh(s/c): no exponential family in the query; η is 0 and the scores are log weights
+    query    (batch, heads, q, d) as the model passes it, rotated, before it is scaled
+    key      (batch, key heads, n, d) the keys that some query sees, those of the cache before the new ones
+    value    (batch, key heads, n, e)
     """
 
     module: nn.Module
@@ -81,6 +84,9 @@ class AttentionMoments:
     rows: Tensor | None
     scale: float
     capped: bool
+    query: Tensor
+    key: Tensor
+    value: Tensor
 
 
 class AttentionObserver:
@@ -224,7 +230,7 @@ def attention_function(
     if (keys := visible_keys(support, query.shape[2], key.shape[2])) < key.shape[2]:
         key, value, support = key[:, :, :keys], value[:, :, :keys], support.of_first_keys(keys)
     scale = score_scale(query, scaling)
-    weighed, factor = value, scale
+    passed, weighed, factor = (query, key, value), value, scale
     recorded = is_recording(module)
     if recorded and softcap is not None:  # the largest logit is that before the cap
         record_largest_logit(module, _moments(query, key, value, support, ("max_score",), scale).max_score)
@@ -234,7 +240,7 @@ def attention_function(
         factor = 1.0
     if _observers:
         call = module, query, key, weighed, support, attention_mask, scale, factor, softcap is not None, recorded
-        output: Tensor = _observed(*call)  # pyright: ignore[reportCallIssue]
+        output: Tensor = _observed(*call, passed)  # pyright: ignore[reportCallIssue]
     elif recorded:
         record = _moments(query, key, weighed, support, ("max_score", "mean"), factor)
         record_largest_logit(module, record.max_score)
@@ -272,9 +278,12 @@ def _capped(eta: Tensor, key: Tensor, value: Tensor, support: Support, cap: floa
 
 @torch.compiler.disable
 def _observed(
-    module, query, key, value, support: Support, mask: Tensor | None, scale, factor, capped: bool, recorded: bool
+    module, query, key, value, support: Support, mask: Tensor | None, scale, factor, capped: bool, recorded: bool, passed
 ) -> Tensor:
-    """The output, with the call handed to the observers of this module, and its largest logits ``recorded``."""
+    """The output, with the call handed to the observers of this module, and its largest logits ``recorded``.
+
+    passed  query, key and value as the model has them
+    """
     observers = [observer for observer in _observers if module in observer.names]
     own = {"max_score", "mean"} if recorded else {"mean"}
     statistics = frozenset(own).union(*(observer.statistics for observer in observers))
@@ -284,7 +293,7 @@ def _observed(
     for observer in observers:
         name = observer.names[module]
         rows = observer.masks.rows(name, query.shape[0], query.shape[2], mask)
-        observer.callback(AttentionMoments(module, name, record, support, rows, scale, capped))
+        observer.callback(AttentionMoments(module, name, record, support, rows, scale, capped, *passed))
     return record.mean
 
 
