@@ -42,6 +42,7 @@ from cumulant.nn.attention_interface import (
     visible_keys,
     without_copies,
 )
+from cumulant.nn.compressed_keys import CompressedKeys
 from cumulant.nn.largest_logit import is_recording, record_largest_logit
 from cumulant.nn.structural_mask import StructuralMask
 from cumulant.nn.wrappers import attention_configurations, is_transformers, without_wrappers
@@ -68,7 +69,7 @@ class AttentionMoments:
     name     its path in the model
     moments  log_normalizer (batch, heads, q), mean (batch, heads, q, e) and the requested statistics, in float32 for
              half precision; with gradients where the model has them
-    support  which keys are visible to a query, and with what log weight
+    support  which keys are visible to a query, and with what log weight; of a compressed cache, which recent ones
     rows     (batch, q) True where the query is a token, False where it is padding; None: all are, or it is not known
     scale    the factor of scores: η = scale · query
     capped   scores are c tanh(s/c): no exponential family in the query; η is 0 and the scores are log weights
@@ -207,7 +208,8 @@ def attention_function(
     """Attention as transformers calls it: (batch, q, heads, e) in the dtype of ``value``, and None for the weights.
 
     query          (batch, heads, q, d), after rotation and normalisation
-    key, value     (batch, key heads, n, d | e); groups of heads share a key head
+    key, value     (batch, key heads, n, d | e); groups of heads share a key head. The keys of a compressed
+                   `MeasureCache` come with the measure of its entries, which every query sees
     dropout        must be 0 in training: a mean over keys that are dropped at random is none of this measure
     position_bias  (batch | 1, heads | 1, q, n) log weights of pairs
     softcap        scores c tanh(s/c): exact, from all scores, in memory of queries × keys
@@ -227,7 +229,9 @@ def attention_function(
     if attention_mask is not None and type(attention_mask) is not StructuralMask:
         attention_mask = without_copies(attention_mask)
     support = read_support(module, query, attention_mask, is_causal=is_causal, position_bias=position_bias, sink=s_aux)
-    if (keys := visible_keys(support, query.shape[2], key.shape[2])) < key.shape[2]:
+    if type(key) is CompressedKeys:
+        key.require_plain(support)
+    elif (keys := visible_keys(support, query.shape[2], key.shape[2])) < key.shape[2]:
         key, value, support = key[:, :, :keys], value[:, :, :keys], support.of_first_keys(keys)
     scale = score_scale(query, scaling)
     passed, weighed, factor = (query, key, value), value, scale
@@ -235,7 +239,9 @@ def attention_function(
     if recorded and softcap is not None:  # the largest logit is that before the cap
         record_largest_logit(module, _moments(query, key, value, support, ("max_score",), scale).max_score)
         recorded = False
-    if softcap is not None:
+    if softcap is not None and type(key) is CompressedKeys:
+        key = key.capped(softcap)
+    elif softcap is not None:
         query, key, weighed, support = _capped(query * scale, key, value, support, softcap)
         factor = 1.0
     if _observers:
@@ -262,6 +268,8 @@ def _moments(
     query: Tensor, key: Tensor, value: Tensor, support: Support, statistics: tuple[str, ...], scale: float
 ) -> Moments:
     """`moments` at scale · query."""
+    if type(key) is CompressedKeys:
+        return key.moments(query, value, support, statistics_of(statistics, True), scale)
     query, key, value = autocast(query, key, value)
     weights = autocast(support.log_weights)[0]
     settings = MomentsSettings(statistics_of(statistics, True), scale, support.causal, support.window, support.offset)
