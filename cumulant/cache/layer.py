@@ -70,7 +70,9 @@ class MeasureLayer(DynamicLayer):
         if key_states.dtype != self.keys.dtype or len(key_states) != len(self.keys):
             expected = f"{len(self.keys)} sequences in {self.keys.dtype}, as are held"
             got = f"{len(key_states)} in {key_states.dtype}"
-            advice = "Use the cache with the model and the batch that filled it."
+            advice = (
+                "For beams call cache.batch_repeat_interleave(num_beams) before; else use the batch that filled it."
+            )
             raise ValueError(sentence("MeasureCache.update", expected, got, advice))
 
     # ------------------------------------------------------------------ entries

@@ -59,10 +59,10 @@ def ragged_moments(eta: Tensor, x: RaggedAtoms, settings: MomentsSettings, cap: 
     <BLANKLINE>
              [[3.]]]])
     """
-    eta, atoms, values, weights = autocast(eta, x.atoms, x.values, x.log_weights)
-    assert atoms is not None
-    x = RaggedAtoms(atoms, values, weights, x.starts, x.lengths)  # pyright: ignore[reportArgumentType]
-    return (None if cap is not None else _by_kernel(eta, x, settings)) or _by_head(eta, x, settings, cap)  # pyright: ignore[reportArgumentType]
+    eta, atoms, values = autocast(eta, x.atoms, x.values)
+    x = x._replace(atoms=atoms, values=values, log_weights=autocast(x.log_weights)[0])
+    found = _by_kernel(eta, x, settings) if cap is None else None
+    return _by_head(eta, x, settings, cap) if found is None else found
 
 
 _plans: dict[tuple, DirectPlan | None] = {}
