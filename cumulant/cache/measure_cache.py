@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache
 
+import cumulant.transformers  # noqa: F401, the attention function that compressed caches need
 from cumulant.cache import storage
 from cumulant.cache.adding import Spans, require_addable, united
 from cumulant.cache.entries import HeadEntries
@@ -46,7 +47,7 @@ class MeasureCache(Cache):
     tokens only, and these are held exactly. That needs ``attn_implementation="cumulant"``. Positions go on from the
     number of tokens seen. Layers with sliding windows are not compressed.
 
-    >>> import torch, transformers, cumulant.transformers
+    >>> import torch, transformers
     >>> sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
     >>> config = transformers.LlamaConfig(vocab_size=9, attn_implementation="cumulant", **sizes)
     >>> model, ids = transformers.LlamaForCausalLM(config).eval(), torch.tensor([[1, 2, 3, 4]])

@@ -39,6 +39,7 @@ class CompressedKeys(Tensor):
     cap: float | None
 
     @classmethod
+    @torch.compiler.disable
     def of(cls, recent: Tensor, entries: RaggedAtoms, cap: float | None = None) -> CompressedKeys:
         make: Any = getattr(Tensor, "_make_wrapper_subclass")  # noqa: B009, torch's only constructor of such tensors
         keys = make(cls, recent.shape, dtype=recent.dtype, device=recent.device)
@@ -73,6 +74,7 @@ class CompressedKeys(Tensor):
             advice = "Pass masks (batch, tokens), of all tokens: the model cuts them to the cache."
             raise ValueError(sentence(where, expected, got, advice))
 
+    @torch.compiler.disable
     def moments(self, query: Tensor, values: Tensor, support: Support, wanted: frozenset[str], scale: float) -> Moments:
         """Statistics of (batch, heads, q, d) queries over the measure and the recent tokens together.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -143,6 +144,22 @@ def test_entries_for_other_heads_sequences_and_layers():
         cache.replace(0, heads, batch=2)
     with pytest.raises(ValueError, match=r"kv_head: expected at least 0 and at most 1, got 2"):
         cache.measure(0, 2)
+
+
+@pytest.mark.long
+def test_compiled_models_leave_the_graph_or_say_why_not():
+    model, cache = filled()
+    cache.compress(tokens=6)
+    ids, mask = batch(padded=False)
+    theirs = run(model, copy.deepcopy(cache), ids, mask, 9, LENGTH)
+    for fullgraph in (False, True):
+        torch._dynamo.reset()
+        compiled = torch.compile(model, backend="eager", fullgraph=fullgraph)
+        if fullgraph:
+            with pytest.raises(Exception, match=r"MeasureCache: expected a pass that torch.compile may leave"):
+                run(compiled, copy.deepcopy(cache), ids, mask, 9, LENGTH)
+        else:
+            assert torch.equal(run(compiled, copy.deepcopy(cache), ids, mask, 9, LENGTH), theirs)
 
 
 def test_what_cannot_be_compressed():
