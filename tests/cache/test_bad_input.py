@@ -153,7 +153,7 @@ def test_compiled_models_leave_the_graph_or_say_why_not():
     ids, mask = batch(padded=False)
     theirs = run(model, copy.deepcopy(cache), ids, mask, 9, LENGTH)
     for fullgraph in (False, True):
-        torch._dynamo.reset()
+        torch.compiler.reset()
         compiled = torch.compile(model, backend="eager", fullgraph=fullgraph)
         if fullgraph:
             with pytest.raises(Exception, match=r"MeasureCache: expected a pass that torch.compile may leave"):
