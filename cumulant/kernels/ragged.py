@@ -60,7 +60,7 @@ def ragged_moments(eta: Tensor, x: RaggedAtoms, settings: MomentsSettings, cap: 
              [[3.]]]])
     """
     eta, atoms, values = autocast(eta, x.atoms, x.values)
-    x = x._replace(atoms=atoms, values=values, log_weights=autocast(x.log_weights)[0])
+    x = x._replace(atoms=atoms, values=values)  # masses stay in the precision of sums
     found = _by_kernel(eta, x, settings) if cap is None else None
     return _by_head(eta, x, settings, cap) if found is None else found
 
@@ -116,6 +116,8 @@ def _head(eta: Tensor, x: RaggedAtoms, rows: slice, settings: MomentsSettings, c
     """Of the queries (heads of a group, q, d) of one key head."""
     atoms, values = x.atoms[rows], x.values[rows]
     weights = None if x.log_weights is None else x.log_weights[rows]
+    if weights is not None:
+        eta, atoms, values = accumulate(eta), accumulate(atoms), accumulate(values)
     if cap is not None:
         eta, atoms, values = accumulate(eta) * settings.scale, accumulate(atoms), accumulate(values)
         scores = cap * torch.tanh(eta @ atoms.mT / cap)

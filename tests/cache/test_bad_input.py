@@ -16,6 +16,8 @@ from cumulant.observatory import attach
 from tests.cache.models import LENGTH, batch, decoder, drawn_entries, run
 from tests.observatory.tiny_models import hf, model_config, transformer
 
+ONES = torch.ones(2, LENGTH, dtype=torch.int64)
+
 
 def filled(kind: str = "llama", tokens: int = 9) -> tuple[Any, MeasureCache]:
     model, (ids, mask) = decoder(kind), batch(padded=False)
@@ -57,7 +59,7 @@ def test_models_without_such_a_cache(model, error, words):
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 def test_other_attention_functions_on_a_compressed_cache(implementation):
     model, cache = filled()
-    cache.compress(tokens=6)
+    cache.compress(tokens=6, attention_mask=ONES)
     model.set_attn_implementation(implementation)
     ids = batch()[0]
     with pytest.raises(TypeError, match='MeasureCache: expected attn_implementation="cumulant", which reads'):
@@ -66,7 +68,7 @@ def test_other_attention_functions_on_a_compressed_cache(implementation):
 
 def test_the_observatory_says_that_it_cannot_read_compressed_keys():
     model, cache = filled()
-    cache.compress(tokens=6)
+    cache.compress(tokens=6, attention_mask=ONES)
     with attach(model), pytest.raises(TypeError, match="which reads compressed entries"):
         model(batch()[0][:, 9:], past_key_values=cache)
 
@@ -120,7 +122,7 @@ def test_entries_of_other_shapes_and_dtypes_change_nothing(head, error, words):
     _, cache = filled()
     before = cache.bytes()
     with pytest.raises(error, match=r"MeasureCache\.compress\.entries\[1\]\[0\]" + words):
-        cache.compress({1: [[one(), head], None]})
+        cache.compress({1: [[one(), head], None]}, attention_mask=ONES)
     assert (cache.bytes(), cache.compressed_tokens) == (before, 0)
 
 
@@ -134,12 +136,13 @@ def test_entries_for_other_heads_sequences_and_layers():
         ({2: [heads, heads]}, ValueError, r"MeasureCache\.layer: expected at least 0 and at most 1, got 2"),
     ):
         with pytest.raises(error, match=words):
-            cache.compress(entries)
+            cache.compress(entries, attention_mask=ONES)
     _, windows = filled("gemma2")
     with pytest.raises(
         ValueError, match=r"expected a layer with full attention, of \[1\], got 0, DynamicSlidingWindow"
     ):
         windows.replace(0, heads)
+    cache.compress(attention_mask=ONES)
     with pytest.raises(ValueError, match=r"MeasureCache\.batch: expected at least 0 and at most 1, got 2"):
         cache.replace(0, heads, batch=2)
     with pytest.raises(ValueError, match=r"kv_head: expected at least 0 and at most 1, got 2"):
@@ -149,7 +152,7 @@ def test_entries_for_other_heads_sequences_and_layers():
 @pytest.mark.long
 def test_compiled_models_leave_the_graph_or_say_why_not():
     model, cache = filled()
-    cache.compress(tokens=6)
+    cache.compress(tokens=6, attention_mask=ONES)
     ids, mask = batch(padded=False)
     theirs = run(model, copy.deepcopy(cache), ids, mask, 9, LENGTH)
     for fullgraph in (False, True):
@@ -167,13 +170,16 @@ def test_what_cannot_be_compressed():
     for tokens, words in ((10, "at most 9, got 10"), (-1, "at least 0 and at most 9, got -1")):
         with pytest.raises(ValueError, match=rf"MeasureCache\.compress\.tokens: expected .*{words}"):
             cache.compress(tokens=tokens)
-    cache.compress(tokens=6)
+    cache.compress(tokens=6, attention_mask=ONES)
     with pytest.raises(ValueError, match="expected at least 6 and at most 9, got 5"):
-        cache.compress(tokens=5)
+        cache.compress(tokens=5, attention_mask=ONES)
     with pytest.raises(ValueError, match=r"MeasureCache.compress: expected tokens, got an empty cache"):
         MeasureCache(model).compress()
     with pytest.raises(ValueError, match=r"MeasureCache: expected tokens, got an empty cache"):
         MeasureCache(model).entries(0)
+    for call in (cache.compress, lambda: cache.entries(0), lambda: cache.measure(0, 0)):
+        with pytest.raises(ValueError, match=r"attention_mask: expected shape \(batch=2, 9\), got NoneType\. Pass the"):
+            call()
     with pytest.raises(ValueError, match=r"attention_mask: expected shape \(batch=2, 9\), got \(2, 8\)"):
         cache.compress(attention_mask=torch.ones(2, 8))
     _, windows = filled("mistral")
@@ -183,18 +189,18 @@ def test_what_cannot_be_compressed():
 
 def test_masks_and_batches_of_other_sizes():
     model, cache = filled()
-    cache.compress(tokens=6)
+    cache.compress(tokens=6, attention_mask=ONES)
     ids, _ = batch()
     table = torch.ones(2, 1, 5, LENGTH, dtype=torch.bool)
     with pytest.raises(ValueError, match="expected a mask over the 8 tokens that are not compressed, got one of 14"):
         model(ids[:, 9:], past_key_values=cache, attention_mask=table)
     _, cache = filled()
-    cache.compress(tokens=6)
+    cache.compress(tokens=6, attention_mask=ONES)
     bias = torch.zeros(2, 1, 5, 8).fill_(0.5)
     with pytest.raises(ValueError, match="expected no bias of pairs on a compressed cache, got one"):
         model(ids[:, 9:], past_key_values=cache, attention_mask=bias)
     _, cache = filled()
-    cache.compress(tokens=6)
+    cache.compress(tokens=6, attention_mask=ONES)
     with pytest.raises(ValueError, match=r"expected 2 sequences in torch\.float32, as are held, got 1"):
         model(ids[:1, 9:], past_key_values=cache)
     with pytest.raises(ValueError, match=r"as are held, got 2 in torch\.float64"):
@@ -221,6 +227,10 @@ def test_caches_that_cannot_be_added():
     with pytest.raises(ValueError, match="expected two caches with tokens, got an empty one"):
         _ = cache + second
     run(model, second, *batch(padded=False), 0, 3)
+    with pytest.raises(ValueError, match="expected sequences of entries, got a batch with 9 tokens as they are"):
+        _ = cache + second
+    cache.compress(attention_mask=ONES)
+    second.compress(attention_mask=ONES)
     assert (cache + second).get_seq_length() == 12
     overlapping = MeasureCache(model, start=5)
     run(model, overlapping, *batch(padded=False), 0, 2)

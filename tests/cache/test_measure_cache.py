@@ -115,7 +115,7 @@ def test_cropping_and_beginning_anew():
     model, (ids, mask) = decoder("llama"), batch(padded=False)
     cache = MeasureCache(model)
     run(model, cache, ids, mask, 0, 12)
-    cache.compress(tokens=8)
+    cache.compress(tokens=8, attention_mask=mask)
     theirs = run(model, copy.deepcopy(cache), ids, mask, 12, LENGTH)
     run(model, cache, ids, mask, 12, 13)
     cache.crop(-1)
@@ -133,11 +133,11 @@ def test_compressing_again_replaces_what_was_there():
     cache = MeasureCache(model)
     theirs = logits(model, MeasureCache(model), padded=False)
     run(model, cache, ids, mask, 0, 6)
-    cache.compress(tokens=4)
+    cache.compress(tokens=4, attention_mask=mask)
     run(model, cache, ids, mask, 6, 12)
-    cache.compress(tokens=10)
-    assert [len(e.keys) for e in cache.entries(1)] == [12, 12]
-    assert cache.entries(1)[0].positions.tolist() == list(range(12))
+    cache.compress(tokens=10, attention_mask=mask)
+    assert [len(e.keys) for e in cache.entries(1, 0, mask)] == [12, 12]
+    assert cache.entries(1, 0, mask)[0].positions.tolist() == list(range(12))
     assert close(run(model, cache, ids, mask, 12, LENGTH)[0], theirs.reshape(2, LENGTH, -1)[0, 12:], 1e-5)
 
 
@@ -186,7 +186,7 @@ def test_statistics_of_a_compressed_cache_are_those_of_the_whole(kind):
         cache, calls = MeasureCache(model), []
         run(model, cache, ids, mask, 0, 9)
         if compressed:
-            cache.compress(tokens=7)
+            cache.compress(tokens=7, attention_mask=mask)
         with on_attention(model, calls.append, statistics=names):
             run(model, cache, ids, mask, 9, LENGTH)
         found.append(calls)
@@ -205,7 +205,7 @@ def test_gradients_reach_queries_through_a_compressed_cache():
         cache = MeasureCache(model)
         run(model, cache, ids, mask, 0, 9)
         if compressed:
-            cache.compress(tokens=6)
+            cache.compress(tokens=6, attention_mask=mask)
         weight = model.model.layers[1].self_attn.q_proj.weight.requires_grad_()
         model(ids[:, 9:], past_key_values=cache).logits.square().mean().backward()
         slopes.append(weight.grad.clone())
@@ -220,7 +220,8 @@ def test_half_precision():
     theirs = MeasureCache(model)
     run(model, theirs, ids, mask, 0, 9)
     cache = copy.deepcopy(theirs)
-    cache.compress({0: [[e._replace(log_mass=torch.zeros(9)) for e in cache.entries(0, b)] for b in (0, 1)]})
+    whole = [[e._replace(log_mass=torch.zeros(9)) for e in cache.entries(0, b, mask)] for b in (0, 1)]
+    cache.compress({0: whole}, attention_mask=mask)
     assert cache.compressible[0].store.atoms.log_weights.dtype == torch.float32
     assert close(run(model, cache, ids, mask, 9, LENGTH), run(model, theirs, ids, mask, 9, LENGTH), 0.03)
 
@@ -230,7 +231,7 @@ def test_a_dynamic_cache_is_taken_over():
         model, (ids, mask) = decoder(kind), batch(padded=False)
         theirs = hf.DynamicCache(config=model.config)
         run(model, theirs, ids, mask, 0, 9)
-        cache = MeasureCache.from_cache(theirs, model).compress(tokens=8)
+        cache = MeasureCache.from_cache(theirs, model).compress(tokens=8, attention_mask=mask)
         assert close(run(model, cache, ids, mask, 9, LENGTH), run(model, theirs, ids, mask, 9, LENGTH), 1e-5)
 
 

@@ -114,23 +114,23 @@ def test_the_measure_of_a_head_is_what_attention_computes(kind):
     for layer, (call, eta) in enumerate(zip(calls, queries, strict=True)):
         for b, h in ((0, 0), (1, 3)):
             key_head = h * heads // 4
-            g = cache.measure(layer, key_head, b).log_normalizer(eta[b, h])
+            g = cache.measure(layer, key_head, b, attention_mask=mask).log_normalizer(eta[b, h])
             assert close(call.moments.log_normalizer[b, h], g, 1e-12)
-            pairs = cache.measure(layer, key_head, b, values=True)
+            pairs = cache.measure(layer, key_head, b, values=True, attention_mask=mask)
             both = pairs.mean(torch.cat([eta[b, h], torch.zeros(1, 8, dtype=torch.float64)], -1))
             assert close(call.moments.mean[b, h], both[:, 8:], 1e-12)
 
 
 def test_the_sum_of_two_caches_is_attention_to_both_texts():
     """Texts that did not see each other, then tokens that see both: one pass with that mask."""
+    ones = torch.ones(2, LENGTH, dtype=torch.int64)
     model, (ids, _) = decoder("llama", torch.float64), batch(padded=False)
     first, second = MeasureCache(model), MeasureCache(model, start=5)
-    ones = torch.ones_like(ids)
     with torch.no_grad():
         model(ids[:, :5], past_key_values=first)
         model(ids[:, 5:11], past_key_values=second)
         assert (first.spans, second.spans) == (((0, 5),), ((5, 11),))
-        both = second + first.compress(tokens=3)
+        both = second.compress(attention_mask=ones) + first.compress(attention_mask=ones)
         assert (both.spans, both.get_seq_length(), both.start) == (((0, 11),), 11, 0)
         assert both.entries(0)[0].positions.sort().values.tolist() == list(range(11))
         found = run(model, both, ids, ones, 11, LENGTH)

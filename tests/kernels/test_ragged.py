@@ -72,9 +72,9 @@ def test_sequences_may_share_rows(kernel):
         assert torch.equal(found.mean[i], ragged_moments(twice, x, settings("mean")).mean[b])
 
 
-@native
+@pytest.mark.parametrize("kernel", KERNELS, indirect=True)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_half_precision_is_summed_in_single(dtype):
+def test_half_precision_is_summed_in_single(kernel, dtype):
     x, eta = problem(3, True), normal(2, 6, 1, WIDTH, seed=3).to(dtype)
     narrow = x._replace(atoms=x.atoms.to(dtype), values=x.values.to(dtype), log_weights=x.log_weights.float())
     wide = x._replace(
