@@ -56,3 +56,7 @@ def require_addable(a: MeasureCache, b: MeasureCache) -> None:
         got = f"both with positions {common[0]} to {common[1] - 1}"
         advice = "Begin the second where the first ends: MeasureCache(model, start=n)."
         raise ValueError(sentence(where, "disjoint positions", got, advice))
+    loose = max(layer.recent for cache in (a, b) for layer in cache.compressible.values())
+    if loose and next(iter(a.compressible.values())).batch_size > 1:
+        advice = "Call compress(attention_mask=...) on both before: it leaves padding out."
+        raise ValueError(sentence(where, "sequences of entries", f"a batch with {loose} tokens as they are", advice))

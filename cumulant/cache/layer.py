@@ -65,12 +65,14 @@ class MeasureLayer(DynamicLayer):
         if self.store is None or self.keys is None:
             return
         if torch.compiler.is_compiling():
-            advice = "Run the model without torch.compile, or compress after the compiled part."
-            raise ValueError(sentence("MeasureCache", "a pass outside torch.compile once compressed", "one in", advice))
+            expected, advice = "a pass that torch.compile may leave", "Compile without fullgraph=True, or not at all."
+            raise ValueError(sentence("MeasureCache", f"{expected}, once compressed", "one in its graph", advice))
         if key_states.dtype != self.keys.dtype or len(key_states) != len(self.keys):
             expected = f"{len(self.keys)} sequences in {self.keys.dtype}, as are held"
             got = f"{len(key_states)} in {key_states.dtype}"
-            advice = "Use the cache with the model and the batch that filled it."
+            advice = (
+                "For beams call cache.batch_repeat_interleave(num_beams) before; else use the batch that filled it."
+            )
             raise ValueError(sentence("MeasureCache.update", expected, got, advice))
 
     # ------------------------------------------------------------------ entries

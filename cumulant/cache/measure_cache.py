@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache
 
+import cumulant.transformers  # noqa: F401, the attention function that compressed caches need
 from cumulant.cache import storage
 from cumulant.cache.adding import Spans, require_addable, united
 from cumulant.cache.entries import HeadEntries
@@ -38,7 +39,8 @@ class MeasureCache(Cache):
         G(η) = log Σ_j exp(⟨η,k_j⟩ + w_j)
 
     model  a decoder of transformers, or its configuration
-    start  how many tokens come before those of this cache: the first has this position (see ``+``)
+    start  how many tokens come before those of this cache: the first has this position (see ``+``). Masks (batch,
+           tokens), where they are passed, count from position 0
 
     It is given to the model as ``past_key_values``, to `forward` or `generate`. Until `compress` is called it is
     transformers' DynamicCache, on any attention function, to the last bit. Then entries with mass stand for tokens, of
@@ -46,7 +48,7 @@ class MeasureCache(Cache):
     tokens only, and these are held exactly. That needs ``attn_implementation="cumulant"``. Positions go on from the
     number of tokens seen. Layers with sliding windows are not compressed.
 
-    >>> import torch, transformers, cumulant.transformers
+    >>> import torch, transformers
     >>> sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
     >>> config = transformers.LlamaConfig(vocab_size=9, attn_implementation="cumulant", **sizes)
     >>> model, ids = transformers.LlamaForCausalLM(config).eval(), torch.tensor([[1, 2, 3, 4]])
@@ -95,10 +97,11 @@ class MeasureCache(Cache):
     def entries(self, layer: int, batch: int = 0, attention_mask: Tensor | None = None) -> list[HeadEntries]:
         """What the key heads of a layer hold of one sequence: compressed entries, then the tokens since.
 
-        attention_mask  (batch, tokens seen) of the model, 0 where a token is padding, which is left out
+        attention_mask  (batch, tokens seen) of the model, 0 where a token is padding, which is left out. Needed where
+                        several sequences have tokens that are not compressed
         """
         held = self._layer(layer, batch)
-        mask = self._mask(attention_mask, held.get_seq_length())
+        mask = self._mask(attention_mask, held.get_seq_length(), needed=held.recent > 0)
         return held.entries(batch, mask=None if mask is None else mask[batch])
 
     def measure(
@@ -132,7 +135,7 @@ class MeasureCache(Cache):
         total = 0
         for layer in self.layers:
             if isinstance(layer, MeasureLayer) and layer.keys is not None:
-                tokens, sizes = layer.get_seq_length() - self.start, layer.shape
+                tokens, sizes = sum(end - first for first, end in self.spans), layer.shape
                 numbers = layer.batch_size * sizes.heads * tokens * (sizes.width + sizes.value_width)
                 total += numbers * layer.keys.element_size()
             else:
@@ -161,7 +164,7 @@ class MeasureCache(Cache):
                         their tokens, as entries of mass 1
         tokens          how many of the tokens seen they stand for; None: all. Later ones are held as they are
         attention_mask  (batch, tokens seen) of the model, 0 where a token is padding: it is not stored. Needed where
-                        the batch is padded and a layer or sequence keeps its tokens
+                        one of several sequences keeps its tokens
 
         Either all layers change or, where an entry is refused, none.
         """
@@ -175,6 +178,8 @@ class MeasureCache(Cache):
         tokens = seen if tokens is None else tokens
         require_integer("MeasureCache.compress.tokens", tokens, max(self.compressed_tokens, self.start), seen)
         mask = self._mask(attention_mask, seen)
+        if mask is None and tokens > self.compressed_tokens and self._keeps_tokens(given):
+            self._mask(None, seen, needed=True)
         stores = {i: self._store(i, layer, given.get(i), tokens, mask) for i, layer in layers.items()}
         for i, layer in layers.items():
             layer.compress(stores[i], tokens)
@@ -188,6 +193,10 @@ class MeasureCache(Cache):
         sequences: list[Sequence[HeadEntries] | None] = [None] * self._layer(layer, batch).batch_size
         sequences[batch] = entries
         return self.compress({layer: sequences}, tokens=self.compressed_tokens or None)
+
+    def _keeps_tokens(self, given: Mapping[int, LayerEntries]) -> bool:
+        """Whether some layer or sequence has no entries of its own."""
+        return any(i not in given or any(own is None for own in given[i]) for i in self.compressible)
 
     def _store(
         self, index: int, layer: MeasureLayer, given: LayerEntries | None, tokens: int, mask: Tensor | None
@@ -222,8 +231,8 @@ class MeasureCache(Cache):
 
         Both are of one model and batch. A second cache begins where the first ends: ``MeasureCache(model, start=n)``.
         The tokens of neither saw those of the other when their keys were made; the sum is exact for these keys. All is
-        held as entries, the next token follows the last position. Where batches are padded, call `compress` with their
-        mask before.
+        held as entries, the next token follows the last position. Several sequences are compressed before, with their
+        mask, so that no padding is added.
         """
         if not isinstance(other, MeasureCache):
             return NotImplemented
@@ -300,12 +309,13 @@ class MeasureCache(Cache):
             raise ValueError(sentence("MeasureCache.compress", "tokens", got, "Run the model with it first."))
         return cast(int, seen.pop())
 
-    def _mask(self, mask: Tensor | None, seen: int) -> Tensor | None:
-        if mask is None:
-            return None
+    def _mask(self, mask: Tensor | None, seen: int, needed: bool = False) -> Tensor | None:
+        """The mask of tokens, checked; one sequence has no padding, of several it must be known."""
         batch = next(iter(self.compressible.values())).batch_size
+        if mask is None and not (needed and batch > 1):
+            return None
         if not isinstance(mask, Tensor) or mask.ndim != 2 or len(mask) != batch or mask.shape[1] < seen:
             got = shape(mask) if isinstance(mask, Tensor) else type(mask).__name__
-            advice = "Pass the attention_mask that the model got, 0 at padding."
+            advice = "Pass the attention_mask that the model got, 0 at padding, so that none of it is stored."
             raise ValueError(sentence("MeasureCache.attention_mask", f"shape (batch={batch}, {seen})", got, advice))
         return mask.bool()

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 from transformers import PreTrainedConfig
-from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
 from cumulant.cache.layer import MeasureLayer
 from cumulant.checks import sentence
@@ -46,7 +46,7 @@ def decoder_config(model: object) -> PreTrainedConfig:
     return config
 
 
-def layers_for(model: object, start: int) -> list[CacheLayerMixin]:
+def layers_for(model: object, start: int) -> list[Any]:
     """The layers that transformers' DynamicCache has for a model, those with full attention as `MeasureLayer`."""
     config = decoder_config(model)
     limit, layers = _position_limit(config), []
@@ -76,7 +76,8 @@ def taken_over(cache: object, layers: list) -> None:
         got = f"one with {len(cache.layers)} layers ({', '.join(sorted({type(x).__name__ for x in cache.layers}))})"
         advice = "Make it by DynamicCache(config=model.config), or let the model make it."
         raise ValueError(sentence(where, expected, got, advice))
-    for own, theirs in zip(layers, cache.layers, strict=True):
+    given: list[Any] = cache.layers
+    for own, theirs in zip(layers, given, strict=True):
         if theirs.is_initialized:
             own.lazy_initialization(theirs.keys, theirs.values)
             own.keys, own.values = theirs.keys, theirs.values
@@ -95,22 +96,22 @@ def _position_limit(config: PreTrainedConfig) -> int | None:
 class ModelIdentity(NamedTuple):
     """By what a model is recognised.
 
+    dtype    of its weights, as text; empty where it is not known
     config   hash of what its configuration says of its shape and positions
     weights  hash of some numbers of every weight; empty where only the configuration is known
     kind     its type, for messages
-    dtype    of its weights, as text; empty where it is not known
     """
 
+    dtype: str
     config: str
     weights: str
     kind: str
-    dtype: str
 
     @classmethod
     def of(cls, model: object) -> ModelIdentity:
         config = decoder_config(model)
         dtype = getattr(model, "dtype", None) or getattr(config, "dtype", None)
-        return cls(_config_hash(config), _weights_hash(model), config.model_type, "" if dtype is None else str(dtype))
+        return cls("" if dtype is None else str(dtype), _config_hash(config), _weights_hash(model), config.model_type)
 
     def metadata(self) -> dict[str, str]:
         return dict(self._asdict())

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import safetensors
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers.cache_utils import CacheLayerMixin, DynamicSlidingWindowLayer
+from transformers.cache_utils import DynamicSlidingWindowLayer
 
 from cumulant.cache.adding import Spans
 from cumulant.cache.entry_store import EntryStore
@@ -21,7 +22,7 @@ from cumulant.files import replacing
 FORMAT = "cumulant.MeasureCache 1"
 
 
-def tensors_of(layer: CacheLayerMixin) -> dict[str, Tensor]:
+def tensors_of(layer: Any) -> dict[str, Tensor]:
     """All that a layer holds, by name."""
     if isinstance(layer, MeasureLayer):
         return layer.tensors()
@@ -30,7 +31,7 @@ def tensors_of(layer: CacheLayerMixin) -> dict[str, Tensor]:
     return {"keys": layer.keys, "values": layer.values}
 
 
-def save(layers: Sequence[CacheLayerMixin], path: Path, metadata: dict[str, str]) -> Path:
+def save(layers: Sequence[Any], path: Path, metadata: dict[str, str]) -> Path:
     """Write layers to ``path``, in one step."""
     named, states = {}, []
     for i, layer in enumerate(layers):

@@ -59,10 +59,10 @@ def ragged_moments(eta: Tensor, x: RaggedAtoms, settings: MomentsSettings, cap: 
     <BLANKLINE>
              [[3.]]]])
     """
-    eta, atoms, values, weights = autocast(eta, x.atoms, x.values, x.log_weights)
-    assert atoms is not None
-    x = RaggedAtoms(atoms, values, weights, x.starts, x.lengths)  # pyright: ignore[reportArgumentType]
-    return (None if cap is not None else _by_kernel(eta, x, settings)) or _by_head(eta, x, settings, cap)  # pyright: ignore[reportArgumentType]
+    eta, atoms, values = autocast(eta, x.atoms, x.values)
+    x = x._replace(atoms=atoms, values=values)  # masses stay in the precision of sums
+    found = _by_kernel(eta, x, settings) if cap is None else None
+    return _by_head(eta, x, settings, cap) if found is None else found
 
 
 _plans: dict[tuple, DirectPlan | None] = {}
@@ -116,6 +116,8 @@ def _head(eta: Tensor, x: RaggedAtoms, rows: slice, settings: MomentsSettings, c
     """Of the queries (heads of a group, q, d) of one key head."""
     atoms, values = x.atoms[rows], x.values[rows]
     weights = None if x.log_weights is None else x.log_weights[rows]
+    if weights is not None:
+        eta, atoms, values = accumulate(eta), accumulate(atoms), accumulate(values)
     if cap is not None:
         eta, atoms, values = accumulate(eta) * settings.scale, accumulate(atoms), accumulate(values)
         scores = cap * torch.tanh(eta @ atoms.mT / cap)

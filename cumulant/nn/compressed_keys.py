@@ -18,6 +18,9 @@ from cumulant.kernels.operator import scaled_moments
 from cumulant.kernels.ragged import RaggedAtoms, ragged_moments
 from cumulant.nn.attention_interface import capped_scores
 
+# torch's only constructor of such tensors
+_make: Any = torch.compiler.disable(getattr(Tensor, "_make_wrapper_subclass"))  # noqa: B009
+
 
 class CompressedKeys(Tensor):
     """Keys (batch, key heads, n, d) of the n tokens that were not compressed, with the measure of those that were.
@@ -40,8 +43,7 @@ class CompressedKeys(Tensor):
 
     @classmethod
     def of(cls, recent: Tensor, entries: RaggedAtoms, cap: float | None = None) -> CompressedKeys:
-        make: Any = getattr(Tensor, "_make_wrapper_subclass")  # noqa: B009, torch's only constructor of such tensors
-        keys = make(cls, recent.shape, dtype=recent.dtype, device=recent.device)
+        keys = _make(cls, recent.shape, dtype=recent.dtype, device=recent.device)
         keys.recent, keys.entries, keys.cap = recent, entries, cap
         return keys
 
@@ -73,6 +75,7 @@ class CompressedKeys(Tensor):
             advice = "Pass masks (batch, tokens), of all tokens: the model cuts them to the cache."
             raise ValueError(sentence(where, expected, got, advice))
 
+    @torch.compiler.disable
     def moments(self, query: Tensor, values: Tensor, support: Support, wanted: frozenset[str], scale: float) -> Moments:
         """Statistics of (batch, heads, q, d) queries over the measure and the recent tokens together.
 
