@@ -286,7 +286,17 @@ def _capped(eta: Tensor, key: Tensor, value: Tensor, support: Support, cap: floa
 
 @torch.compiler.disable
 def _observed(
-    module, query, key, value, support: Support, mask: Tensor | None, scale, factor, capped: bool, recorded: bool, passed
+    module,
+    query,
+    key,
+    value,
+    support: Support,
+    mask: Tensor | None,
+    scale,
+    factor,
+    capped: bool,
+    recorded: bool,
+    passed,
 ) -> Tensor:
     """The output, with the call handed to the observers of this module, and its largest logits ``recorded``.
 

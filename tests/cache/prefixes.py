@@ -41,3 +41,19 @@ def made_prefix(keys: torch.Tensor, queries: torch.Tensor | None = None, values:
     cache.update(keys[None], values[None], 0)
     layer = LayerPrefix(0, "layer", nn.Identity(), keys, values, queries)
     return Prefix(nn.Identity(), torch.zeros(keys.shape[1], dtype=torch.int64), (layer,), cache, torch.zeros(1))
+
+
+def characters() -> Any:
+    """A tokenizer with a token for every character of ASCII."""
+    tokenizers = pytest.importorskip("tokenizers")
+    kinds = tokenizers.models.WordLevel({chr(i): i for i in range(128)}, "?")
+    made = tokenizers.Tokenizer(kinds)
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex(r"[\s\S]"), "isolated")
+    return hf.PreTrainedTokenizerFast(tokenizer_object=made, unk_token="?")
+
+
+def read_by(model: Any, tokenizer: Any = None) -> Any:
+    """What `cumulant.observatory.load` would return."""
+    from cumulant.observatory.models.load import Loaded
+
+    return Loaded(model, characters() if tokenizer is None else tokenizer, "tiny", "made", "0")

@@ -189,7 +189,7 @@ def _begin(directory: Path, settings: AuditSettings) -> None:
         difference = before.difference(settings)
         if difference is not None:
             advice = "Give another directory, or delete this one."
-            raise ValueError(sentence(str(directory), "the same audit", f"another {difference}", advice))
+            raise ValueError(sentence(str(directory), "the same audit", f"one with {difference}", advice))
         return
     if directory.exists() and any(directory.iterdir()):
         advice = "Give an empty directory."
