@@ -8,4 +8,5 @@ worker     one case in a fresh process
 run        all of them, one process after another
 results, report      the figures as JSON and as Markdown
 command    the command line
+cache_cost a decoding step with a compressed cache; a command of its own
 """

@@ -23,6 +23,7 @@ def application() -> typer.Typer:
     """The commands, assembled."""
     import typer
 
+    from cumulant.commands.audit import audit
     from cumulant.commands.bench import bench
     from cumulant.commands.columns import columns
     from cumulant.commands.doctor import doctor
@@ -35,7 +36,7 @@ def application() -> typer.Typer:
 
     app = typer.Typer(cls=Commands, no_args_is_help=True, pretty_exceptions_show_locals=False)
     app.callback(epilog=EXIT_CODES)(_callback())
-    for command in (observe, report, compare, columns, experiment, track, train, verify, bench, doctor):
+    for command in (observe, report, compare, columns, audit, experiment, track, train, verify, bench, doctor):
         app.command(command.__name__, help=_paragraphs(command))(command)
     return app
 

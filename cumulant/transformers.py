@@ -43,6 +43,7 @@ from cumulant.nn.attention_interface import (
     without_copies,
 )
 from cumulant.nn.call_statistics import CallStatistics, StatisticsRequest, requested_statistics
+from cumulant.nn.compressed_keys import CompressedKeys
 from cumulant.nn.largest_logit import is_recording, record_largest_logit
 from cumulant.nn.structural_mask import StructuralMask
 from cumulant.nn.wrappers import attention_configurations, is_transformers, without_wrappers
@@ -69,10 +70,13 @@ class AttentionMoments:
     name     its path in the model
     moments  log_normalizer (batch, heads, q), mean (batch, heads, q, e) and the requested statistics, in float32 for
              half precision; with gradients where the model has them
-    support  which keys are visible to a query, and with what log weight
+    support  which keys are visible to a query, and with what log weight; of a compressed cache, which recent ones
     rows     (batch, q) True where the query is a token, False where it is padding; None: all are, or it is not known
     scale    the factor of scores: η = scale · query
     capped   scores are c tanh(s/c): no exponential family in the query; η is 0 and the scores are log weights
+    query    (batch, heads, q, d) as the model passes it, rotated, before it is scaled
+    key      (batch, key heads, n, d) the keys that some query sees, those of the cache before the new ones
+    value    (batch, key heads, n, e)
     """
 
     module: nn.Module
@@ -82,6 +86,9 @@ class AttentionMoments:
     rows: Tensor | None
     scale: float
     capped: bool
+    query: Tensor
+    key: Tensor
+    value: Tensor
 
 
 class AttentionObserver:
@@ -202,7 +209,8 @@ def attention_function(
     """Attention as transformers calls it: (batch, q, heads, e) in the dtype of ``value``, and None for the weights.
 
     query          (batch, heads, q, d), after rotation and normalisation
-    key, value     (batch, key heads, n, d | e); groups of heads share a key head
+    key, value     (batch, key heads, n, d | e); groups of heads share a key head. The keys of a compressed
+                   `MeasureCache` come with the measure of its entries, which every query sees
     dropout        must be 0 in training: a mean over keys that are dropped at random is none of this measure
     position_bias  (batch | 1, heads | 1, q, n) log weights of pairs
     softcap        scores c tanh(s/c): exact, from all scores, in memory of queries × keys
@@ -222,21 +230,25 @@ def attention_function(
     if attention_mask is not None and type(attention_mask) is not StructuralMask:
         attention_mask = without_copies(attention_mask)
     support = read_support(module, query, attention_mask, is_causal=is_causal, position_bias=position_bias, sink=s_aux)
-    if (keys := visible_keys(support, query.shape[2], key.shape[2])) < key.shape[2]:
+    if type(key) is CompressedKeys:
+        key.require_plain(support)
+    elif (keys := visible_keys(support, query.shape[2], key.shape[2])) < key.shape[2]:
         key, value, support = key[:, :, :keys], value[:, :, :keys], support.of_first_keys(keys)
     scale = score_scale(query, scaling)
-    weighed, factor = value, scale
+    passed, weighed, factor = (query, key, value), value, scale
     recorded = is_recording(module)
     if recorded and softcap is not None:  # the largest logit is that before the cap
         record_largest_logit(module, _moments(query, key, value, support, ("max_score",), scale).max_score)
         recorded = False
-    if softcap is not None:
+    if softcap is not None and type(key) is CompressedKeys:
+        key = key.capped(softcap)
+    elif softcap is not None:
         query, key, weighed, support = _capped(query * scale, key, value, support, softcap)
         factor = 1.0
     request = requested_statistics(module)
     if _observers or request is not None:
         call = module, query, key, weighed, support, attention_mask, scale, factor, softcap is not None, recorded
-        output: Tensor = _observed(*call, request)  # pyright: ignore[reportCallIssue]
+        output: Tensor = _observed(*call, request, passed)  # pyright: ignore[reportCallIssue]
     elif recorded:
         record = _moments(query, key, weighed, support, ("max_score", "mean"), factor)
         record_largest_logit(module, record.max_score)
@@ -258,6 +270,8 @@ def _moments(
     query: Tensor, key: Tensor, value: Tensor, support: Support, statistics: tuple[str, ...], scale: float
 ) -> Moments:
     """`moments` at scale · query."""
+    if type(key) is CompressedKeys:
+        return key.moments(query, value, support, statistics_of(statistics, True), scale)
     query, key, value = autocast(query, key, value)
     weights = autocast(support.log_weights)[0]
     settings = MomentsSettings(statistics_of(statistics, True), scale, support.causal, support.window, support.offset)
@@ -285,9 +299,13 @@ def _observed(
     capped: bool,
     recorded: bool,
     request: StatisticsRequest | None,
+    passed,
 ) -> Tensor:
     """The output, with the call handed to the observers of this module and to who has a ``request`` for its
-    statistics, and its largest logits ``recorded``."""
+    statistics, and its largest logits ``recorded``.
+
+    passed  query, key and value as the model has them
+    """
     observers = [observer for observer in _observers if module in observer.names]
     own = frozenset({"max_score", "mean"} if recorded else {"mean"})
     own = own if request is None else own | request.statistics
@@ -300,7 +318,7 @@ def _observed(
     for observer in observers:
         name = observer.names[module]
         rows = observer.masks.rows(name, query.shape[0], query.shape[2], mask)
-        observer.callback(AttentionMoments(module, name, record, support, rows, scale, capped))
+        observer.callback(AttentionMoments(module, name, record, support, rows, scale, capped, *passed))
     return record.mean
 
 

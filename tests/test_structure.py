@@ -52,6 +52,7 @@ ROOMS = [
     "observatory.series_command",
     "observatory.command",
     "observatory",
+    "cache",
     "paper.statements",
     "paper.checks",
     "paper.output",
@@ -137,6 +138,7 @@ def test_core_needs_only_torch_numpy_and_jaxtyping():
     allowed = {"torch", "numpy", "jaxtyping", "cumulant"} | set(sys.stdlib_module_names)
     # these say which extra to install, and are not imported by the core
     extras = (
+        "cache",
         "cli",
         "commands",
         "doctor",

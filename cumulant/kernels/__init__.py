@@ -30,7 +30,8 @@ they lie, before anything is flattened:
     recompute.py         second derivatives and forward mode, by the reference on a few rows at a time
 
 native/ has the kernel in C++: direct.py calls it on tensors as they lie, flat.py on flattened inputs. profile.py is
-`attention_profile`: moments with masses by distance and of marked keys, forward only.
+`attention_profile`: moments with masses by distance and of marked keys, forward only. ragged.py: heads whose atoms lie
+one after another in one storage, of their own number in each.
 
 `fisher_product` shares all but the sweep, which is in fisher.py. autocast.py casts arguments as torch.autocast does.
 

@@ -44,6 +44,7 @@ PAGES = {
     "observatory": ApiPage(
         "Observatory", "Looking into transformers, and watching a training.", ("observatory", "observatory.monitor")
     ),
+    "cache": ApiPage("Caches as measures", "Keys, values and masses of every head, compressed.", ("cache",)),
     "solve": ApiPage("Solvers", "Fixed points and roots, sample by sample.", ("solve", "special", "testing")),
     "paper": ApiPage(
         "The paper as a program",

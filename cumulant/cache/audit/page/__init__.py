@@ -1,0 +1,1 @@
+"""The page of an audit: one HTML file, from the record alone."""

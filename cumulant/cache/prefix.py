@@ -1,0 +1,241 @@
+"""A prefix read by a model: what its heads hold of it, and the queries that were seen."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
+
+from cumulant.cache.rotation import Rotation, read_rotation
+from cumulant.checks import sentence, shape
+from cumulant.nn.wrappers import attention_configurations, is_transformers, without_wrappers
+from cumulant.transformers import AttentionMoments, on_attention
+
+
+class LayerPrefix(NamedTuple):
+    """What one layer of a model holds of a prefix of T tokens, and the queries that read it.
+
+    index     of the layer in the cache
+    name      path of its attention module
+    module    that module
+    keys      (key heads, T, d) as in the cache: rotated
+    values    (key heads, T, e)
+    queries   (heads, T, d) natural parameters η = scale · query, rotated: the score of a key is ⟨η, k⟩
+    rotation  how queries and keys turn with their positions; None: they do not
+    rotates   whether they turn at all; with ``rotation`` None it is not known how
+    sinks     (heads,) log weights of a key of value 0 that every query sees; None: there is none
+    """
+
+    index: int
+    name: str
+    module: nn.Module
+    keys: Tensor
+    values: Tensor
+    queries: Tensor
+    rotation: Rotation | None = None
+    rotates: bool = False
+    sinks: Tensor | None = None
+
+    @property
+    def groups(self) -> int:
+        """Heads that share a key head."""
+        return self.queries.shape[0] // self.keys.shape[0]
+
+
+@dataclass(frozen=True, eq=False)
+class Prefix:
+    """A prefix of T tokens that a model has read, with its full cache: what a compressor gets.
+
+    model      as it read, on ``attn_implementation="cumulant"``
+    input_ids  (T,)
+    layers     those that hold keys and values of all tokens; sliding layers are not among them, and not compressed
+    cache      of all layers; `copy_cache` is one to go on from
+    logits     (vocabulary,) of what follows
+    tokenizer  for compressors that ask the model something; None: there is none
+    seconds    that the model read
+    """
+
+    model: nn.Module
+    input_ids: Tensor
+    layers: tuple[LayerPrefix, ...]
+    cache: DynamicCache
+    logits: Tensor
+    tokenizer: Any = None
+    seconds: float = 0.0
+    evidence: dict[Any, Any] = field(default_factory=dict)  # of compressors, which do not ask twice
+
+    def __len__(self) -> int:
+        return len(self.input_ids)
+
+    def copy_cache(self) -> DynamicCache:
+        """The full cache, to read on from: what is added to it is not added to this prefix."""
+        return copy_of(self.cache)
+
+
+def copy_of(cache: DynamicCache) -> DynamicCache:
+    """A cache of its own over the same tensors."""
+    other = copy.copy(cache)
+    other.layers = [copy.copy(layer) for layer in cache.layers]
+    return other
+
+
+@contextmanager
+def on_cumulant(model: nn.Module) -> Iterator[None]:
+    """The model on ``attn_implementation="cumulant"`` while inside, and on what it was on before afterwards."""
+    before = [(c, getattr(c, "_attn_implementation_internal", None)) for c in attention_configurations(model)]
+    if getattr(model, "set_attn_implementation", None) is None:
+        advice = "Load one with AutoModelForCausalLM, or `cumulant.observatory.load`."
+        raise TypeError(sentence("on_cumulant.model", "a model of transformers", type(model).__name__, advice))
+    try:
+        if any(name != "cumulant" for _, name in before):
+            model.set_attn_implementation("cumulant")  # pyright: ignore[reportCallIssue]
+        yield
+    finally:
+        for config, name in before:
+            config._attn_implementation_internal = name
+
+
+@torch.no_grad()
+def prefill(model: nn.Module, input_ids: Tensor, tokenizer: Any = None) -> Prefix:
+    """Let a decoder read ``input_ids`` (T,), and keep what its heads hold and the queries that they had.
+
+    The measure that a key head has read is Σ_j δ_(k_j, v_j) over tokens j < T; a head reads it with η at position t.
+
+    >>> import transformers
+    >>> sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    >>> config = transformers.LlamaConfig(vocab_size=9, num_key_value_heads=1, **sizes)
+    >>> model = transformers.LlamaForCausalLM(config).eval()
+    >>> with on_cumulant(model):
+    ...     prefix = prefill(model, torch.tensor([1, 2, 3]))
+    >>> prefix.layers[0].queries.shape, prefix.layers[0].keys.shape
+    (torch.Size([2, 3, 4]), torch.Size([1, 3, 4]))
+    """
+    model = require_decoder(model)
+    if not isinstance(input_ids, Tensor) or input_ids.ndim != 1 or len(input_ids) < 2:
+        got = shape(input_ids) if isinstance(input_ids, Tensor) else type(input_ids).__name__
+        advice = "Give the tokens of one sequence."
+        raise ValueError(sentence("prefill.input_ids", "at least two token ids (T,)", got, advice))
+    calls, seen = AttentionCalls(model), {}
+    start = time.perf_counter()
+    with calls, _position_embeddings(model, seen):
+        cache = DynamicCache(config=getattr(model, "config", None))
+        output = model(input_ids=input_ids[None], past_key_values=cache, use_cache=True)
+    seconds = time.perf_counter() - start
+    layers = _layers(calls.by_name, output.past_key_values, seen, len(input_ids))
+    return Prefix(model, input_ids, layers, cache, output.logits[0, -1], tokenizer, seconds)
+
+
+def require_decoder(model: nn.Module) -> nn.Module:
+    """The model without its wrappers, if it is a decoder with a cache; else refused in words."""
+    inner = without_wrappers(model)
+    config = getattr(inner, "config", None)
+    kind, where = type(inner).__name__, "prefill.model"
+    if getattr(config, "is_encoder_decoder", False):
+        advice = "Its cross-attention holds another sequence; use a decoder."
+        raise ValueError(sentence(where, "a decoder", f"{kind}, an encoder and a decoder", advice))
+    head = inner.get_output_embeddings() if is_transformers(inner) else None  # pyright: ignore[reportCallIssue]
+    if head is None:
+        advice = "Load it with AutoModelForCausalLM."
+        raise ValueError(sentence(where, "a decoder with a language-model head", kind, advice))
+    return inner
+
+
+class AttentionCalls:
+    """The attention calls of a model while inside, by the path of the module: one pass is expected."""
+
+    def __init__(self, model: nn.Module):
+        self.by_name: dict[str, AttentionMoments] = {}
+        self._observer = None
+        self._model = model
+
+    def _add(self, call: AttentionMoments) -> None:
+        self.by_name[call.name] = call
+
+    def __enter__(self) -> AttentionCalls:
+        self._observer = on_attention(self._model, self._add, statistics=())
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._observer is not None:
+            self._observer.close()
+
+
+@contextmanager
+def _position_embeddings(model: nn.Module, seen: dict[str, tuple[Tensor, Tensor]]) -> Iterator[None]:
+    """Cosines and sines that attention modules are called with, by the path of the module."""
+
+    def hook_of(name: str):
+        def hook(module, args, kwargs) -> None:
+            given = kwargs.get("position_embeddings")
+            if isinstance(given, tuple | list) and len(given) == 2 and all(isinstance(x, Tensor) for x in given):
+                seen[name] = given[0], given[1]
+
+        return hook
+
+    with ExitStack() as stack:
+        for name, module in model.named_modules():
+            if hasattr(module, "layer_idx"):
+                handle = module.register_forward_pre_hook(hook_of(name), with_kwargs=True)
+                stack.callback(handle.remove)
+        yield
+
+
+def _layers(
+    calls: dict[str, AttentionMoments], cache: DynamicCache, seen: dict[str, tuple[Tensor, Tensor]], length: int
+) -> tuple[LayerPrefix, ...]:
+    found: list[LayerPrefix] = []
+    rotations: dict[tuple[int, type], Rotation | None] = {}
+    for name, call in calls.items():
+        index = getattr(call.module, "layer_idx", None)
+        if index is None or index >= len(cache.layers):
+            advice = "Its attention is not that of a decoder with a cache."
+            raise ValueError(sentence(f"prefill({name})", "a layer of the cache", repr(index), advice))
+        layer = cache.layers[index]
+        if getattr(layer, "is_sliding", False):
+            continue
+        _require_plain(name, call, layer, length)
+        cos, sin = seen.get(name, (None, None))
+        rotates = cos is not None or _has_rotation(call.module)
+        key = id(cos), type(call.module)
+        if cos is not None and sin is not None and key not in rotations:
+            rotations[key] = read_rotation(call.module, cos, sin)
+        sinks = call.support.sink
+        found.append(
+            LayerPrefix(
+                *(index, name, call.module, layer.keys[0], layer.values[0], call.scale * call.query[0]),
+                rotation=rotations.get(key),
+                rotates=rotates,
+                sinks=None if sinks is None else torch.as_tensor(sinks).reshape(-1),
+            )
+        )
+    if not found:
+        advice = "Only layers that hold all tokens can be compressed."
+        raise ValueError(sentence("prefill.model", "a layer that attends to all tokens", "none", advice))
+    return tuple(sorted(found, key=lambda layer: layer.index))
+
+
+def _has_rotation(module: nn.Module) -> bool:
+    return any("rotary" in name.lower() for name, _ in module.named_modules() if name)
+
+
+def _require_plain(name: str, call: AttentionMoments, layer: object, length: int) -> None:
+    """Refuse layers whose heads read something else than the keys of their cache with an inner product."""
+    where = f"prefill({name})"
+    if not isinstance(layer, DynamicLayer):
+        advice = "Other layers hold no keys and values of tokens."
+        raise ValueError(sentence(where, "a cache of keys and values", type(layer).__name__, advice))
+    if call.capped or call.support.log_weights is not None:
+        got = "scores that are capped" if call.capped else "scores with a bias of their pairs"
+        advice = "A cache of such a model is no measure that its queries read."
+        raise ValueError(sentence(where, "scores that are inner products", got, advice))
+    if layer.keys is None or layer.keys.shape[2] != length:
+        held = 0 if layer.keys is None else layer.keys.shape[2]
+        raise ValueError(sentence(where, f"{length} keys in its cache", held, "Use a model with a plain cache."))
