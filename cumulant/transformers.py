@@ -21,6 +21,7 @@ import threading
 from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -192,6 +193,38 @@ def _require_implementation(model: object) -> nn.Module:
 # ---------------------------------------------------------------------- the function
 
 
+class _Call(NamedTuple):
+    """A call of the function as the kernel takes it.
+
+    mask      as the model passed it
+    passed    query, key and value as the model has them
+    scale     the factor of scores, and ``factor`` what is left of it: 1 where ``query`` is η already
+    capped    scores are log weights of pairs, as they are c tanh(s/c)
+    recorded  whether the largest logits are read off the same kernel call
+    """
+
+    module: nn.Module
+    mask: Tensor | None
+    passed: tuple[Tensor, Tensor, Tensor]
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    support: Support
+    scale: float
+    factor: float | None = None
+    capped: bool = False
+    recorded: bool = False
+
+    def moments(self, statistics: Collection[str]) -> Moments:
+        """The output and ``statistics``, in one kernel call."""
+        names = {"mean", *statistics} | ({"max_score"} if self.recorded else set())
+        factor = self.scale if self.factor is None else self.factor
+        record = _moments(self.query, self.key, self.value, self.support, tuple(sorted(names)), factor)
+        if self.recorded:
+            record_largest_logit(self.module, record.max_score)
+        return record
+
+
 def attention_function(
     module: nn.Module,
     query: Tensor,
@@ -234,27 +267,19 @@ def attention_function(
         key.require_plain(support)
     elif (keys := visible_keys(support, query.shape[2], key.shape[2])) < key.shape[2]:
         key, value, support = key[:, :, :keys], value[:, :, :keys], support.of_first_keys(keys)
-    scale = score_scale(query, scaling)
-    passed, weighed, factor = (query, key, value), value, scale
-    recorded = is_recording(module)
-    if recorded and softcap is not None:  # the largest logit is that before the cap
-        record_largest_logit(module, _moments(query, key, value, support, ("max_score",), scale).max_score)
-        recorded = False
-    if softcap is not None and type(key) is CompressedKeys:
-        key = key.capped(softcap)
-    elif softcap is not None:
-        query, key, weighed, support = _capped(query * scale, key, value, support, softcap)
-        factor = 1.0
+    call = _Call(module, attention_mask, (query, key, value), query, key, value, support, score_scale(query, scaling))
+    if softcap is not None:
+        call = _capped(call, softcap)
+    if is_recording(module):  # the largest logit is that before the cap
+        if softcap is None:
+            call = call._replace(recorded=True)
+        else:
+            record_largest_logit(module, _moments(query, key, value, support, ("max_score",), call.scale).max_score)
     request = requested_statistics(module)
     if _observers or request is not None:
-        call = module, query, key, weighed, support, attention_mask, scale, factor, softcap is not None, recorded
-        output: Tensor = _observed(*call, request, passed)  # pyright: ignore[reportCallIssue]
-    elif recorded:
-        record = _moments(query, key, weighed, support, ("max_score", "mean"), factor)
-        record_largest_logit(module, record.max_score)
-        output = record.mean
+        output: Tensor = _observed(call, request)  # pyright: ignore[reportCallIssue]
     else:
-        output = _moments(query, key, weighed, support, ("mean",), factor).mean
+        output = call.moments(()).mean
     return output.to(value.dtype).transpose(1, 2).contiguous(), None
 
 
@@ -278,47 +303,31 @@ def _moments(
     return scaled_moments(Arguments(query, key, value, weights, support.mask, None), support.sink, settings, "auto")
 
 
-def _capped(eta: Tensor, key: Tensor, value: Tensor, support: Support, cap: float):
+def _capped(call: _Call, cap: float) -> _Call:
     """The call with its capped scores as log weights of pairs, in float32 at least; η is 0."""
-    wide = torch.promote_types(eta.dtype, torch.float32)
-    eta, key, value = eta.to(wide), key.to(wide), value.to(wide)
-    score, bias = capped_scores(eta, key, cap), support.log_weights
-    return torch.zeros_like(eta), key, value, replace(support, log_weights=score if bias is None else score + bias)
+    if type(call.key) is CompressedKeys:
+        return call._replace(key=call.key.capped(cap), capped=True)
+    wide = torch.promote_types(call.query.dtype, torch.float32)
+    eta, key, value = (call.query * call.scale).to(wide), call.key.to(wide), call.value.to(wide)
+    score, bias = capped_scores(eta, key, cap), call.support.log_weights
+    support = replace(call.support, log_weights=score if bias is None else score + bias)
+    return call._replace(query=torch.zeros_like(eta), key=key, value=value, support=support, factor=1.0, capped=True)
 
 
 @torch.compiler.disable
-def _observed(
-    module,
-    query,
-    key,
-    value,
-    support: Support,
-    mask: Tensor | None,
-    scale,
-    factor,
-    capped: bool,
-    recorded: bool,
-    request: StatisticsRequest | None,
-    passed,
-) -> Tensor:
-    """The output, with the call handed to the observers of this module and to who has a ``request`` for its
-    statistics, and its largest logits ``recorded``.
-
-    passed  query, key and value as the model has them
-    """
-    observers = [observer for observer in _observers if module in observer.names]
-    own = frozenset({"max_score", "mean"} if recorded else {"mean"})
-    own = own if request is None else own | request.statistics
-    statistics = own.union(*(observer.statistics for observer in observers))
-    record = _moments(query, key, value, support, tuple(sorted(statistics)), factor)
-    if recorded:
-        record_largest_logit(module, record.max_score)
+def _observed(call: _Call, request: StatisticsRequest | None) -> Tensor:
+    """The output, with the call handed to the observers of its module and to who has a ``request`` for its
+    statistics."""
+    observers = [observer for observer in _observers if call.module in observer.names]
+    own = frozenset() if request is None else request.statistics
+    record = call.moments(own.union(*(observer.statistics for observer in observers)))
     if request is not None:
-        request.receive(CallStatistics(module, record, support, key.shape[2], mask=mask))
+        request.receive(CallStatistics(call.module, record, call.support, call.key.shape[2], mask=call.mask))
     for observer in observers:
-        name = observer.names[module]
-        rows = observer.masks.rows(name, query.shape[0], query.shape[2], mask)
-        observer.callback(AttentionMoments(module, name, record, support, rows, scale, capped, *passed))
+        name = observer.names[call.module]
+        rows = observer.masks.rows(name, call.query.shape[0], call.query.shape[2], call.mask)
+        seen = AttentionMoments(call.module, name, record, call.support, rows, call.scale, call.capped, *call.passed)
+        observer.callback(seen)
     return record.mean
 
 
