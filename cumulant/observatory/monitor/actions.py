@@ -20,8 +20,8 @@ class Action(NamedTuple):
     step           how many steps were done then; the pass that it answers to may have begun one earlier
     layer, name    number of the attention layer in the order of the model, and its path
     head           its number, or None where the whole layer is meant
-    before, after  what it was and what it is: the largest logit, which is that of the same tokens; the learning rate; the
-                   entropy as a share of log N, and the floor; the log-normalizer, and 0
+    before, after  what it was and what it is: the largest logit, which is that of the same tokens; the learning rate;
+                   the entropy as a share of log N, and the floor; the log-normalizer, and 0
     words          the same as a sentence
     """
 

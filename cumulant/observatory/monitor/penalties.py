@@ -80,8 +80,8 @@ class EntropyFloor(Reaction):
                         f"layer {number} head {head}: entropy floor on, "
                         f"entropy {share:.2g} of log N, floor {self.floor:g}"
                     )
-                    place = check.step, number, layer.name, head
-                    actions.append(Action("entropy floor", *place, share, self.floor, words))
+                    where = check.step, number, layer.name, head
+                    actions.append(Action("entropy floor", *where, share, self.floor, words))
         return actions
 
     def penalises(self, name: str) -> bool:
