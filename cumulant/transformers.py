@@ -296,7 +296,8 @@ def _moments(
 ) -> Moments:
     """`moments` at scale · query."""
     if type(key) is CompressedKeys:
-        return key.moments(query, value, support, statistics_of(statistics, True), scale)
+        wanted = statistics_of(statistics, True)
+        return key.moments(query, value, support, wanted, scale)  # pyright: ignore[reportAttributeAccessIssue]
     query, key, value = autocast(query, key, value)
     weights = autocast(support.log_weights)[0]
     settings = MomentsSettings(statistics_of(statistics, True), scale, support.causal, support.window, support.offset)

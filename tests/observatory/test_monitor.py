@@ -883,10 +883,25 @@ def test_an_error_in_an_observed_pass_is_raised_as_it_is(part):
 def test_a_block_that_is_called_alone_has_its_expansion():
     tiny_models = pytest.importorskip("tests.observatory.tiny_models")
     model = tiny_models.make("llama").requires_grad_(True)
-    states = torch.randn(1, 4, 24)
+    states = out = torch.randn(1, 4, 24)
     ratios = []
     with Monitor(model, every=1) as monitor:
         for _ in range(2):
             out = model.layers[1](states, position_embeddings=model.rotary_emb(states, torch.arange(4)[None]))
             ratios.append(monitor.step().layers[0].expansion)
     assert ratios == pytest.approx([float(out.detach().norm() / states.norm())] * 2, rel=1e-5)
+
+
+def test_two_monitors_that_look_at_one_model_leave_it_as_it_was():
+    tiny_models = pytest.importorskip("tests.observatory.tiny_models")
+    model = tiny_models.make("llama").requires_grad_(True)
+    name, before = model.config._attn_implementation, tiny_models.hooks_of(model)
+    with Monitor(model, every=1) as one, Monitor(model, every=2) as other:  # their passes end in the order they began
+        for _ in range(2):
+            model(**tiny_models.inputs("llama"))
+            assert model.config._attn_implementation == name
+            one.step()
+            other.step()
+    assert [len(monitor.history) for monitor in (one, other)] == [2, 1]
+    torch.testing.assert_close(one.history[0].layers[0].heads.entropy, other.history[0].layers[0].heads.entropy)
+    assert tiny_models.hooks_of(model) == before

@@ -15,6 +15,7 @@ from cumulant.nn import MultiheadAttention
 from cumulant.nn.largest_logit import ATTRIBUTE
 from cumulant.observatory.hooks.attention import observe_attention
 from cumulant.observatory.hooks.structure import NotFound, attention_modules
+from cumulant.observatory.monitor.actions import Action, log_actions
 from cumulant.observatory.monitor.projections import head_rows
 from cumulant.training import (
     ClipWarning,
@@ -138,7 +139,7 @@ assert library() is None
 for kind in ("llama", "gpt2", "t5", "gemma2_capped"):
     model, batch = t.make(kind).train(), t.inputs(kind)
     before = model(**batch).last_hidden_state
-    with Monitor(model, clip=QKClip(1e9), reactions=[EntropyFloor(0.9, heads="all")]) as monitor:
+    with Monitor(model, clip=QKClip(1e9), reactions=[EntropyFloor(0.99, heads="all")]) as monitor:
         assert torch.allclose(before, model(**batch).last_hidden_state, atol=1e-5)
         assert float(monitor.penalty()) > 0
         for name, largest in t.logits(model, batch).items() if kind != "gemma2_capped" else ():
@@ -261,6 +262,17 @@ def test_the_log_says_in_words_what_was_done(caplog):
     assert len(monitor.actions) == 2
     assert caplog.messages[0].startswith("step 1: layer 0 head 0: logits scaled from ")
     assert "down to 0.5" in caplog.messages[0]
+
+
+def test_the_line_of_a_step_begins_with_what_is_gravest_and_no_action_is_left_out(caplog):
+    kinds = ["clip", "clip", "entropy floor", "clip", "learning rate", "stop"]
+    actions = [Action(kind, 7, 0, "a", head, 1.0, 2.0, f"{kind} {head}") for head, kind in enumerate(kinds)]
+    with caplog.at_level(logging.INFO, "cumulant.monitor"):
+        log_actions(7, actions)
+    line, *others = caplog.messages
+    assert line == "step 7: stop 5; learning rate 4; clip 0; and 3 more"
+    assert others == ["step 7: clip 1", "step 7: entropy floor 2", "step 7: clip 3"]
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO", "INFO", "INFO"]
 
 
 def test_logits_that_are_not_finite_are_reported_and_nothing_is_scaled():

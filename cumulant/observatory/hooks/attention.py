@@ -88,6 +88,8 @@ class ModelHooks:
 
 
 _observed_models: list[ModelHooks] = []  # innermost last
+# a configuration by its id, with its function before it was observed and how many observe it
+_observed_configurations: dict[int, tuple[object, str | None, int]] = {}
 
 
 @contextmanager
@@ -147,17 +149,29 @@ def _registered_functions(model, hooks: ModelHooks, own_layers: bool) -> Iterato
     if not (own_layers or model._can_set_attn_implementation()):
         raise ValueError(unrecordable(model))
     configurations = attention_configurations(model)
-    before = [(config, getattr(config, "_attn_implementation_internal", None)) for config in configurations]
+    names = {getattr(config, "_attn_implementation_internal", None) for config in configurations}
+    _register(own="cumulant" in names)
     _observed_models.append(hooks)
     try:
-        _register(own=any(name == "cumulant" for _, name in before))
-        for config, name in before:
+        for config in configurations:
+            name = getattr(config, "_attn_implementation_internal", None)
+            _, original, observers = _observed_configurations.get(id(config), (config, name, 0))
+            _observed_configurations[id(config)] = config, original, observers + 1
             config._attn_implementation_internal = OBSERVED.get(name, "cumulant_sdpa")
         yield
     finally:
         _observed_models.remove(hooks)
-        for config, name in before:
-            config._attn_implementation_internal = name
+        for config in configurations:
+            _let_go_of(config)
+
+
+def _let_go_of(config) -> None:
+    """The last of several observers of a configuration gives it back its function, in whatever order they end."""
+    _, original, observers = _observed_configurations.pop(id(config))
+    if observers > 1:
+        _observed_configurations[id(config)] = config, original, observers - 1
+    else:
+        config._attn_implementation_internal = original
 
 
 def _layer_observer(hooks: ModelHooks) -> Observer:

@@ -181,7 +181,7 @@ class Monitor:
             got = f"none in step {self.now}"
             self._warn_once("step", "an observed pass", got, advice_without_calls(self.model))
         self._let_go_of_calls()
-        actions = [] if check is None else self._react(check, optimizer, scheduler)
+        actions = [] if check is None else [a._replace(step=later) for a in self._react(check, optimizer, scheduler)]
         if self.clipper is not None and self._handles:
             actions += self.clipper.act(later, optimizer)
         self.actions.extend(actions)

@@ -50,10 +50,10 @@ def head_rows(module: nn.Module) -> list[HeadRows] | NotFound:
     if isinstance(module, MultiheadAttention):
         return _rows_of_multihead(module)
     heads, kind = head_count(module), type(module).__name__
-    if not heads:
-        return NotFound(f"{kind} does not say how many heads it has")
     if isinstance(module, REPORTING_LAYERS):
         return NotFound(f"{kind} has no queries and keys of a head that could be scaled alone")
+    if not heads:
+        return NotFound(f"{kind} does not say how many heads it has")
     if getattr(getattr(module, "config", None), "clip_qkv", None) is not None:
         return NotFound(f"{kind} cuts its queries and keys off at clip_qkv")
     if hasattr(module, "kv_b_proj") and hasattr(module, "qk_nope_head_dim"):
