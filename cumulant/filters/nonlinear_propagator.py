@@ -30,6 +30,17 @@ from cumulant.filters.packed_normal import Elimination, Normal, PackedNormal, pa
 from cumulant.filters.protocol import Start, StateMoments, Updated, contract, is_tracked
 
 
+class NotFiniteError(ValueError):
+    """A function of a mode, its derivative or a covariance that is NaN or infinite: part of which mode, at which step
+    of which sequence of the batch."""
+
+    def __init__(self, part: str, mode: int, step: int, sequence: int, got: str):
+        self.part, self.mode, self.step, self.sequence, self.got = part, mode, step, sequence, got
+        where = f"{NAME}.mode_models[{mode}].{part}, step {step}, sequence {sequence}"
+        advice = "The function must be defined and smooth where the filter evaluates it."
+        super().__init__(sentence(where, "finite numbers", got, advice))
+
+
 class NonlinearGaussian(PackedNormal):
     """The propagator of `SwitchingNonlinear`."""
 
@@ -248,6 +259,4 @@ class NonlinearGaussian(PackedNormal):
         *_, mode, sequence = (~values.isfinite()).movedim(-2, 0).nonzero()[0].tolist()
         means = values.narrow(-2, 1, self.d).movedim(-2, 0) if means is None else means
         what = "a value" if not holds(means[..., mode, sequence].isfinite()) else "a derivative or covariance"
-        where = f"{NAME}.mode_models[{mode}].{name}, step {t}, sequence {sequence}"
-        advice = "The function must be defined and smooth where the filter evaluates it."
-        raise ValueError(sentence(where, "finite numbers", f"{what} that is NaN or infinite", advice))
+        raise NotFiniteError(name, mode, t, sequence, f"{what} that is NaN or infinite")

@@ -319,6 +319,20 @@ def test_bad_rows_of_sensors_are_refused(case, model_of, table_of):
         read_tracks(table_of(text), model.columns)
 
 
+@pytest.mark.parametrize("method", ["imm", "particles"])
+def test_what_the_engine_refuses_names_the_track_and_its_time(method, model_of, table_of):
+    """Of a track whose rows are a day apart, beside one whose rows are a second apart."""
+    path = model_of('track = "id"', replace=[("velocity_std = 50", "velocity_std = 1e45")])
+    model = read_model(path)
+    rows = [f"{name},{k * gap},{1 + k / 100},{30 + k}" for name, gap in (("a", 1), ("b", 86400)) for k in range(6)]
+    tracks = read_tracks(table_of("id,t,r,a\n" + "\n".join(rows) + "\n"), model.columns)
+    expected = (
+        r"track b, t 259200, dynamics in mode constant-velocity: expected finite numbers, got a value that is NaN"
+    )
+    with pytest.raises(ValueError, match=expected):
+        filter_tracks(model, tracks if method == "imm" else tracks[1:], method=method)
+
+
 def test_latitudes_beyond_the_pole_are_refused(model_of, table_of):
     sensor = 'latitude = { column = "r", std = 10 }\nlongitude = { column = "a", std = 10 }'
     model = read_model(model_of(sensor=sensor))

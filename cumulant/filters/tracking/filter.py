@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any, NamedTuple
 from zlib import crc32
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from cumulant.checks import sentence
 from cumulant.filters import Filtered, Innovations, ProjectedNormal, SmootherWarning, innovations, m_projection
+from cumulant.filters.nonlinear_propagator import NotFiniteError
 from cumulant.filters.smoother import Smoothed, filter_and_smooth, is_exact
 from cumulant.filters.tracking.batches import batches, cut, padded, padded_gaps
 from cumulant.filters.tracking.methods import (
@@ -96,14 +98,15 @@ def filter_tracks(
     less_certain: list[int] = []
     for group in batches(tracks) if method != PARTICLES else [[k] for k in range(len(tracks))]:
         batch = _Batch(model, [tracks[k] for k in group], None if starts is None else [starts[k] for k in group])
-        found = batch.innovations(method, gate) if gate is not None or score else None
-        y = batch.y if found is None else found.observations
-        if method == PARTICLES:
-            filtered = batch.by_particles(y, particles or DEFAULT_PARTICLES, seed or 0)
-        else:
-            filtered = batch.moved_back(method_of(method)(batch.built, y, batch.mask))
-        _check_finite(model, batch.tracks, filtered)
-        smoothed, ratios = batch.smoothed(y, smoother, order)
+        with _tracks_named(model, batch.tracks):
+            found = batch.innovations(method, gate) if gate is not None or score else None
+            y = batch.y if found is None else found.observations
+            if method == PARTICLES:
+                filtered = batch.by_particles(y, particles or DEFAULT_PARTICLES, seed or 0)
+            else:
+                filtered = batch.moved_back(method_of(method)(batch.built, y, batch.mask))
+            _check_finite(model, batch.tracks, filtered)
+            smoothed, ratios = batch.smoothed(y, smoother, order)
         for index, (k, track) in enumerate(zip(group, batch.tracks, strict=True)):
             length, ratio = len(track.times), ratios[index]
             scored = cut(found, index, length)
@@ -198,6 +201,20 @@ def _excess_sentence(estimates: Sequence[Estimate], smoother: str, order: int) -
     better = "--method gpb3, gpb4, …" if smoother == "propagation" else "--smoother propagation"
     advice = f"The filtered columns may be nearer the truth there; {better} is better."
     return sentence(f"smoother {smoother} of order {order}", expected, got, advice)
+
+
+@contextmanager
+def _tracks_named(model: TrackModel, tracks: Sequence[Track]) -> Iterator[None]:
+    """What the engine refuses, by the names of track and mode and by the time of the row."""
+    try:
+        yield
+    except NotFiniteError as error:
+        track = tracks[error.sequence if len(tracks) > 1 else 0]  # of particles, one track at a time
+        time = time_text(track.times[min(error.step, len(track.times) - 1)], model.columns.time_unit)
+        mode = model.modes[error.mode].name
+        where = f"track {track.name}, {model.columns.time} {time}, {error.part} in mode {mode}"
+        advice = "Numbers are too large or a target is at a sensor: see [initial], gaps, sensors, units."
+        raise ValueError(sentence(where, "finite numbers", error.got, advice)) from error
 
 
 def _check_finite(model: TrackModel, tracks: Sequence[Track], filtered: Filtered | ParticleFiltered) -> None:
