@@ -193,7 +193,7 @@ def _require_implementation(model: object) -> nn.Module:
 # ---------------------------------------------------------------------- the function
 
 
-class _Call(NamedTuple):
+class _KernelCall(NamedTuple):
     """A call of the function as the kernel takes it.
 
     mask      as the model passed it
@@ -267,7 +267,9 @@ def attention_function(
         key.require_plain(support)
     elif (keys := visible_keys(support, query.shape[2], key.shape[2])) < key.shape[2]:
         key, value, support = key[:, :, :keys], value[:, :, :keys], support.of_first_keys(keys)
-    call = _Call(module, attention_mask, (query, key, value), query, key, value, support, score_scale(query, scaling))
+    call = _KernelCall(
+        module, attention_mask, (query, key, value), query, key, value, support, score_scale(query, scaling)
+    )
     if softcap is not None:
         call = _capped(call, softcap)
     if is_recording(module):  # the largest logit is that before the cap
@@ -304,7 +306,7 @@ def _moments(
     return scaled_moments(Arguments(query, key, value, weights, support.mask, None), support.sink, settings, "auto")
 
 
-def _capped(call: _Call, cap: float) -> _Call:
+def _capped(call: _KernelCall, cap: float) -> _KernelCall:
     """The call with its capped scores as log weights of pairs, in float32 at least; η is 0."""
     if type(call.key) is CompressedKeys:
         return call._replace(key=call.key.capped(cap), capped=True)
@@ -316,7 +318,7 @@ def _capped(call: _Call, cap: float) -> _Call:
 
 
 @torch.compiler.disable
-def _observed(call: _Call, request: StatisticsRequest | None) -> Tensor:
+def _observed(call: _KernelCall, request: StatisticsRequest | None) -> Tensor:
     """The output, with the call handed to the observers of its module and to who has a ``request`` for its
     statistics."""
     observers = [observer for observer in _observers if call.module in observer.names]
