@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from cumulant.cache.audit.continuation import FullPass, compressed_cache, logits_after, read_on
+from cumulant.cache.audit.continuation import FullPass, logits_after, read_on
 from cumulant.cache.audit.head_errors import (
     FullReading,
     HeadErrors,
@@ -21,7 +21,7 @@ from cumulant.cache.audit.head_errors import (
 )
 from cumulant.cache.audit.result import Answers, Look, Method, MethodResult, Prediction, WindowResult, WorstToken
 from cumulant.cache.audit.retrieval import RetrievalPrefix, retrieval_prefix, right_answers
-from cumulant.cache.audit.texts import Window
+from cumulant.cache.audit.texts import TextWindow
 from cumulant.cache.audit.token_errors import TokenErrors, token_errors
 from cumulant.cache.compressor import Compressed, Compressor, compress
 from cumulant.cache.prefix import Prefix, prefill
@@ -83,7 +83,7 @@ class Clock:
 def measure_window(
     model: nn.Module,
     tokenizer: Any,
-    window: Window,
+    window: TextWindow,
     methods: Mapping[str, Compressor],
     keeps: Sequence[float],
     settings: WindowSettings,
@@ -122,12 +122,12 @@ def _measure(
     full: FullPass,
     readings: list[FullReading],
     made: Compressed,
-    window: Window,
+    window: TextWindow,
     settings: WindowSettings,
     clock: Clock,
 ) -> MethodResult:
     ids = window.input_ids[settings.prefix : -1]
-    logits, seconds = logits_after(prefix, compressed_cache(prefix, made), ids)
+    logits, seconds = logits_after(prefix, made.cache(prefix), ids)
     clock.add("compressed", seconds)
     start = time.perf_counter()
     tokens = token_errors(full.logits, logits, window.input_ids[settings.prefix + 1 :])
@@ -200,7 +200,7 @@ def _looked_at(prefix: Prefix, full: FullPass, made: Compressed, token: int) -> 
 
 def _ask(
     known: Audited,
-    window: Window,
+    window: TextWindow,
     methods: Mapping[str, Compressor],
     keeps: Sequence[float],
     settings: WindowSettings,
@@ -224,7 +224,7 @@ def _ask(
 
 
 def _answers(prefix: Prefix, text: RetrievalPrefix, made: Compressed) -> Answers:
-    cache = compressed_cache(prefix, made)
+    cache = made.cache(prefix)
     return {
         task: right_answers(logits_after(prefix, cache, ids)[0], ids, answer)
         for task, (ids, answer) in text.questions.items()
