@@ -27,7 +27,7 @@ from cumulant.checks import require_integer, sentence
 from cumulant.files import versions
 from cumulant.observatory.models.load import Loaded, load
 
-PREFIX, CONTINUATION, DOCUMENTS, EVERY = 1024, 512, 8, 8
+PREFIX, CONTINUATION, DOCUMENTS, EVERY = 1024, 512, 8, 16
 Step = Callable[[int, int, str], None]
 
 

@@ -22,7 +22,7 @@ from cumulant.cache.audit.head_errors import (
 from cumulant.cache.audit.result import Answers, Look, Method, MethodResult, Prediction, WindowResult, WorstToken
 from cumulant.cache.audit.retrieval import RetrievalPrefix, retrieval_prefix, right_answers
 from cumulant.cache.audit.texts import TextWindow
-from cumulant.cache.audit.token_errors import TokenErrors, token_errors
+from cumulant.cache.audit.token_errors import FullPredictions, TokenErrors, full_predictions, token_errors
 from cumulant.cache.compressor import Compressed, Compressor, compress
 from cumulant.cache.prefix import Prefix, prefill
 from cumulant.observatory.hooks.structure import NotFound
@@ -98,19 +98,21 @@ def measure_window(
     following = ids[settings.prefix + 1 :]
     full = read_on(prefix, ids[settings.prefix : -1], settings.every)
     clock.add("full", full.seconds)
+    predicted = clock.time("statistics", full_predictions, full.logits, following)
     readings = clock.time("statistics", lambda: [read_full(*x) for x in zip(prefix.layers, full.layers, strict=True)])
     step(f"{window.name}: read")
     results: dict[Method, MethodResult] = {}
     for name, compressor in methods.items():
         for keep in keeps:
             made = compress(prefix, compressor, keep)
-            results[Method(name, keep)] = _measure(known, prefix, full, readings, made, window, settings, clock)
+            results[Method(name, keep)] = _measure(
+                known, prefix, full, predicted, readings, made, window, settings, clock
+            )
             step(f"{window.name}: {name} at {keep:g}")
-    nll = token_errors(full.logits, full.logits, following).full
     attention = torch.stack([reading.attention.mean(0) for reading in readings]).mean(0) / len(full.layers[0].at)
     strings = tuple(token_strings(tokenizer, ids.tolist()))
     about = window.document, window.name, window.kind, ids, strings
-    result = WindowResult(*about, nll, attention, results, {}, clock.spent)
+    result = WindowResult(*about, predicted.nll, attention, results, {}, clock.spent)
     if settings.retrieval:
         result = _ask(known, window, methods, keeps, settings, result, step)
     return result
@@ -120,6 +122,7 @@ def _measure(
     known: Audited,
     prefix: Prefix,
     full: FullPass,
+    predicted: FullPredictions,
     readings: list[FullReading],
     made: Compressed,
     window: TextWindow,
@@ -130,7 +133,7 @@ def _measure(
     logits, seconds = logits_after(prefix, made.cache(prefix), ids)
     clock.add("compressed", seconds)
     start = time.perf_counter()
-    tokens = token_errors(full.logits, logits, window.input_ids[settings.prefix + 1 :])
+    tokens = token_errors(predicted, logits)
     heads = [
         head_errors(layer, entries, reading, known.outputs[layer.name], asked.stream)
         for layer, entries, reading, asked in zip(prefix.layers, made.layers, readings, full.layers, strict=True)
