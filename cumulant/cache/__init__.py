@@ -7,16 +7,40 @@ measure_cache.py   `MeasureCache`, the cache that a model takes as ``past_key_va
 models.py          which models have one, by what a saved cache recognises its model
 adding.py          positions that a cache stands for, and when two can be added
 storage.py         files
+
+prefix.py          what the heads of a model hold of a prefix, and the queries that read it
+rotation.py        how queries and keys turn with their positions
+budget.py          bytes and entries
+compressor.py      the contract of a compressor, and `compress`
+press.py           presses of other libraries as compressors
+baselines/         published methods, each one file
+audit/             how wrong a compressed cache is, and where
 """
 
 from cumulant.cache.entries import HeadEntries
 from cumulant.extras import missing_package
 
 try:
+    from cumulant.cache.budget import Budget
+    from cumulant.cache.compressor import Compressed, Compressor, ScoreCompressor, as_compressor, compress
     from cumulant.cache.measure_cache import MeasureCache
+    from cumulant.cache.prefix import LayerPrefix, Prefix, on_cumulant, prefill
 except ModuleNotFoundError as missing:
     if (missing.name or "").startswith("cumulant"):
         raise
     raise missing_package("cumulant.cache", missing.name or "transformers", "hf") from None
 
-__all__ = ["HeadEntries", "MeasureCache"]
+__all__ = [
+    "Budget",
+    "Compressed",
+    "Compressor",
+    "HeadEntries",
+    "LayerPrefix",
+    "MeasureCache",
+    "Prefix",
+    "ScoreCompressor",
+    "as_compressor",
+    "compress",
+    "on_cumulant",
+    "prefill",
+]

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from cumulant.cache.budget import Budget, budget, bytes_held
 from cumulant.cache.entries import HeadEntries
+from cumulant.cache.measure_cache import MeasureCache
 from cumulant.cache.prefix import LayerPrefix, Prefix
 from cumulant.checks import sentence, shape
 
@@ -44,7 +45,7 @@ class Compressor(ABC):
 
 
 class Compressed(NamedTuple):
-    """What a compressor made of a prefix.
+    """What a compressor made of a prefix: Σ_j e^{w_j} δ_(k_j, v_j) for every layer and key head.
 
     layers   entries of every layer of the prefix and every key head
     held     bytes, with those of layers that are not compressed
@@ -62,10 +63,21 @@ class Compressed(NamedTuple):
         """Share of the bytes that is held."""
         return self.held / self.full
 
+    def cache(self, prefix: Prefix) -> MeasureCache:
+        """A cache that holds the entries in the place of the prefix, to read on from; positions are left out."""
+        cache = MeasureCache.from_cache(prefix.copy_cache(), prefix.model)
+        entries = {
+            layer.index: [head._replace(positions=None) for head in heads]
+            for layer, heads in zip(prefix.layers, self.layers, strict=True)
+        }
+        return cache.compress(entries)
+
 
 @torch.no_grad()
 def compress(prefix: Prefix, compressor: object, keep: float) -> Compressed:
     """Compress a prefix to a share ``keep`` of its bytes, and check what came back: shapes, numbers and bytes.
+
+        Σ_{j<T} δ_(k_j, v_j)  →  Σ_{j<m} e^{w_j} δ_(k̂_j, v̂_j),    bytes held ≤ keep · bytes of the full cache
 
     compressor  a `Compressor`, the name of a baseline, a press, or a function of one layer (see `as_compressor`)
 
@@ -190,10 +202,19 @@ class FunctionCompressor(Compressor):
 
 
 class ScoreCompressor(Compressor):
-    """Tokens with the highest scores stay, every key head as many: what most methods of eviction are.
+    """The m tokens with the highest scores stay, every key head as many: what most methods of eviction are.
+
+        stays: {j : s_j ≥ the m-th largest of s_0, …, s_(T−1)}
 
     sinks   first tokens that always stay
     recent  last tokens that always stay, if there is room for twice as many
+
+    >>> class LongValues(ScoreCompressor):
+    ...     sinks = 1
+    ...     def score(self, layer):
+    ...         return layer.values.norm(dim=-1)
+    >>> LongValues().scores(torch.tensor([[0.5, 3.0, 1.0]]), 2)
+    tensor([[inf, 3., 1.]])
     """
 
     sinks: int = 0

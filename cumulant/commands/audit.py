@@ -53,7 +53,7 @@ def audit(
         int, typer.Option(min=1, help="Tokens that are read after them, with the full cache and each compressed one.")
     ] = 512,
     documents: Annotated[int, typer.Option(min=1, help="Documents: intervals are over them.")] = 8,
-    every: Annotated[int, typer.Option(min=1, help="One token in so many has the queries of all heads measured.")] = 8,
+    every: Annotated[int, typer.Option(min=1, help="One token in so many has the queries of all heads measured.")] = 16,
     retrieval: Annotated[
         bool, typer.Option("--retrieval/--no-retrieval", help="Ask for facts hidden in the text.")
     ] = True,

@@ -44,7 +44,11 @@ PAGES = {
     "observatory": ApiPage(
         "Observatory", "Looking into transformers, and watching a training.", ("observatory", "observatory.monitor")
     ),
-    "cache": ApiPage("Caches as measures", "Keys, values and masses of every head, compressed.", ("cache",)),
+    "cache": ApiPage(
+        "Caches as measures",
+        "Keys, values and masses of every head, compressed, and how wrong that is.",
+        ("cache", "cache.baselines", "cache.audit"),
+    ),
     "solve": ApiPage("Solvers", "Fixed points and roots, sample by sample.", ("solve", "special", "testing")),
     "paper": ApiPage(
         "The paper as a program",

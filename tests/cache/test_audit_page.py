@@ -14,14 +14,14 @@ from tests.cache.prefixes import characters, decoder, read_by
 
 pytest.importorskip("jinja2", reason="install cumulant[report] for pages")
 
-from cumulant.cache.audit import AuditRecord, Document, audit
-from cumulant.cache.audit.directory import delete_audit, write_report
+from cumulant.cache.audit import AuditRecord, AuditText, audit
+from cumulant.cache.audit.directory import delete_audit
 from cumulant.cache.audit.page.render import audit_page
 from cumulant.cache.baselines import BASELINES
 from cumulant.commands.audit import METHODS
 
 HOSTILE = '</script><img src=x onerror=alert(1)>"&amp;\u202e '
-TEXTS = [Document(f"{HOSTILE}{i}", "text", f"{HOSTILE} {i} of many texts. " * 40) for i in range(2)]
+TEXTS = [AuditText(f"{HOSTILE}{i}", "text", f"{HOSTILE} {i} of many texts. " * 40) for i in range(2)]
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +92,7 @@ def test_an_audit_without_questions_has_a_page():
 
 def test_tables_have_a_row_for_every_method_and_head(record: AuditRecord, tmp_path: Path):
     record.save(tmp_path)
-    write_report(record, tmp_path)
+    assert record.report(tmp_path) == tmp_path / "report.html"
     methods, heads = (polars.read_parquet(tmp_path / f"{name}.parquet") for name in ("methods", "heads"))
     assert methods["method"].to_list() == ["h2o", "h2o", "d2o-like", "d2o-like"]
     assert methods["asked"].to_list() == [0.5, 0.25, 0.5, 0.25]

@@ -246,7 +246,7 @@ def test_lightning_stops_where_a_reaction_says_so(tmp_path):
 
 def test_accelerate_accumulates_clips_adds_penalties_and_resumes(tmp_path, caplog):
     accelerate = pytest.importorskip("accelerate", reason="install cumulant[hf]")
-    accelerate.state.GradientState._reset_state()  # one for the process, in which Trainers of other tests have left theirs
+    accelerate.state.GradientState._reset_state()  # that of Trainers of other tests
 
     def prepared(threshold: float) -> tuple:
         accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)

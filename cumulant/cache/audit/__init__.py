@@ -14,16 +14,14 @@ summary.py         numbers with intervals, heads by damage, the sentence
 
 from cumulant.cache.audit.record import AuditRecord, AuditSettings
 from cumulant.cache.audit.run import audit
-from cumulant.cache.audit.summary import DamagedHead, MethodRow, damaged_heads, method_rows
-from cumulant.cache.audit.texts import Document
+from cumulant.cache.audit.summary import DamagedHead, MethodRow
+from cumulant.cache.audit.texts import AuditText
 
 __all__ = [
     "AuditRecord",
     "AuditSettings",
+    "AuditText",
     "DamagedHead",
-    "Document",
     "MethodRow",
     "audit",
-    "damaged_heads",
-    "method_rows",
 ]

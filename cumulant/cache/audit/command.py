@@ -17,7 +17,7 @@ from cumulant.cache.audit.directory import PAGE, delete_audit, write_report
 from cumulant.cache.audit.record import AuditRecord
 from cumulant.cache.audit.run import audit
 from cumulant.cache.audit.summary import MethodRow, method_rows, overhead, retrieval, seconds_of
-from cumulant.cache.audit.texts import Document
+from cumulant.cache.audit.texts import AuditText
 from cumulant.checks import sentence
 from cumulant.observatory.models.load import load
 from cumulant.observatory.record.bootstrap import Interval
@@ -99,7 +99,7 @@ def _keep(written: str) -> float:
         raise ValueError(sentence("--keep", "a share above 0 and at most 1", repr(written), advice)) from None
 
 
-def _documents(request: AuditRequest) -> list[Document] | None:
+def _documents(request: AuditRequest) -> list[AuditText] | None:
     """Texts of the user that may be long enough, a few more than are asked for."""
     if not request.sources:
         return None
@@ -113,10 +113,10 @@ def _documents(request: AuditRequest) -> list[Document] | None:
         body = "".join(parts)
         parts = []
         if len(body) >= least:
-            found.append(Document(name, "text", body))
+            found.append(AuditText(name, "text", body))
         if len(found) >= 4 * request.documents:
             break
-    return found or [Document(name, "text", "")]
+    return found or [AuditText(name, "text", "")]
 
 
 @contextmanager

@@ -10,7 +10,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from cumulant.cache.compressor import Compressed
 from cumulant.cache.measure_cache import MeasureCache
 from cumulant.cache.prefix import AttentionCalls, Prefix
 from cumulant.observatory.hooks.structure import block_of, input_of
@@ -96,16 +95,6 @@ def _streams(prefix: Prefix, at: Tensor, found: dict[str, float]) -> Iterator[No
                 module = prefix.model.get_submodule(block)
                 stack.callback(module.register_forward_pre_hook(hook_of(layer.name), with_kwargs=True).remove)
         yield
-
-
-def compressed_cache(prefix: Prefix, compressed: Compressed) -> MeasureCache:
-    """A cache that holds the entries in the place of the prefix, to read on from."""
-    cache = MeasureCache.from_cache(prefix.copy_cache(), prefix.model)
-    entries = {
-        layer.index: [head._replace(positions=None) for head in heads]
-        for layer, heads in zip(prefix.layers, compressed.layers, strict=True)
-    }
-    return cache.compress(entries)
 
 
 @torch.no_grad()

@@ -79,21 +79,26 @@ class HeadErrors:
 
 def read_full(layer: LayerPrefix, asked: LayerQueries) -> FullReading:
     """What the heads of a layer read with the full cache, in float64."""
-    heads, groups = len(asked.queries), layer.groups
+    heads, count = asked.queries.shape[:2]
     queries = asked.queries.to(PRECISION)
-    keys, values = (x.to(PRECISION).repeat_interleave(groups, 0) for x in (layer.keys, layer.values))
-    new_keys, new_values = (x.to(PRECISION).repeat_interleave(groups, 0) for x in (asked.keys, asked.values))
-    later = torch.arange(new_keys.shape[1], device=queries.device) > asked.at[:, None]
-    scores = (queries @ new_keys.mT).masked_fill(later, -torch.inf)
-    local = scores.logsumexp(-1)
+    grouped = queries.reshape(len(layer.keys), -1, queries.shape[-1])  # (key heads, group · q, d)
+    later = torch.arange(asked.keys.shape[1], device=queries.device) > asked.at[:, None]
+    scores = (grouped @ asked.keys.to(PRECISION).mT).unflatten(1, (-1, count)).masked_fill(later, -torch.inf)
+    local = scores.logsumexp(-1).reshape(heads, count)
     if layer.sinks is not None:
         local = torch.logaddexp(local, layer.sinks.to(PRECISION)[:, None].expand(heads, -1))
-    local_output = (scores - local[..., None]).exp() @ new_values
-    scores = queries @ keys.mT
-    total = torch.logaddexp(scores.logsumexp(-1), local)
-    weights = (scores - total[..., None]).exp()
-    output = weights @ values + (local - total).exp()[..., None] * local_output
-    return FullReading(queries, total, local, local_output, output, weights.sum(1), weights.sum(-1))
+    weights = (scores.flatten(1, 2) - local.reshape(len(layer.keys), -1, 1)).exp()
+    local_output = (weights @ asked.values.to(PRECISION)).reshape(heads, count, -1)
+    scores = grouped @ layer.keys.to(PRECISION).mT
+    highest = scores.amax(-1, keepdim=True)
+    weights = scores.sub_(highest).exp_()  # one exponential for each pair: the normaliser comes after the sums
+    mass, highest = weights.sum(-1).reshape(heads, count), highest.reshape(heads, count)
+    total = torch.logaddexp(mass.log() + highest, local)
+    factor = (highest - total).exp()
+    output = (weights @ layer.values.to(PRECISION)).reshape(heads, count, -1) * factor[..., None]
+    output += (local - total).exp()[..., None] * local_output
+    attention = (factor[:, None] @ weights.reshape(heads, count, -1))[:, 0]
+    return FullReading(queries, total, local, local_output, output, attention, mass * factor)
 
 
 def head_errors(

@@ -6,10 +6,14 @@ import json
 import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cumulant.cache.audit.result import Method, MethodResult, WindowResult
 from cumulant.checks import sentence
 from cumulant.files import write
+
+if TYPE_CHECKING:
+    from cumulant.cache.audit.summary import DamagedHead, MethodRow
 
 FORMAT = "cumulant cache audit 1"
 SETTINGS, WINDOWS = "audit.json", "windows"
@@ -18,7 +22,7 @@ NAMED = re.compile(r"window-\d{4}\.safetensors")
 
 @dataclass(frozen=True)
 class AuditSettings:
-    """What makes two audits the same: with these equal, one goes on where the other stopped.
+    """What makes two audits the same: with all of these equal (=), one goes on where the other stopped.
 
     model         its name, fingerprint a hash of its weights
     methods       names; keeps their budgets
@@ -51,7 +55,7 @@ class AuditSettings:
 
 @dataclass(frozen=True, eq=False)
 class AuditRecord:
-    """How wrong a cache is, for every method at every budget, on the windows of several documents.
+    """How wrong a cache is, |ΔG|, |ô − o|, KL(p ‖ p̂), for every method at every budget, on windows of documents.
 
     settings  of the audit
     windows   one for each document
@@ -69,7 +73,27 @@ class AuditRecord:
         """Of one method at one budget, window by window."""
         return [window.methods[method] for window in self.windows]
 
+    def rows(self) -> list[MethodRow]:
+        """The table: a row for every method at every budget, with intervals over documents."""
+        from cumulant.cache.audit.summary import method_rows
+
+        return method_rows(self)
+
+    def heads(self, method: Method) -> list[DamagedHead]:
+        """All heads with one method at one budget, the most damaged first."""
+        from cumulant.cache.audit.summary import damaged_heads
+
+        return damaged_heads(self, method)
+
+    def report(self, directory: str | Path) -> Path:
+        """Write methods.parquet, heads.parquet and report.html; the path of the page."""
+        from cumulant.cache.audit.directory import PAGE, write_report
+
+        write_report(self, directory)
+        return Path(directory) / PAGE
+
     def __str__(self) -> str:
+        """What was found, in one or two sentences."""
         from cumulant.cache.audit.summary import sentence_of
 
         return sentence_of(self)

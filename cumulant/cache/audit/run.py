@@ -18,7 +18,7 @@ from cumulant.cache.audit.record import (
     window_path,
 )
 from cumulant.cache.audit.result import WindowResult
-from cumulant.cache.audit.texts import CHARACTERS, Document, Window, default_documents, windows
+from cumulant.cache.audit.texts import CHARACTERS, AuditText, TextWindow, default_documents, windows
 from cumulant.cache.audit.window import WindowSettings, measure_window
 from cumulant.cache.budget import require_keep
 from cumulant.cache.compressor import Compressor, as_compressor
@@ -27,13 +27,13 @@ from cumulant.checks import require_integer, sentence
 from cumulant.files import versions
 from cumulant.observatory.models.load import Loaded, load
 
-PREFIX, CONTINUATION, DOCUMENTS, EVERY = 1024, 512, 8, 8
+PREFIX, CONTINUATION, DOCUMENTS, EVERY = 1024, 512, 8, 16
 Step = Callable[[int, int, str], None]
 
 
 def audit(
     model: str | Loaded | nn.Module,
-    texts: Iterable[str | Document] | None = None,
+    texts: Iterable[str | AuditText] | None = None,
     compressor: object = "h2o",
     *,
     keep: float | Sequence[float] = 0.25,
@@ -55,7 +55,7 @@ def audit(
     in float64; predictions with the predictions.
 
     model         a name that `cumulant.observatory.load` knows, what it returned, or a decoder of transformers
-    texts         one string or `Document` for each document; None: four kinds that a Python installation has
+    texts         one string or `AuditText` for each document; None: four kinds that a Python installation has
     compressor    a `Compressor`, the name of a baseline, a press, a function of one layer (`as_compressor`), a list of
                   them, or a dictionary by name: all are compared on the same windows
     keep          bytes held over bytes of the full cache, all layers together; or several
@@ -75,8 +75,9 @@ def audit(
     >>> tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words)
     >>> options = {"tokenizer": tokenizer, "prefix": 8, "continuation": 3, "retrieval": False}
     >>> found = audit(model, [4 * "to be or not "], "stream", keep=1.0, **options)
-    >>> abs(found.results(found.methods[0])[0].tokens.kl.sum().item()) < 1e-6            # the whole cache is held
-    True
+    >>> row = found.rows()[0]                                                             # the whole cache is held
+    >>> abs(row.kl.value) < 1e-6, row.agreement.value, found.heads(row.method)[0].missed < 1e-6
+    (True, 1.0, True)
     """
     loaded = _loaded(model, tokenizer)
     methods = compressors(compressor)
@@ -140,17 +141,19 @@ def vars_of(loaded: Loaded) -> tuple[str, str, str]:
     return loaded.name, loaded.source, loaded.fingerprint
 
 
-def _documents(texts: Iterable[str | Document] | None, needed: int, number: int) -> list[Document]:
+def _documents(texts: Iterable[str | AuditText] | None, needed: int, number: int) -> list[AuditText]:
     if texts is None:
         return default_documents(CHARACTERS * needed, number)
     if isinstance(texts, str):
         texts = [texts]
-    return [text if isinstance(text, Document) else Document(f"text {i}", "text", text) for i, text in enumerate(texts)]
+    return [
+        text if isinstance(text, AuditText) else AuditText(f"text {i}", "text", text) for i, text in enumerate(texts)
+    ]
 
 
 def _run(
     loaded: Loaded,
-    chosen: Sequence[Window],
+    chosen: Sequence[TextWindow],
     methods: Mapping[str, Compressor],
     settings: AuditSettings,
     directory: Path | None,
@@ -198,7 +201,7 @@ def _begin(directory: Path, settings: AuditSettings) -> None:
     save_settings(settings, directory)
 
 
-def _finished(path: Path, window: Window) -> WindowResult | None:
+def _finished(path: Path, window: TextWindow) -> WindowResult | None:
     if not path.is_file():
         return None
     result = WindowResult.load(path)

@@ -22,7 +22,7 @@ CHARACTERS = 6  # of a token, more than most have: texts are cut before they are
 SPARE = 2  # documents of each kind that may turn out to have too few tokens
 
 
-class Document(NamedTuple):
+class AuditText(NamedTuple):
     """A text of its own: windows of one document are not independent, documents are taken to be.
 
     name  as it stands in tables
@@ -35,7 +35,7 @@ class Document(NamedTuple):
     text: str
 
 
-class Window(NamedTuple):
+class TextWindow(NamedTuple):
     """The beginning of a document in tokens: a prefix, a continuation and the token after it.
 
     document   its number
@@ -50,7 +50,9 @@ class Window(NamedTuple):
     filler: Tensor
 
 
-def windows(documents: Sequence[Document], tokenizer: Any, prefix: int, continuation: int, number: int) -> list[Window]:
+def windows(
+    documents: Sequence[AuditText], tokenizer: Any, prefix: int, continuation: int, number: int
+) -> list[TextWindow]:
     """A window of each of ``number`` documents, kinds in turn; those that are too short are passed over.
 
     Documents of a kind come in an order that depends on their names alone.
@@ -61,7 +63,7 @@ def windows(documents: Sequence[Document], tokenizer: Any, prefix: int, continua
         if len(ids) < needed:
             continue
         tokens = torch.tensor(ids)
-        out.append(Window(len(out), document.name, document.kind, tokens[:needed], tokens))
+        out.append(TextWindow(len(out), document.name, document.kind, tokens[:needed], tokens))
         if len(out) == number:
             return out
     if not out:
@@ -72,7 +74,7 @@ def windows(documents: Sequence[Document], tokenizer: Any, prefix: int, continua
     return out
 
 
-def default_documents(characters: int, number: int) -> list[Document]:
+def default_documents(characters: int, number: int) -> list[AuditText]:
     """Descriptions of installed packages, modules of Python's library, its help pages, and licences.
 
     characters  of a document, at least: short pages of one kind are joined
@@ -80,7 +82,7 @@ def default_documents(characters: int, number: int) -> list[Document]:
     """
     each = -(-number // len(KINDS)) + SPARE
     return [
-        Document(name, kind, text)
+        AuditText(name, kind, text)
         for kind, texts_of in KINDS.items()
         for name, text in islice(_long(_unlike(texts_of(), characters), characters), each)
     ]
@@ -154,7 +156,7 @@ def _long(texts: Texts, characters: int) -> Texts:
             names, parts = [], []
 
 
-def _in_turn(documents: Sequence[Document]) -> Iterator[Document]:
+def _in_turn(documents: Sequence[AuditText]) -> Iterator[AuditText]:
     """One of each kind after the other."""
     kinds = dict.fromkeys(document.kind for document in documents)
     queues = [iter([d for d in documents if d.kind == kind]) for kind in kinds]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,24 +30,61 @@ class TokenErrors:
     agrees: Tensor
 
 
-@torch.no_grad()
-def token_errors(full: Tensor, compressed: Tensor, following: Tensor) -> TokenErrors:
-    """From logits (n, vocabulary) of both passes and the tokens (n,) that follow in the text, in float64.
+class FullPredictions(NamedTuple):
+    """Predictions with the full cache, which every method is compared with.
 
-    >>> logits = torch.tensor([[0.0, 0.0], [0.0, 0.0]])
-    >>> found = token_errors(logits, logits + torch.tensor([0.0, 1.0]), torch.tensor([1, 0]))
+    logits          (n, vocabulary)
+    probabilities   (n, vocabulary) softmax, in the dtype of the logits
+    log_normalizer  (n,) of the logits, float64
+    following       (n,) tokens that follow in the text
+    nll             (n,) −log p of these
+    """
+
+    logits: Tensor
+    probabilities: Tensor
+    log_normalizer: Tensor
+    following: Tensor
+    nll: Tensor
+
+
+@torch.no_grad()
+def full_predictions(logits: Tensor, following: Tensor) -> FullPredictions:
+    """From logits (n, vocabulary) of the pass with the full cache and the tokens (n,) that follow in the text."""
+    probabilities, normalizers = torch.empty_like(logits), []
+    for rows in _blocks(logits):
+        wide = logits[rows].double()
+        normalizers.append(wide.logsumexp(-1))
+        probabilities[rows] = (wide - normalizers[-1][:, None]).exp()
+    normalizer = torch.cat(normalizers)
+    nll = normalizer - logits.gather(1, following[:, None])[:, 0].double()
+    return FullPredictions(logits, probabilities, normalizer, following, nll)
+
+
+@torch.no_grad()
+def token_errors(full: FullPredictions, compressed: Tensor) -> TokenErrors:
+    """From logits (n, vocabulary) with the compressed cache, in float64.
+
+        Σ_y p(y) (s_y − ŝ_y) − (log Σ e^s − log Σ e^ŝ) = KL(p ‖ p̂)    for logits s, ŝ
+
+    >>> full = full_predictions(torch.tensor([[0.0, 0.0], [0.0, 0.0]]), torch.tensor([1, 0]))
+    >>> found = token_errors(full, full.logits + torch.tensor([0.0, 1.0]))
     >>> found.kl[0], found.agrees
     (tensor(0.1201, dtype=torch.float64), tensor([0., 0.], dtype=torch.float64))
     """
-    parts = []
-    for start in range(0, len(following), ROWS):
-        rows = slice(start, start + ROWS)
-        p, q = (logits[rows].double().log_softmax(-1) for logits in (full, compressed))
-        next_ids = following[rows, None]
-        agrees = (full[rows].argmax(-1) == compressed[rows].argmax(-1)).double()
-        kl = (p.exp() * (p - q)).sum(-1)
-        parts.append((kl, -q.gather(1, next_ids)[:, 0], -p.gather(1, next_ids)[:, 0], agrees))
-    return TokenErrors(*(torch.cat(part) for part in zip(*parts, strict=True)))
+    kls, normalizers = [], []
+    for rows in _blocks(compressed):
+        wide = compressed[rows].double()
+        normalizers.append(wide.logsumexp(-1))
+        change = full.log_normalizer[rows] - normalizers[-1]
+        difference = full.logits[rows].double().sub_(wide).sub_(change[:, None])
+        kls.append((full.probabilities[rows].double() * difference).sum(-1))
+    nll = torch.cat(normalizers) - compressed.gather(1, full.following[:, None])[:, 0].double()
+    agrees = (full.logits.argmax(-1) == compressed.argmax(-1)).double()
+    return TokenErrors(torch.cat(kls), nll, full.nll, agrees)
+
+
+def _blocks(logits: Tensor) -> list[slice]:
+    return [slice(start, start + ROWS) for start in range(0, len(logits), ROWS)]
 
 
 def horizons(length: int) -> list[int]:

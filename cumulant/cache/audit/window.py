@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from cumulant.cache.audit.continuation import FullPass, compressed_cache, logits_after, read_on
+from cumulant.cache.audit.continuation import FullPass, logits_after, read_on
 from cumulant.cache.audit.head_errors import (
     FullReading,
     HeadErrors,
@@ -21,8 +21,8 @@ from cumulant.cache.audit.head_errors import (
 )
 from cumulant.cache.audit.result import Answers, Look, Method, MethodResult, Prediction, WindowResult, WorstToken
 from cumulant.cache.audit.retrieval import RetrievalPrefix, retrieval_prefix, right_answers
-from cumulant.cache.audit.texts import Window
-from cumulant.cache.audit.token_errors import TokenErrors, token_errors
+from cumulant.cache.audit.texts import TextWindow
+from cumulant.cache.audit.token_errors import FullPredictions, TokenErrors, full_predictions, token_errors
 from cumulant.cache.compressor import Compressed, Compressor, compress
 from cumulant.cache.prefix import Prefix, prefill
 from cumulant.observatory.hooks.structure import NotFound
@@ -83,7 +83,7 @@ class Clock:
 def measure_window(
     model: nn.Module,
     tokenizer: Any,
-    window: Window,
+    window: TextWindow,
     methods: Mapping[str, Compressor],
     keeps: Sequence[float],
     settings: WindowSettings,
@@ -98,19 +98,21 @@ def measure_window(
     following = ids[settings.prefix + 1 :]
     full = read_on(prefix, ids[settings.prefix : -1], settings.every)
     clock.add("full", full.seconds)
+    predicted = clock.time("statistics", full_predictions, full.logits, following)
     readings = clock.time("statistics", lambda: [read_full(*x) for x in zip(prefix.layers, full.layers, strict=True)])
     step(f"{window.name}: read")
     results: dict[Method, MethodResult] = {}
     for name, compressor in methods.items():
         for keep in keeps:
             made = compress(prefix, compressor, keep)
-            results[Method(name, keep)] = _measure(known, prefix, full, readings, made, window, settings, clock)
+            results[Method(name, keep)] = _measure(
+                known, prefix, full, predicted, readings, made, window, settings, clock
+            )
             step(f"{window.name}: {name} at {keep:g}")
-    nll = token_errors(full.logits, full.logits, following).full
     attention = torch.stack([reading.attention.mean(0) for reading in readings]).mean(0) / len(full.layers[0].at)
     strings = tuple(token_strings(tokenizer, ids.tolist()))
     about = window.document, window.name, window.kind, ids, strings
-    result = WindowResult(*about, nll, attention, results, {}, clock.spent)
+    result = WindowResult(*about, predicted.nll, attention, results, {}, clock.spent)
     if settings.retrieval:
         result = _ask(known, window, methods, keeps, settings, result, step)
     return result
@@ -120,17 +122,18 @@ def _measure(
     known: Audited,
     prefix: Prefix,
     full: FullPass,
+    predicted: FullPredictions,
     readings: list[FullReading],
     made: Compressed,
-    window: Window,
+    window: TextWindow,
     settings: WindowSettings,
     clock: Clock,
 ) -> MethodResult:
     ids = window.input_ids[settings.prefix : -1]
-    logits, seconds = logits_after(prefix, compressed_cache(prefix, made), ids)
+    logits, seconds = logits_after(prefix, made.cache(prefix), ids)
     clock.add("compressed", seconds)
     start = time.perf_counter()
-    tokens = token_errors(full.logits, logits, window.input_ids[settings.prefix + 1 :])
+    tokens = token_errors(predicted, logits)
     heads = [
         head_errors(layer, entries, reading, known.outputs[layer.name], asked.stream)
         for layer, entries, reading, asked in zip(prefix.layers, made.layers, readings, full.layers, strict=True)
@@ -200,7 +203,7 @@ def _looked_at(prefix: Prefix, full: FullPass, made: Compressed, token: int) -> 
 
 def _ask(
     known: Audited,
-    window: Window,
+    window: TextWindow,
     methods: Mapping[str, Compressor],
     keeps: Sequence[float],
     settings: WindowSettings,
@@ -224,7 +227,7 @@ def _ask(
 
 
 def _answers(prefix: Prefix, text: RetrievalPrefix, made: Compressed) -> Answers:
-    cache = compressed_cache(prefix, made)
+    cache = made.cache(prefix)
     return {
         task: right_answers(logits_after(prefix, cache, ids)[0], ids, answer)
         for task, (ids, answer) in text.questions.items()
