@@ -5,13 +5,13 @@ remedies and seeds. A run is a line of a JSONL file, replaced in one step; runs 
 
 What counts as dead, written down before the runs of the table: a run is dead when its loss is not finite, or when at
 the end it is less than 0.1 nats per token better on held-out text than the frequencies of tokens are (those of the
-training text, with one added to each count; a run at the right rate is 1.7 nats better). Every other run is alive,
+training text, with one added to each count; a run at the right rate is 1.5 nats better). Every other run is alive,
 however much worse than at the right rate.
 
-The threshold and the weight of the z-loss come from seeds 100 and 101, judged on the validation part (the rows of
-"development"). All other rows have seeds from 0 on, judged on the test part.
+The threshold and the weight of the z-loss come from seed 100, judged on the validation part ("development"). All other
+rows have seeds from 0 on, judged on the test part.
 
-    python examples/clipped_training.py                            # an hour of one core; docs/clipped.jsonl
+    python examples/clipped_training.py                            # half an hour of one core; docs/clipped.jsonl
     python examples/clipped_training.py --page docs/clipping.md    # write the tables of the runs that are there
 """
 
@@ -213,6 +213,7 @@ def penalty(model: LanguageModel, weight: float) -> Tensor | float:
 RIGHT = Setting(dim=64, layers=4, rate=1e-2)
 THIRTY = RIGHT._replace(attention_rate=30.0)
 SMALL, WIDE = RIGHT._replace(layers=2), RIGHT._replace(layers=2, dim=128)
+WARM = SMALL._replace(warmup=50)
 CHOSEN, Z_CHOSEN = "QKClip(10)", "z-loss 0.001"
 TRIED = tuple(name for name in REMEDIES if name.startswith(("QKClip", "z-loss")))
 BOTH = ("nothing", CHOSEN)
@@ -236,8 +237,12 @@ EXPERIMENTS = {
     DEVELOPMENT: Experiment(THIRTY, seeds(("nothing", *TRIED), 1, first=100), "validation"),
     "attention at 30 times the rate": Experiment(THIRTY, seeds(SOME, 10) | seeds(OTHERS, 3)),
     "the right rate": Experiment(RIGHT, seeds(BOTH, 5) | seeds(("QK-norm", Z_CHOSEN), 3)),
-    "all at 20 times the rate, warm-up, 2 layers": Experiment(SMALL._replace(rate=0.2, warmup=50), seeds(SOME, 5)),
-    "all at 25 times the rate, warm-up, 2 layers": Experiment(SMALL._replace(rate=0.25, warmup=50), seeds(SOME, 5)),
+    "the right rate, warm-up, 2 layers": Experiment(WARM, seeds(BOTH, 3)),
+    "all at 10 times the rate, warm-up, 2 layers": Experiment(WARM._replace(rate=0.1), seeds(BOTH, 3)),
+    "all at 20 times the rate, warm-up, 2 layers": Experiment(WARM._replace(rate=0.2), seeds(SOME, 10)),
+    "all at 25 times the rate, warm-up, 2 layers": Experiment(
+        WARM._replace(rate=0.25), seeds(SOME, 10) | seeds(OTHERS, 3)
+    ),
     **{
         f"attention at {times} times the rate, {size}": Experiment(
             setting._replace(attention_rate=float(times)), seeds(SOME, 3)
@@ -279,24 +284,25 @@ def train_missing(path: Path, only: str | None) -> None:
 
 
 def tables(rows: list[dict]) -> str:
-    """Every experiment with every remedy: how many died, mean ± deviation over seeds, median of the largest logits."""
-    lines = []
-    for name, experiment in EXPERIMENTS.items():
-        lines += ["", f"**{name}**", ""] if name == DEVELOPMENT else []
-        for remedy in experiment.remedies:
-            some = [row for row in rows if (row["experiment"], row["remedy"]) == (name, remedy)]
-            if some:
-                lines.append(markdown_row(cells(name, remedy, some)))
+    """Every setting with every remedy; and below, what the threshold was chosen by."""
+    final = [line for name in EXPERIMENTS if name != DEVELOPMENT for line in lines_of(name, rows)]
     head = [markdown_row(HEADER), markdown_row(["---"] * len(HEADER))]
-    return "\n".join([*head, *lines])
+    return "\n".join([*head, *final, "", *head, *lines_of(DEVELOPMENT, rows)])
 
 
-def cells(name: str, remedy: str, rows: list[dict]) -> list[str]:
-    """A row of the table."""
-    dead = f"{sum(map(is_dead, rows))} of {len(rows)}"
-    columns = [spread([row[key] for row in rows], 2) for key in ("nats", "last loss")]
-    logits = f"{median(row['largest logit'] for row in rows):.3g}"
-    return [name, remedy, dead, *columns, logits, spread([row["seconds"] for row in rows], 1)]
+def lines_of(name: str, rows: list[dict]) -> list[str]:
+    """An experiment: how many runs died, mean ± deviation over seeds, the median of the largest logits."""
+    lines, title = [], name
+    for remedy in EXPERIMENTS[name].remedies:
+        some = [row for row in rows if (row["experiment"], row["remedy"]) == (name, remedy)]
+        if some:
+            dead = f"{sum(map(is_dead, some))} of {len(some)}"
+            columns = [spread([row[key] for row in some], 2) for key in ("nats", "last loss")]
+            logits = f"{median(row['largest logit'] for row in some):,.0f}"
+            seconds = spread([row["seconds"] for row in some], 1)
+            lines.append(markdown_row([title, remedy, dead, *columns, logits, seconds]))
+            title = ""
+    return lines
 
 
 def spread(values: list[float | None], digits: int) -> str:
