@@ -19,6 +19,7 @@ from benchmarks.inputs import (
     sharpness,
     title,
 )
+from cumulant.nn.language_model import LanguageConfig
 
 PLAIN, METRIC = "plain cross-entropy", "pytorch-metric-learning"
 FILTERPY, FILTERPY_EXTENDED = "filterpy's IMM", "filterpy's IMM of extended filters"
@@ -32,7 +33,7 @@ def catalogue(quick: bool = False) -> dict[str, Case]:
     """Every case by name; ``quick`` shrinks the inputs until all of them together take a few minutes."""
     k = 8 if quick else 1
     cases = [case for spread in (ORDINARY, SHARP) for case in _cases(k, spread)]
-    cases += [_monitored(k)]
+    cases += [_monitored(k), *_clipped(k)]
     cases += _observations(k)
     cases += _filters(k)
     order = list(dict.fromkeys(case.table for case in cases))
@@ -102,6 +103,19 @@ def _monitored(k: int) -> Case:
     methods = {OURS: layers.updated(monitored=True), ALONE: layers.updated(monitored=False)}
     work = f"the one update of fifty that a monitor records: {inputs}"
     return Case("monitor", "layers", work, inputs, methods, (within(ALONE, 1 + 0.03 * 50),))
+
+
+def _clipped(k: int) -> list[Case]:
+    """The largest logit of every head at every step; and scaling all heads: at most a two-hundredth of an update."""
+    inputs = Update(2, LanguageConfig(dim=256, hidden=1024, layers=4, context=512 // k))
+    plain = layers.updated()
+    measured = f"an update with the largest logit of every head: {inputs}"
+    alone = f"QKClip scales every head: {inputs}"
+    both = {OURS: layers.updated(clipped=True), ALONE: plain}
+    return [
+        Case("largest-logit", "layers", measured, inputs, both, (within(ALONE, 1.03),)),
+        Case("clip", "layers", alone, inputs, {OURS: layers.clipped_alone, ALONE: plain}, (faster(ALONE, 200),)),
+    ]
 
 
 def _memory(inputs: Attention) -> Case:

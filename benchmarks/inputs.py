@@ -12,6 +12,7 @@ from torch.nn.functional import normalize
 
 from cumulant.nn.language_model import LanguageConfig, LanguageModel
 
+REFERENCE = LanguageConfig()
 ORDINARY, SHARP = 1.0, 4.0
 
 
@@ -134,22 +135,24 @@ class TrainingBatch(NamedTuple):
 
 @dataclass(frozen=True)
 class Update:
-    """The reference language model and random tokens for one update."""
+    """The reference language model, or one of other sizes, and random tokens for one update."""
 
     batch: int
+    config: LanguageConfig = REFERENCE
 
     def __str__(self) -> str:
-        return f"language model, {self.batch} windows of {LanguageConfig().context} tokens"
+        other = f" of {self.config.layers} layers, d={self.config.dim}" if self.config != REFERENCE else ""
+        return f"language model{other}, {self.batch} windows of {self.config.context} tokens"
 
     def __call__(self) -> TrainingBatch:
-        config, seed = LanguageConfig(), torch.Generator().manual_seed(0)
+        config, seed = self.config, torch.Generator().manual_seed(0)
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(0)
             model = LanguageModel(config)
         return TrainingBatch(model, torch.randint(config.vocabulary, (self.batch, config.context + 1), generator=seed))
 
     def small(self) -> Update:
-        return Update(min(self.batch, 2))
+        return replace(self, batch=min(self.batch, 2))
 
 
 class Classes(NamedTuple):

@@ -130,6 +130,48 @@ def test_no_passage_is_like_another():
     assert drawn[2] & drawn[0]  # five texts are not enough for three draws of two
 
 
+@pytest.fixture(scope="module")
+def clipped():
+    return runpy.run_path(str(ROOT / "examples" / "clipped_training.py"))
+
+
+def test_the_page_on_clipping_shows_the_stored_runs(clipped):
+    rows = clipped["rows_of"](ROOT / "docs" / "clipped.jsonl")
+    page = (ROOT / "docs" / "clipping.md").read_text(encoding="utf-8")
+    assert clipped["tables"](rows) in page
+    planned = {
+        (name, remedy, seed)
+        for name, experiment in clipped["EXPERIMENTS"].items()
+        for remedy, seeds in experiment.remedies.items()
+        for seed in seeds
+    }
+    assert {(row["experiment"], row["remedy"], row["seed"]) for row in rows} == planned
+
+
+def test_a_run_is_dead_when_it_is_hardly_better_than_frequencies(clipped):
+    dead = [clipped["is_dead"]({"nats": nats, "frequencies": 6.0}) for nats in (None, 6.2, 5.95, 5.85, 4.0)]
+    assert dead == [True, True, True, False, False]
+
+
+@pytest.mark.long
+def test_remedies_begin_with_the_same_weights_and_runs_are_resumed(tmp_path, monkeypatch, clipped):
+    """One update of every remedy: the first loss is the same for all but QK-norm; what is there is not run again."""
+    monkeypatch.setattr(sys, "argv", ["clipped_training.py", "--out", str(tmp_path / "runs.jsonl")])
+    tiny = clipped["RIGHT"]._replace(dim=16, layers=1, steps=1, batch=2)
+    remedies = clipped["REMEDIES"]
+    experiment = clipped["Experiment"](tiny, dict.fromkeys(remedies, range(2)), "validation")
+    monkeypatch.setitem(clipped["main"].__globals__, "EXPERIMENTS", {"one": experiment})
+    clipped["main"]()
+    rows = clipped["rows_of"](tmp_path / "runs.jsonl")
+    assert len(rows) == 2 * len(remedies)
+    for seed in range(2):
+        first = {row["remedy"]: row["last loss"] for row in rows if row["seed"] == seed}
+        normed = first.pop("QK-norm")
+        assert max(first.values()) - min(first.values()) < 1e-3 < abs(normed - first["nothing"]) + 1e-3
+    clipped["main"]()
+    assert clipped["rows_of"](tmp_path / "runs.jsonl") == rows
+
+
 @pytest.mark.skipif(shutil.which("espeak-ng") is None, reason="install espeak-ng")
 def test_passages_are_spoken_with_their_words(tmp_path):
     documents = runpy.run_path(str(ROOT / "examples" / "documents.py"))

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from copy import deepcopy
+from typing import Any
 
 import torch
 from torch import nn
 
 from benchmarks.case import Prepare, Run, ours
 from benchmarks.inputs import Layered, TrainingBatch
+
+BOUND = 100.0  # of attention logits
 
 
 def attended(x: Layered) -> Run:
@@ -58,13 +62,18 @@ def _backward(layer: nn.Module, x: Layered, causal: bool) -> Run:
     return run
 
 
-def updated(monitored: bool) -> Prepare:
-    """One update of a language model that a `Monitor` records, or none; nothing is learned, so that all are alike."""
+def updated(monitored: bool = False, clipped: bool = False) -> Prepare:
+    """One update of a language model; nothing is learned, so that all are alike.
+
+    monitored  a `Monitor` records it
+    clipped    the largest logit of every head is measured and compared with a threshold, which none reaches
+    """
 
     def prepare(x: TrainingBatch) -> Run:
         model = deepcopy(x.model)
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, fused=True)
         monitor = ours("cumulant.training", "Monitor")(model, every=1) if monitored else None
+        monitor = _clipper(model) if clipped else monitor
 
         def run():
             optimizer.zero_grad(set_to_none=True)
@@ -78,3 +87,28 @@ def updated(monitored: bool) -> Prepare:
         return run
 
     return prepare
+
+
+def clipped_alone(x: TrainingBatch) -> Run:
+    """Reading the maxima of all heads and scaling every one of them, by a factor next to 1."""
+    model = deepcopy(x.model)
+    monitor = _clipper(model)
+    layers = monitor.clipper.layers
+    above = torch.nextafter(torch.tensor(BOUND), torch.tensor(torch.inf))
+
+    def run():
+        for layer in layers:
+            layer.largest.copy_(above)
+        monitor.step()
+        return {"weights": layers[0].module.in_proj_weight.detach()}
+
+    return run
+
+
+def _clipper(model: nn.Module) -> Any:
+    """A monitor that measures logits and observes nothing but the first step, which is over when this returns."""
+    logging.getLogger("cumulant.monitor").setLevel(logging.ERROR)  # the terminal is no part of the cost
+    clip = ours("cumulant.training", "QKClip")(BOUND)
+    monitor = ours("cumulant.training", "Monitor")(model, every=1 << 40, clip=clip)
+    monitor.start(1)
+    return monitor

@@ -220,6 +220,31 @@ def test_layers_of_this_library_are_clipped_to_the_threshold(options):
     assert torch.allclose(after[~over], first[~over], rtol=1e-6)
 
 
+@pytest.mark.parametrize("factor", [1.5, 30.0])
+def test_with_weights_held_still_one_head_falls_to_the_threshold_and_the_others_of_its_layer_stay(factor):
+    """Updates at rate 0: the largest logit on the batch that set it is τ to 1 %, those of other heads are the same."""
+    torch.manual_seed(0)
+    model = LanguageModel(LanguageConfig(dim=32, heads=4, hidden=64, vocabulary=64, context=16))
+    ids = torch.randint(64, (3, 16))
+    layer, head = "trunk.blocks.1.attention", 2
+    with torch.no_grad():
+        model.get_submodule(layer).in_proj_weight[32:64].view(4, 8, 32)[head] *= 20 * factor  # its keys
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.0)
+    with Monitor(model, clip=QKClip(5.0)) as monitor:
+        seen = []
+        for _ in range(2):
+            model.loss(ids[:, :-1], ids[:, 1:]).backward()
+            seen.append(recorded(monitor)[layer])
+            optimizer.step()
+            monitor.step(optimizer=optimizer)
+        assert [(a.step, a.name, a.head) for a in monitor.actions if a.step == 1] == [(1, layer, head)]
+    before, after = seen
+    assert float(before[head]) > 5.0 * factor
+    assert float(after[head]) == pytest.approx(5.0, rel=0.01)
+    others = torch.arange(4) != head
+    assert torch.allclose(after[others], before[others], rtol=0, atol=1e-6)
+
+
 def test_momentum_is_scaled_with_the_rows_where_asked():
     torch.manual_seed(0)
     layer, x = MultiheadAttention(8, 2, batch_first=True), 5 * torch.randn(2, 5, 8)
