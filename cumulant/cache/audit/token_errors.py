@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-ROWS = 64  # whose probabilities are held at once
+ROWS = 8  # whose probabilities are in double precision at once, in the cache of the processor
 HORIZONS = (32, 64, 128, 256, 512)
 
 
@@ -35,6 +35,7 @@ class FullPredictions(NamedTuple):
 
     logits          (n, vocabulary)
     probabilities   (n, vocabulary) softmax, in the dtype of the logits
+    mass, score     (n,) float64 sums of these probabilities, and of them times the logits
     log_normalizer  (n,) of the logits, float64
     following       (n,) tokens that follow in the text
     nll             (n,) −log p of these
@@ -42,6 +43,8 @@ class FullPredictions(NamedTuple):
 
     logits: Tensor
     probabilities: Tensor
+    mass: Tensor
+    score: Tensor
     log_normalizer: Tensor
     following: Tensor
     nll: Tensor
@@ -50,14 +53,16 @@ class FullPredictions(NamedTuple):
 @torch.no_grad()
 def full_predictions(logits: Tensor, following: Tensor) -> FullPredictions:
     """From logits (n, vocabulary) of the pass with the full cache and the tokens (n,) that follow in the text."""
-    probabilities, normalizers = torch.empty_like(logits), []
+    probabilities, sums = torch.empty_like(logits), []
     for rows in _blocks(logits):
         wide = logits[rows].double()
-        normalizers.append(wide.logsumexp(-1))
-        probabilities[rows] = (wide - normalizers[-1][:, None]).exp()
-    normalizer = torch.cat(normalizers)
+        normalizer = wide.logsumexp(-1)
+        probabilities[rows] = (wide - normalizer[:, None]).exp_()
+        rounded = probabilities[rows].double()
+        sums.append((rounded.sum(-1), torch.linalg.vecdot(rounded, wide), normalizer))
+    mass, score, normalizer = (torch.cat(parts) for parts in zip(*sums, strict=True))
     nll = normalizer - logits.gather(1, following[:, None])[:, 0].double()
-    return FullPredictions(logits, probabilities, normalizer, following, nll)
+    return FullPredictions(logits, probabilities, mass, score, normalizer, following, nll)
 
 
 @torch.no_grad()
@@ -76,8 +81,8 @@ def token_errors(full: FullPredictions, compressed: Tensor) -> TokenErrors:
         wide = compressed[rows].double()
         normalizers.append(wide.logsumexp(-1))
         change = full.log_normalizer[rows] - normalizers[-1]
-        difference = full.logits[rows].double().sub_(wide).sub_(change[:, None])
-        kls.append((full.probabilities[rows].double() * difference).sum(-1))
+        score = torch.linalg.vecdot(full.probabilities[rows].double(), wide)
+        kls.append(full.score[rows] - score - full.mass[rows] * change)
     nll = torch.cat(normalizers) - compressed.gather(1, full.following[:, None])[:, 0].double()
     agrees = (full.logits.argmax(-1) == compressed.argmax(-1)).double()
     return TokenErrors(torch.cat(kls), nll, full.nll, agrees)
