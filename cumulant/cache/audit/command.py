@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -135,11 +136,15 @@ def print_audit(screen: Console, record: AuditRecord, directory: Path) -> None:
     """The table of methods, what the questions are without compression, the time, and the sentence."""
     rows = method_rows(record)
     table = Table(
-        *("method", "keep", "KL", "ΔNLL", "same token", "|ΔG|", "missed", "|ô − o| / |o|", "retrieval", "s"),
+        *("method", "keep", "KL", "same\ntoken", "missed", "error", "found", "s"),
         title=f"{escape(record.settings.model)}: {len(record.windows)} documents, "
         f"{record.settings.prefix} tokens compressed, {record.settings.continuation} after them",
         title_justify="left",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
     )
+    for number, column in enumerate(table.columns):
+        column.justify, column.no_wrap = "left" if number in (0, 2) else "right", True
     for row in rows:
         table.add_row(*cells(row))
     screen.print(table)
@@ -150,7 +155,7 @@ def print_audit(screen: Console, record: AuditRecord, directory: Path) -> None:
     passes = spent.get("full", 0.0) + spent.get("compressed", 0.0)
     screen.print(
         f"Passes over the continuation took {passes:.0f} s, statistics {overhead(record):.0%} of that more; "
-        "the column s is what a compressor takes for one prefix.",
+        "error is |ô − o| / |o| of heads, s the seconds of a compressor for one prefix.",
         highlight=False,
     )
     screen.print(str(record), highlight=False, markup=False)
@@ -159,23 +164,38 @@ def print_audit(screen: Console, record: AuditRecord, directory: Path) -> None:
 
 
 def cells(row: MethodRow) -> list[str]:
-    """A row of the table, with intervals where there are several documents.
+    """A row of the table, within 80 columns; the page and the Parquet files have every number with its interval.
 
-    >>> nothing = Interval(0.1, float("nan"), float("nan"), 0.0)
-    >>> cells(MethodRow(("h2o", 0.5), 0.5, nothing, {}, *[nothing] * 8, {}, 1.25, 1))[:3]
-    ['h2o', '0.500', '0.1']
+    >>> share, nothing = Interval(0.875, 0.8, 0.9, 0.1), Interval(float("nan"), float("nan"), float("nan"), 0.0)
+    >>> cells(MethodRow(("h2o", 0.5), 0.5, share, {}, *[share] * 7, nothing, {}, 1.25, 1))
+    ['h2o', '0.500', '0.875 (0.8 to 0.9)', '88%', '88%', '0.88', '–', '1.2']
     """
-    spans = (row.kl, row.nll, row.agreement, row.gap, row.missed, row.error, row.retrieval)
-    return [row.method[0], f"{row.keep:.3f}", *map(span, spans), f"{row.seconds:.2f}"]
+    shares = [percent(interval) for interval in (row.agreement, row.missed, row.retrieval)]
+    error = f"{row.error.value:.2f}"
+    return [
+        row.method[0],
+        f"{row.keep:.3f}",
+        span(row.kl),
+        shares[0],
+        shares[1],
+        error,
+        shares[2],
+        f"{row.seconds:.1f}",
+    ]
+
+
+def percent(interval: Interval) -> str:
+    """A share without its interval; a dash for what is not known."""
+    return "–" if interval.value != interval.value else f"{interval.value:.0%}"
 
 
 def span(interval: Interval) -> str:
     """A number and its interval; a dash for what is not known.
 
     >>> span(Interval(0.12345, 0.1, 0.2, 0.01)), span(Interval(float("nan"), 0.0, 0.0, 0.0))
-    ('0.123 [0.1, 0.2]', '–')
+    ('0.123 (0.1 to 0.2)', '–')
     """
     if interval.value != interval.value:
         return "–"
-    ends = "" if interval.low != interval.low else f" [{interval.low:.2g}, {interval.high:.2g}]"
+    ends = "" if interval.low != interval.low else f" ({interval.low:.2g} to {interval.high:.2g})"
     return f"{interval.value:.3g}{ends}"
