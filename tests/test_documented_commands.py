@@ -46,7 +46,18 @@ RUN = [command for command in ALL if not any(part in command for part in LEFT_OU
 
 def test_the_pages_have_commands_of_every_kind():
     kinds = {command.split()[1] for command in ALL}
-    assert {"observe", "report", "compare", "verify", "experiment", "track", "train", "audit", "doctor", "bench"} <= kinds
+    assert {
+        "observe",
+        "report",
+        "compare",
+        "verify",
+        "experiment",
+        "track",
+        "train",
+        "audit",
+        "doctor",
+        "bench",
+    } <= kinds
 
 
 @pytest.mark.parametrize("command", ALL)
