@@ -22,6 +22,7 @@ from cumulant.cache.audit.texts import CHARACTERS, AuditText, TextWindow, defaul
 from cumulant.cache.audit.window import WindowSettings, measure_window
 from cumulant.cache.budget import require_keep
 from cumulant.cache.compressor import Compressor, as_compressor
+from cumulant.cache.measure_cache import MeasureCache
 from cumulant.cache.prefix import on_cumulant, require_decoder
 from cumulant.checks import require_integer, sentence
 from cumulant.files import versions
@@ -130,7 +131,7 @@ def _loaded(model: str | Loaded | nn.Module, tokenizer: Any) -> Loaded:
     if not isinstance(loaded, Loaded):
         expected, advice = "a model of transformers or its name", 'Try "smollm2".'
         raise TypeError(sentence("audit.model", expected, type(model).__name__, advice))
-    require_decoder(loaded.model)
+    MeasureCache(require_decoder(loaded.model))  # refuses what cannot be compressed before anything is read
     if tokenizer is None and loaded.tokenizer is None:
         raise ValueError(sentence("audit.tokenizer", "a tokenizer", "None", "Pass that of the model."))
     return loaded if tokenizer is None else Loaded(loaded.model, tokenizer, *vars_of(loaded))
