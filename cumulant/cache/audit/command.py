@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -135,10 +136,12 @@ def print_audit(screen: Console, record: AuditRecord, directory: Path) -> None:
     """The table of methods, what the questions are without compression, the time, and the sentence."""
     rows = method_rows(record)
     table = Table(
-        *("method", "keep", "KL", "ΔNLL", "same token", "|ΔG|", "missed", "|ô − o| / |o|", "retrieval", "s"),
+        *("method", "keep", "KL", "same", "missed", "error", "found", "s"),
         title=f"{escape(record.settings.model)}: {len(record.windows)} documents, "
         f"{record.settings.prefix} tokens compressed, {record.settings.continuation} after them",
         title_justify="left",
+        box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
     )
     for row in rows:
         table.add_row(*cells(row))
@@ -159,23 +162,24 @@ def print_audit(screen: Console, record: AuditRecord, directory: Path) -> None:
 
 
 def cells(row: MethodRow) -> list[str]:
-    """A row of the table, with intervals where there are several documents.
+    """A row of the table, with intervals of what matters most where there are several documents; all others are in
+    methods.parquet and on the page.
 
-    >>> nothing = Interval(0.1, float("nan"), float("nan"), 0.0)
-    >>> cells(MethodRow(("h2o", 0.5), 0.5, nothing, {}, *[nothing] * 8, {}, 1.25, 1))[:3]
-    ['h2o', '0.500', '0.1']
+    >>> number = Interval(0.125, 0.1, 0.2, 0.0)
+    >>> cells(MethodRow(("h2o", 0.5), 0.5, number, {}, *[number] * 8, {}, 1.25, 1))
+    ['h2o', '0.500', '0.12 [0.1,0.2]', '0.125', '0.125', '0.125', '0.12 [0.1,0.2]', '1.2']
     """
-    spans = (row.kl, row.nll, row.agreement, row.gap, row.missed, row.error, row.retrieval)
-    return [row.method[0], f"{row.keep:.3f}", *map(span, spans), f"{row.seconds:.2f}"]
+    plain = (f"{interval.value:.3f}" for interval in (row.agreement, row.missed, row.error))
+    return [row.method[0], f"{row.keep:.3f}", span(row.kl), *plain, span(row.retrieval), f"{row.seconds:.1f}"]
 
 
 def span(interval: Interval) -> str:
     """A number and its interval; a dash for what is not known.
 
     >>> span(Interval(0.12345, 0.1, 0.2, 0.01)), span(Interval(float("nan"), 0.0, 0.0, 0.0))
-    ('0.123 [0.1, 0.2]', '–')
+    ('0.12 [0.1,0.2]', '–')
     """
     if interval.value != interval.value:
         return "–"
-    ends = "" if interval.low != interval.low else f" [{interval.low:.2g}, {interval.high:.2g}]"
-    return f"{interval.value:.3g}{ends}"
+    ends = "" if interval.low != interval.low else f" [{interval.low:.2g},{interval.high:.2g}]"
+    return f"{interval.value:.2g}{ends}"
