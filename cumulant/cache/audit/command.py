@@ -136,15 +136,13 @@ def print_audit(screen: Console, record: AuditRecord, directory: Path) -> None:
     """The table of methods, what the questions are without compression, the time, and the sentence."""
     rows = method_rows(record)
     table = Table(
-        *("method", "keep", "KL", "same\ntoken", "missed", "error", "found", "s"),
+        *("method", "keep", "KL", "same", "missed", "error", "found", "s"),
         title=f"{escape(record.settings.model)}: {len(record.windows)} documents, "
         f"{record.settings.prefix} tokens compressed, {record.settings.continuation} after them",
         title_justify="left",
         box=SIMPLE_HEAD,
-        pad_edge=False,
+        padding=(0, 1, 0, 0),
     )
-    for number, column in enumerate(table.columns):
-        column.justify, column.no_wrap = "left" if number in (0, 2) else "right", True
     for row in rows:
         table.add_row(*cells(row))
     screen.print(table)
@@ -155,7 +153,7 @@ def print_audit(screen: Console, record: AuditRecord, directory: Path) -> None:
     passes = spent.get("full", 0.0) + spent.get("compressed", 0.0)
     screen.print(
         f"Passes over the continuation took {passes:.0f} s, statistics {overhead(record):.0%} of that more; "
-        "error is |ô − o| / |o| of heads, s the seconds of a compressor for one prefix.",
+        "the column s is what a compressor takes for one prefix.",
         highlight=False,
     )
     screen.print(str(record), highlight=False, markup=False)
@@ -164,38 +162,24 @@ def print_audit(screen: Console, record: AuditRecord, directory: Path) -> None:
 
 
 def cells(row: MethodRow) -> list[str]:
-    """A row of the table, within 80 columns; the page and the Parquet files have every number with its interval.
+    """A row of the table, with intervals of what matters most where there are several documents; all others are in
+    methods.parquet and on the page.
 
-    >>> share, nothing = Interval(0.875, 0.8, 0.9, 0.1), Interval(float("nan"), float("nan"), float("nan"), 0.0)
-    >>> cells(MethodRow(("h2o", 0.5), 0.5, share, {}, *[share] * 7, nothing, {}, 1.25, 1))
-    ['h2o', '0.500', '0.875 (0.8 to 0.9)', '88%', '88%', '0.88', '–', '1.2']
+    >>> number = Interval(0.125, 0.1, 0.2, 0.0)
+    >>> cells(MethodRow(("h2o", 0.5), 0.5, number, {}, *[number] * 8, {}, 1.25, 1))
+    ['h2o', '0.500', '0.12 [0.1,0.2]', '0.125', '0.125', '0.125', '0.12 [0.1,0.2]', '1.2']
     """
-    shares = [percent(interval) for interval in (row.agreement, row.missed, row.retrieval)]
-    error = f"{row.error.value:.2f}"
-    return [
-        row.method[0],
-        f"{row.keep:.3f}",
-        span(row.kl),
-        shares[0],
-        shares[1],
-        error,
-        shares[2],
-        f"{row.seconds:.1f}",
-    ]
-
-
-def percent(interval: Interval) -> str:
-    """A share without its interval; a dash for what is not known."""
-    return "–" if interval.value != interval.value else f"{interval.value:.0%}"
+    plain = (f"{interval.value:.3f}" for interval in (row.agreement, row.missed, row.error))
+    return [row.method[0], f"{row.keep:.3f}", span(row.kl), *plain, span(row.retrieval), f"{row.seconds:.1f}"]
 
 
 def span(interval: Interval) -> str:
     """A number and its interval; a dash for what is not known.
 
     >>> span(Interval(0.12345, 0.1, 0.2, 0.01)), span(Interval(float("nan"), 0.0, 0.0, 0.0))
-    ('0.123 (0.1 to 0.2)', '–')
+    ('0.12 [0.1,0.2]', '–')
     """
     if interval.value != interval.value:
         return "–"
-    ends = "" if interval.low != interval.low else f" ({interval.low:.2g} to {interval.high:.2g})"
-    return f"{interval.value:.3g}{ends}"
+    ends = "" if interval.low != interval.low else f" [{interval.low:.2g},{interval.high:.2g}]"
+    return f"{interval.value:.2g}{ends}"
