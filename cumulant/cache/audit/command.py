@@ -146,14 +146,18 @@ def print_audit(screen: Console, record: AuditRecord, directory: Path) -> None:
     for row in rows:
         table.add_row(*cells(row))
     screen.print(table)
+    screen.print(
+        "KL: nats a token. same: most likely tokens that stay. missed: attention on what is not held. error: |ô − o| "
+        "/ |o| of heads. found: answer tokens that are right. s: seconds of the compressor for one prefix.",
+        highlight=False,
+    )
     full = retrieval([window.answers for window in record.windows])
     if full.value == full.value:
         screen.print(f"With the full cache {full.value:.0%} of what is asked is answered right.", highlight=False)
     spent = seconds_of(record.windows)
     passes = spent.get("full", 0.0) + spent.get("compressed", 0.0)
     screen.print(
-        f"Passes over the continuation took {passes:.0f} s, statistics {overhead(record):.0%} of that more; "
-        "the column s is what a compressor takes for one prefix.",
+        f"Passes over the continuation took {passes:.0f} s, statistics {overhead(record):.0%} of that more.",
         highlight=False,
     )
     screen.print(str(record), highlight=False, markup=False)
