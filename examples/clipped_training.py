@@ -11,7 +11,7 @@ however much worse than at the right rate.
 The threshold and the weight of the z-loss come from seed 100, judged on the validation part ("development"). All other
 rows have seeds from 0 on, judged on the test part.
 
-    python examples/clipped_training.py                            # half an hour of one core; docs/clipped.jsonl
+    python examples/clipped_training.py                            # half an hour of one core; examples/clipped.jsonl
     python examples/clipped_training.py --page docs/clipping.md    # write the tables of the runs that are there
 """
 
@@ -315,7 +315,7 @@ def spread(values: list[float | None], digits: int) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("docs/clipped.jsonl"), help="the file of the runs")
+    parser.add_argument("--out", type=Path, default=Path("examples/clipped.jsonl"), help="the file of the runs")
     parser.add_argument("--only", choices=list(EXPERIMENTS), help="one experiment")
     parser.add_argument("--page", type=Path, help="write the tables of what is there into it, and train nothing")
     given = parser.parse_args()

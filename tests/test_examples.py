@@ -136,7 +136,7 @@ def clipped():
 
 
 def test_the_page_on_clipping_shows_the_stored_runs(clipped):
-    rows = clipped["rows_of"](ROOT / "docs" / "clipped.jsonl")
+    rows = clipped["rows_of"](ROOT / "examples" / "clipped.jsonl")
     page = (ROOT / "docs" / "clipping.md").read_text(encoding="utf-8")
     assert clipped["tables"](rows) in page
     planned = {
