@@ -21,8 +21,8 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 SHORTER = {  # what is added to commands that take minutes; the text says how long they take as they stand
     "cumulant observe": "--max-tokens 600",
     "cumulant observe --checkpoints": "--max-tokens 600",
+    "cumulant audit": "--documents 1 --prefix 128 --continuation 16 --no-retrieval",
     "cumulant train": "--steps 2 --block standard",
-    "cumulant audit": "--prefix 64 --continuation 16 --documents 1 --no-retrieval",
 }
 LEFT_OUT = {  # of what is run; each is run by another test, or is that test
     "cumulant bench": "tests/test_benchmarks.py runs the command on small inputs; a whole case takes minutes",
@@ -105,7 +105,7 @@ def test_all_of_them_run_one_after_the_other(tmp_path: Path):
         words = shlex.split(command.replace("--max-tokens 8192", "--max-tokens 600"))
         extra = [more for start, more in SHORTER.items() if command.startswith(start)]
         words += shlex.split(extra[-1]) if extra and "--max-tokens" not in command else []
-        if words[1] in ("observe", "train", "track", "audit") and "--example" not in words:
+        if words[1] in ("observe", "audit", "train", "track") and "--example" not in words:
             words.append("--force")
         words[0] = str(Path(sys.executable).parent / "cumulant")
         environment = os.environ | {"OMP_NUM_THREADS": "1"}

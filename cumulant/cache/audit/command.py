@@ -137,7 +137,7 @@ def print_audit(screen: Console, record: AuditRecord, directory: Path) -> None:
     rows = method_rows(record)
     table = Table(
         *("method", "keep", "KL", "same", "missed", "error", "found", "s"),
-        title=f"{escape(record.settings.model)}: {len(record.windows)} documents, "
+        title=f"{escape(record.settings.model)}: {len(record.windows)} document{'s' * (len(record.windows) != 1)}, "
         f"{record.settings.prefix} tokens compressed, {record.settings.continuation} after them",
         title_justify="left",
         box=SIMPLE_HEAD,
