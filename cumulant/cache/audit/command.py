@@ -134,12 +134,11 @@ def _bar(errors: Console, request: AuditRequest) -> Iterator:
 
 def print_audit(screen: Console, record: AuditRecord, directory: Path) -> None:
     """The table of methods, what the questions are without compression, the time, and the sentence."""
-    rows = method_rows(record)
+    rows, settings = method_rows(record), record.settings
+    title = f"{settings.model}: {len(record.windows)} documents, {settings.prefix} tokens compressed"
+    screen.print(f"{title}, {settings.continuation} after them", markup=False, highlight=False, soft_wrap=True)
     table = Table(
         *("method", "keep", "KL", "same", "missed", "error", "found", "s"),
-        title=f"{escape(record.settings.model)}: {len(record.windows)} document{'s' * (len(record.windows) != 1)}, "
-        f"{record.settings.prefix} tokens compressed, {record.settings.continuation} after them",
-        title_justify="left",
         box=SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
     )
