@@ -134,7 +134,7 @@ def _pair(press: Any, made: object) -> tuple[Any, Any]:
 
 @contextmanager
 def _positions(prefix: Prefix) -> Iterator[None]:
-    """Tell attention modules their ``cache_position`` while inside: transformers no longer does, presses ask for it."""
+    """Pass attention modules their ``cache_position`` while inside: transformers no longer does, presses ask for it."""
 
     def hook(module, args, kwargs):
         cache, index = kwargs.get("past_key_values"), module.layer_idx
