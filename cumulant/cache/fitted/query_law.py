@@ -1,0 +1,96 @@
+"""Which queries a compressed prefix will be asked: queries that the model had, turned on to the positions after it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from cumulant.cache.prefix import LayerPrefix
+from cumulant.cache.rotation import Rotation
+
+FIRST = 64  # the first tokens have queries like no later ones
+
+
+class QuerySample(NamedTuple):
+    """Queries of one layer that stand for those to come, each with what it read beside the prefix.
+
+        G(η) = log(Σ_{j<T} e^⟨η,k_j⟩ + e^local),    η = R_(T+span) η₀
+
+    queries       (heads, n, d) η₀ = scale · query, turned back to position 0
+    span          (n,) how many tokens after the prefix a query is asked: its position is T + span
+    local         (heads, n) log-normalizer of the last ``span`` + 1 tokens before it, its own among them, and of a sink
+                  of the model: these are held exactly, as tokens after the prefix are
+    local_output  (heads, n, e) Σ p_j v_j over these tokens, Σ p_j = 1 (the sink has value 0)
+    """
+
+    queries: Tensor
+    span: Tensor
+    local: Tensor
+    local_output: Tensor
+
+    def at(self, length: int, rotation: Rotation | None) -> Tensor:
+        """(heads, n, d) η of a prefix of ``length`` tokens."""
+        return self.queries if rotation is None else rotation.turn(self.queries, length + self.span)
+
+    @classmethod
+    def joined(cls, samples: Sequence[QuerySample]) -> QuerySample:
+        """A mixture: the queries of all."""
+        queries, span, local, output = zip(*samples, strict=True)
+        return cls(torch.cat(queries, 1), torch.cat(span), torch.cat(local, 1), torch.cat(output, 1))
+
+
+def sample_queries(layer: LayerPrefix, at: Tensor, span: Tensor) -> QuerySample:
+    """The queries of tokens ``at`` (n,), as if each had been asked ``span`` (n,) tokens after a prefix.
+
+    What it read of its own last ``span`` + 1 tokens is its local context; of the tokens before it, nothing is kept.
+
+    >>> import transformers
+    >>> from cumulant.cache.prefix import on_cumulant, prefill
+    >>> sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    >>> config = transformers.LlamaConfig(vocab_size=9, num_key_value_heads=1, **sizes)
+    >>> with on_cumulant(model := transformers.LlamaForCausalLM(config).eval()):
+    ...     layer = prefill(model, torch.arange(8)).layers[0]
+    >>> sample = sample_queries(layer, torch.tensor([5]), torch.tensor([0]))
+    >>> torch.allclose(sample.local[0], (layer.queries[0, 5] * layer.keys[0, 5]).sum())   # it read itself alone
+    True
+    """
+    queries = layer.queries[:, at]
+    grouped = queries.reshape(len(layer.keys), -1, queries.shape[-1])  # (key heads, group · n, d)
+    tokens = torch.arange(layer.keys.shape[1], device=queries.device)
+    outside = (tokens > at[:, None]) | (tokens < (at - span)[:, None])
+    scores = (grouped @ layer.keys.mT).unflatten(1, (layer.groups, -1)).masked_fill(outside, -torch.inf)
+    local = scores.logsumexp(-1).flatten(0, 1)
+    if layer.sinks is not None:
+        local = torch.logaddexp(local, layer.sinks.to(local)[:, None])
+    weights = (scores - local.unflatten(0, (-1, layer.groups))[..., None]).exp()
+    output = (weights.flatten(1, 2) @ layer.values).reshape(len(queries), len(at), -1)
+    turned = queries if layer.rotation is None else layer.rotation.turn(queries, -at)
+    return QuerySample(turned, span, local, output)
+
+
+def spread_queries(layer: LayerPrefix, number: int, span: int, generator: torch.Generator) -> QuerySample:
+    """Queries of tokens drawn from the whole prefix, asked up to ``span`` tokens after it."""
+    length = layer.keys.shape[1]
+    first = min(FIRST, length // 2)
+    at = first + torch.randperm(length - first, generator=generator)[:number]
+    return sample_queries(layer, *_spans(at, span, generator))
+
+
+def recent_queries(
+    layer: LayerPrefix, number: int, span: int, generator: torch.Generator, window: int = 256
+) -> QuerySample:
+    """Queries of tokens drawn from the last ``window``, asked up to ``span`` tokens after the prefix."""
+    length = layer.keys.shape[1]
+    window = min(window, length)
+    at = length - window + torch.randperm(window, generator=generator)[:number]
+    return sample_queries(layer, *_spans(at, span, generator))
+
+
+def _spans(at: Tensor, span: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Tokens in their order, and how far after the prefix each is asked: no further than its own context reaches."""
+    at = at.sort().values
+    drawn = torch.randint(0, span, (len(at),), generator=generator)
+    return at, torch.minimum(drawn, at)

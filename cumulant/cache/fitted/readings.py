@@ -1,0 +1,91 @@
+"""What the queries of a law read of the measure that key heads hold: log-normalizers, outputs, attention."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from cumulant.cache.fitted.query_law import QuerySample
+from cumulant.cache.rotation import Rotation
+
+
+class Held(NamedTuple):
+    """What the key heads of a layer hold, as many entries in each: Σ_j e^{w_j} δ_(k_j, v_j).
+
+    keys      (key heads, n, d)
+    values    (key heads, n, e)
+    log_mass  (key heads, n) w_j
+    """
+
+    keys: Tensor
+    values: Tensor
+    log_mass: Tensor
+
+    @classmethod
+    def tokens(cls, keys: Tensor, values: Tensor) -> Held:
+        """Tokens, of mass 1."""
+        return cls(keys, values, keys.new_zeros(keys.shape[:2]))
+
+
+class Asked(NamedTuple):
+    """Queries of the heads of a layer, those of heads that share a key head together.
+
+    eta           (key heads, r, d)
+    local         (key heads, r) log-normalizer of what they read beside the prefix
+    local_output  (key heads, r, e)
+    """
+
+    eta: Tensor
+    local: Tensor
+    local_output: Tensor
+
+    @classmethod
+    def of(cls, sample: QuerySample, length: int, rotation: Rotation | None, key_heads: int) -> Asked:
+        """The queries of a sample after a prefix of ``length`` tokens."""
+        eta = sample.at(length, rotation)
+        flat = (x.reshape(key_heads, -1, *x.shape[2:]) for x in (eta, sample.local, sample.local_output))
+        return cls(*flat)
+
+
+class Readings(NamedTuple):
+    """What queries read of a measure together with their local context.
+
+        G_i = log(Σ_j e^{⟨η_i,k_j⟩ + w_j} + e^{local_i}),    p_ij = e^{⟨η_i,k_j⟩ + w_j − G_i}
+
+    log_normalizer  (key heads, r) G
+    output          (key heads, r, e) Σ_j p_ij v_j, local context included
+    mean            (key heads, n) mean over i of p_ij
+    rms             (key heads, n) root of the mean of p_ij²
+    """
+
+    log_normalizer: Tensor
+    output: Tensor
+    mean: Tensor
+    rms: Tensor
+
+
+def attention(held: Held, asked: Asked) -> tuple[Tensor, Tensor]:
+    """G (key heads, r) and p (key heads, r, n).
+
+    >>> nothing = Held.tokens(torch.zeros(1, 3, 2), torch.zeros(1, 3, 1))
+    >>> total, p = attention(nothing, Asked(torch.zeros(1, 1, 2), torch.zeros(1, 1), torch.zeros(1, 1, 1)))
+    >>> p                                                         # the fourth quarter is its local context
+    tensor([[[0.2500, 0.2500, 0.2500]]])
+    """
+    scores = asked.eta @ held.keys.mT
+    scores += held.log_mass[:, None]
+    total = torch.logaddexp(scores.logsumexp(-1), asked.local)
+    return total, scores.sub_(total[..., None]).exp_()
+
+
+def output(held: Held, asked: Asked, total: Tensor, p: Tensor) -> Tensor:
+    """(key heads, r, e) of queries with normalizers (key heads, r) and attention (key heads, r, n)."""
+    return p @ held.values + (asked.local - total).exp()[..., None] * asked.local_output
+
+
+def read(held: Held, asked: Asked) -> Readings:
+    """All readings of the queries, in one pass."""
+    total, p = attention(held, asked)
+    return Readings(total, output(held, asked, total, p), p.mean(1), p.square().mean(1).sqrt())
