@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -17,6 +17,7 @@ from transformers.cache_utils import DynamicLayer
 from cumulant.cache.rotation import Rotation, read_rotation
 from cumulant.checks import sentence, shape
 from cumulant.nn.wrappers import attention_configurations, is_transformers, without_wrappers
+from cumulant.observatory.hooks.structure import block_of, input_of
 from cumulant.transformers import AttentionMoments, on_attention
 
 
@@ -32,6 +33,8 @@ class LayerPrefix(NamedTuple):
     rotation  how queries and keys turn with their positions; None: they do not
     rotates   whether they turn at all; with ``rotation`` None it is not known how
     sinks     (heads,) log weights of a key of value 0 that every query sees; None: there is none
+    stream    mean over the later half of its tokens of the squared norm of the residual stream in front of the block;
+              None: not known
     """
 
     index: int
@@ -43,6 +46,7 @@ class LayerPrefix(NamedTuple):
     rotation: Rotation | None = None
     rotates: bool = False
     sinks: Tensor | None = None
+    stream: float | None = None
 
     @property
     def groups(self) -> int:
@@ -123,13 +127,15 @@ def prefill(model: nn.Module, input_ids: Tensor, tokenizer: Any = None) -> Prefi
         got = shape(input_ids) if isinstance(input_ids, Tensor) else type(input_ids).__name__
         advice = "Give the tokens of one sequence."
         raise ValueError(sentence("prefill.input_ids", "at least two token ids (T,)", got, advice))
-    calls, seen = AttentionCalls(model), {}
+    calls, seen, streams = AttentionCalls(model), {}, {}
+    later = torch.arange(len(input_ids) // 2, len(input_ids))
     start = time.perf_counter()
-    with calls, _position_embeddings(model, seen):
+    with calls, _position_embeddings(model, seen), stream_norms(model, _attention_paths(model), later, streams):
         cache = DynamicCache(config=getattr(model, "config", None))
         output = model(input_ids=input_ids[None], past_key_values=cache, use_cache=True)
     seconds = time.perf_counter() - start
     layers = _layers(calls.by_name, output.past_key_values, seen, len(input_ids))
+    layers = tuple(layer._replace(stream=streams.get(layer.name)) for layer in layers)
     return Prefix(model, input_ids, layers, cache, output.logits[0, -1], tokenizer, seconds)
 
 
@@ -181,10 +187,36 @@ def _position_embeddings(model: nn.Module, seen: dict[str, tuple[Tensor, Tensor]
         return hook
 
     with ExitStack() as stack:
-        for name, module in model.named_modules():
-            if hasattr(module, "layer_idx"):
-                handle = module.register_forward_pre_hook(hook_of(name), with_kwargs=True)
-                stack.callback(handle.remove)
+        for name in _attention_paths(model):
+            handle = model.get_submodule(name).register_forward_pre_hook(hook_of(name), with_kwargs=True)
+            stack.callback(handle.remove)
+        yield
+
+
+def _attention_paths(model: nn.Module) -> list[str]:
+    """Modules that know the number of their layer."""
+    return [name for name, module in model.named_modules() if hasattr(module, "layer_idx")]
+
+
+@contextmanager
+def stream_norms(model: nn.Module, names: Iterable[str], at: Tensor, found: dict[str, float]) -> Iterator[None]:
+    """Mean over tokens ``at`` (n,) of the squared norm of what the blocks of attention modules are called with, while
+    inside, by the path of the module."""
+
+    def hook_of(name: str):
+        def hook(module: nn.Module, args: tuple, kwargs: dict) -> None:
+            states, _ = input_of(args, kwargs)
+            if states is not None and states.ndim == 3:
+                found[name] = states[0, at].double().square().sum(-1).mean().item()
+
+        return hook
+
+    with ExitStack() as stack:
+        for name in names:
+            block = block_of(model, name)
+            if block is not None:
+                module = model.get_submodule(block)
+                stack.callback(module.register_forward_pre_hook(hook_of(name), with_kwargs=True).remove)
         yield
 
 

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from cumulant.cache.measure_cache import MeasureCache
-from cumulant.cache.prefix import AttentionCalls, Prefix
-from cumulant.observatory.hooks.structure import block_of, input_of
+from cumulant.cache.prefix import AttentionCalls, Prefix, stream_norms
 
 
 class LayerQueries(NamedTuple):
@@ -60,9 +57,9 @@ def sampled_tokens(length: int, every: int) -> Tensor:
 def read_on(prefix: Prefix, input_ids: Tensor, every: int = 1) -> FullPass:
     """Read ``input_ids`` (n,) after a prefix with its full cache, and keep the queries of one in so many."""
     at, streams = sampled_tokens(len(input_ids), every), {}
-    cache = prefix.copy_cache()
+    cache, names = prefix.copy_cache(), [layer.name for layer in prefix.layers]
     start = time.perf_counter()
-    with AttentionCalls(prefix.model) as calls, _streams(prefix, at, streams):
+    with AttentionCalls(prefix.model) as calls, stream_norms(prefix.model, names, at, streams):
         logits = prefix.model(input_ids=input_ids[None], past_key_values=cache, use_cache=True).logits[0]
     seconds = time.perf_counter() - start
     layers, whole = [], []
@@ -74,27 +71,6 @@ def read_on(prefix: Prefix, input_ids: Tensor, every: int = 1) -> FullPass:
         layers.append(LayerQueries(queries[:, at], at, *own, streams.get(layer.name)))
         whole.append(queries)
     return FullPass(logits, tuple(layers), tuple(whole), seconds)
-
-
-@contextmanager
-def _streams(prefix: Prefix, at: Tensor, found: dict[str, float]) -> Iterator[None]:
-    """Mean squared norms of what blocks are called with, by the path of their attention module."""
-
-    def hook_of(name: str):
-        def hook(module: nn.Module, args: tuple, kwargs: dict) -> None:
-            states, _ = input_of(args, kwargs)
-            if states is not None and states.ndim == 3:
-                found[name] = states[0, at].double().square().sum(-1).mean().item()
-
-        return hook
-
-    with ExitStack() as stack:
-        for layer in prefix.layers:
-            block = block_of(prefix.model, layer.name)
-            if block is not None:
-                module = prefix.model.get_submodule(block)
-                stack.callback(module.register_forward_pre_hook(hook_of(layer.name), with_kwargs=True).remove)
-        yield
 
 
 @torch.no_grad()

@@ -57,18 +57,28 @@ def sample_queries(layer: LayerPrefix, at: Tensor, span: Tensor) -> QuerySample:
     >>> torch.allclose(sample.local[0], (layer.queries[0, 5] * layer.keys[0, 5]).sum())   # it read itself alone
     True
     """
+    local, output = own_context(layer, at, span)
     queries = layer.queries[:, at]
-    grouped = queries.reshape(len(layer.keys), -1, queries.shape[-1])  # (key heads, group · n, d)
-    tokens = torch.arange(layer.keys.shape[1], device=queries.device)
-    outside = (tokens > at[:, None]) | (tokens < (at - span)[:, None])
-    scores = (grouped @ layer.keys.mT).unflatten(1, (layer.groups, -1)).masked_fill(outside, -torch.inf)
-    local = scores.logsumexp(-1).flatten(0, 1)
-    if layer.sinks is not None:
-        local = torch.logaddexp(local, layer.sinks.to(local)[:, None])
-    weights = (scores - local.unflatten(0, (-1, layer.groups))[..., None]).exp()
-    output = (weights.flatten(1, 2) @ layer.values).reshape(len(queries), len(at), -1)
     turned = queries if layer.rotation is None else layer.rotation.turn(queries, -at)
     return QuerySample(turned, span, local, output)
+
+
+def own_context(layer: LayerPrefix, at: Tensor, span: Tensor) -> tuple[Tensor, Tensor]:
+    """What tokens ``at`` (n,) read of themselves and the ``span`` (n,) tokens before them, and of a sink: its
+    log-normalizer (heads, n) and output (heads, n, e)."""
+    queries, width = layer.queries[:, at].float(), int(span.max()) + 1
+    grouped = queries.unflatten(0, (len(layer.keys), -1))  # (key heads, group, n, d)
+    window = at[:, None] + torch.arange(1 - width, 1, device=at.device)  # (n, width) tokens, the last its own
+    outside = (window < (at - span)[:, None]) | (window < 0)
+    window = window.clamp_min(0)
+    scores = torch.einsum("hgnd,hnwd->hgnw", grouped, layer.keys[:, window].float())
+    scores = scores.masked_fill_(outside, -torch.inf)
+    local = scores.logsumexp(-1)
+    if layer.sinks is not None:
+        local = torch.logaddexp(local, layer.sinks.to(local).view(*local.shape[:2], 1))
+    weights = scores.sub_(local[..., None]).exp_()
+    output = torch.einsum("hgnw,hnwe->hgne", weights, layer.values[:, window].float())
+    return local.flatten(0, 1), output.flatten(0, 1)
 
 
 def spread_queries(layer: LayerPrefix, number: int, span: int, generator: torch.Generator) -> QuerySample:

@@ -11,7 +11,7 @@ from cumulant.cache.fitted.query_law import QuerySample
 from cumulant.cache.rotation import Rotation
 
 
-class Held(NamedTuple):
+class KeyHeads(NamedTuple):
     """What the key heads of a layer hold, as many entries in each: Σ_j e^{w_j} δ_(k_j, v_j).
 
     keys      (key heads, n, d)
@@ -24,12 +24,12 @@ class Held(NamedTuple):
     log_mass: Tensor
 
     @classmethod
-    def tokens(cls, keys: Tensor, values: Tensor) -> Held:
+    def tokens(cls, keys: Tensor, values: Tensor) -> KeyHeads:
         """Tokens, of mass 1."""
         return cls(keys, values, keys.new_zeros(keys.shape[:2]))
 
 
-class Asked(NamedTuple):
+class LawQueries(NamedTuple):
     """Queries of the heads of a layer, those of heads that share a key head together.
 
     eta           (key heads, r, d)
@@ -42,7 +42,7 @@ class Asked(NamedTuple):
     local_output: Tensor
 
     @classmethod
-    def of(cls, sample: QuerySample, length: int, rotation: Rotation | None, key_heads: int) -> Asked:
+    def of(cls, sample: QuerySample, length: int, rotation: Rotation | None, key_heads: int) -> LawQueries:
         """The queries of a sample after a prefix of ``length`` tokens."""
         eta = sample.at(length, rotation)
         flat = (x.reshape(key_heads, -1, *x.shape[2:]) for x in (eta, sample.local, sample.local_output))
@@ -58,34 +58,45 @@ class Readings(NamedTuple):
     output          (key heads, r, e) Σ_j p_ij v_j, local context included
     mean            (key heads, n) mean over i of p_ij
     rms             (key heads, n) root of the mean of p_ij²
+    points          (key heads, n, d) Lᵀ k_j, L Lᵀ = Cov(η): their distances are standard deviations of ⟨η, k_j − k_i⟩
     """
 
     log_normalizer: Tensor
     output: Tensor
     mean: Tensor
     rms: Tensor
+    points: Tensor
 
 
-def attention(held: Held, asked: Asked) -> tuple[Tensor, Tensor]:
+def attention(entries: KeyHeads, queries: LawQueries) -> tuple[Tensor, Tensor]:
     """G (key heads, r) and p (key heads, r, n).
 
-    >>> nothing = Held.tokens(torch.zeros(1, 3, 2), torch.zeros(1, 3, 1))
-    >>> total, p = attention(nothing, Asked(torch.zeros(1, 1, 2), torch.zeros(1, 1), torch.zeros(1, 1, 1)))
+    >>> nothing = KeyHeads.tokens(torch.zeros(1, 3, 2), torch.zeros(1, 3, 1))
+    >>> total, p = attention(nothing, LawQueries(torch.zeros(1, 1, 2), torch.zeros(1, 1), torch.zeros(1, 1, 1)))
     >>> p                                                         # the fourth quarter is its local context
     tensor([[[0.2500, 0.2500, 0.2500]]])
     """
-    scores = asked.eta @ held.keys.mT
-    scores += held.log_mass[:, None]
-    total = torch.logaddexp(scores.logsumexp(-1), asked.local)
+    scores = queries.eta @ entries.keys.mT
+    scores += entries.log_mass[:, None]
+    total = torch.logaddexp(scores.logsumexp(-1), queries.local)
     return total, scores.sub_(total[..., None]).exp_()
 
 
-def output(held: Held, asked: Asked, total: Tensor, p: Tensor) -> Tensor:
+def output(entries: KeyHeads, queries: LawQueries, total: Tensor, p: Tensor) -> Tensor:
     """(key heads, r, e) of queries with normalizers (key heads, r) and attention (key heads, r, n)."""
-    return p @ held.values + (asked.local - total).exp()[..., None] * asked.local_output
+    return p @ entries.values + (queries.local - total).exp()[..., None] * queries.local_output
 
 
-def read(held: Held, asked: Asked) -> Readings:
+def read(entries: KeyHeads, queries: LawQueries) -> Readings:
     """All readings of the queries, in one pass."""
-    total, p = attention(held, asked)
-    return Readings(total, output(held, asked, total, p), p.mean(1), p.square().mean(1).sqrt())
+    total, p = attention(entries, queries)
+    points = entries.keys @ metric_root(queries.eta)
+    return Readings(total, output(entries, queries, total, p), p.mean(1), p.square().mean(1).sqrt(), points)
+
+
+def metric_root(eta: Tensor) -> Tensor:
+    """(key heads, d, d) L with L Lᵀ = Cov(η), of queries (key heads, r, d)."""
+    centred = eta - eta.mean(1, keepdim=True)
+    covariance = (centred.mT @ centred / eta.shape[1]).double()
+    values, vectors = torch.linalg.eigh(covariance)
+    return (vectors * values.clamp_min(0).sqrt()[:, None]).to(eta.dtype)
