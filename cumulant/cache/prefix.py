@@ -53,6 +53,12 @@ class LayerPrefix(NamedTuple):
         """Heads that share a key head."""
         return self.queries.shape[0] // self.keys.shape[0]
 
+    def first(self, length: int) -> LayerPrefix:
+        """The same of the first tokens alone."""
+        return self._replace(
+            keys=self.keys[:, :length], values=self.values[:, :length], queries=self.queries[:, :length]
+        )
+
 
 @dataclass(frozen=True, eq=False)
 class Prefix:

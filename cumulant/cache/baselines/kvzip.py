@@ -7,10 +7,9 @@ from torch import Tensor
 
 from cumulant.cache.budget import Budget
 from cumulant.cache.compressor import Compressor, Layers, chosen
-from cumulant.cache.prefix import AttentionCalls, LayerPrefix, Prefix
+from cumulant.cache.prefix import LayerPrefix, Prefix
+from cumulant.cache.repetition import RepeatedPart, repeated_parts
 
-REPEAT = "\n\nRepeat the previous context exactly."
-GO_ON = "\n\nRepeat the part of the previous context exactly, starting with"
 BLOCK = 128  # queries whose weights are held at once
 
 
@@ -31,10 +30,10 @@ class KVzip(Compressor):
 
     def evidence(self, prefix: Prefix) -> Tensor:
         """(layers · key heads, T)"""
-        parts = []
-        for start in range(0, len(prefix), self.part):
-            stop = min(start + self.part, len(prefix))
-            parts.append(self._scores(prefix, start, stop))
+        parts = [
+            torch.cat([self._largest(layer, repeated) for layer in prefix.layers])
+            for repeated in repeated_parts(prefix, self.part)
+        ]
         scores = torch.cat(parts, 1)
         scores[:, : self.sinks] = torch.inf
         return scores
@@ -61,30 +60,10 @@ class KVzip(Compressor):
             for n, layer in enumerate(prefix.layers)
         ]
 
-    def _scores(self, prefix: Prefix, start: int, stop: int) -> Tensor:
-        """(layers · key heads, stop − start) for tokens of one part."""
-        asked = self._question(prefix, start)
-        ids = torch.cat([asked, prefix.input_ids[start:stop]])
-        with AttentionCalls(prefix.model) as calls:
-            prefix.model(input_ids=ids[None], past_key_values=prefix.copy_cache(), use_cache=True, logits_to_keep=1)
-        rows = []
-        for layer in prefix.layers:
-            call = calls.by_name[layer.name]
-            new = call.key[0, :, len(prefix) :]
-            rows.append(self._largest(layer, call.scale * call.query[0], new, start, stop))
-        return torch.cat(rows)
-
-    def _question(self, prefix: Prefix, start: int) -> Tensor:
-        if prefix.tokenizer is None:
-            return prefix.input_ids[:0]
-        words = prefix.tokenizer(GO_ON if start else REPEAT, add_special_tokens=False)["input_ids"]
-        before = prefix.input_ids[max(start - 8, 0) : start]
-        ending = prefix.tokenizer("\n", add_special_tokens=False)["input_ids"]
-        as_ids = prefix.input_ids.new_tensor
-        return torch.cat([as_ids(words), before, as_ids(ending)])
-
-    def _largest(self, layer: LayerPrefix, queries: Tensor, new: Tensor, start: int, stop: int) -> Tensor:
+    def _largest(self, layer: LayerPrefix, repeated: RepeatedPart) -> Tensor:
         """(key heads, stop − start): the largest weight of each token of the part."""
+        start, stop, own = repeated.start, repeated.stop, repeated.own_layer(layer)
+        new, queries = own.keys, own.queries
         sinks = min(self.sinks, start)
         keys = torch.cat([layer.keys[:, :sinks], layer.keys[:, start:stop], new], 1).repeat_interleave(layer.groups, 0)
         seen, count = keys.shape[1] - new.shape[1], queries.shape[1]

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from cumulant.cache.fitted.readings import LawQueries, KeyHeads, Readings
+from cumulant.cache.fitted.readings import KeyHeads, LawQueries, Readings
 
 LEAST = 1e-30  # attention below which a cluster is nobody's
 
@@ -17,7 +17,7 @@ class Atoms(NamedTuple):
 
     keys      (key heads, m, d)
     values    (key heads, m, e)
-    expected  (key heads, m) the attention that a law expects to be paid to what each stands for; 0: it stands for nothing
+    expected  (key heads, m) the attention that a law expects of what each stands for; 0: it stands for nothing
     cluster   (key heads, n) which atom each entry went to; None: entries that are no atoms are dropped
     chosen    (key heads, m) which entry each atom is; None: it is none of them
     """
@@ -36,7 +36,7 @@ def subset_atoms(entries: KeyHeads, readings: Readings, number: int) -> Atoms:
 
     >>> entries = KeyHeads.tokens(torch.arange(3.0).view(1, 3, 1), torch.zeros(1, 3, 1))
     >>> rms = torch.tensor([[0.1, 0.5, 0.2]])
-    >>> subset_atoms(entries, Readings(rms, rms, rms, rms), 2).keys.flatten()
+    >>> subset_atoms(entries, Readings(rms, rms, rms, rms, rms), 2).keys.flatten()
     tensor([1., 2.])
     """
     chosen = readings.rms.topk(number, -1).indices.sort(-1).values
@@ -44,7 +44,9 @@ def subset_atoms(entries: KeyHeads, readings: Readings, number: int) -> Atoms:
     return Atoms(keys, values, readings.mean.gather(1, chosen), chosen=chosen)
 
 
-def tangent_atoms(entries: KeyHeads, queries: LawQueries, readings: Readings, number: int, iterations: int = 5) -> Atoms:
+def tangent_atoms(
+    entries: KeyHeads, queries: LawQueries, readings: Readings, number: int, iterations: int = 5
+) -> Atoms:
     """Tangents of G_c at the typical query, one for each cluster c of entries.
 
         k̂_c = Σ_{j in c} p̄_j k_j / Σ_{j in c} p̄_j,    p̄_j = E p_j the expected attention,    v̂_c the same of values
@@ -56,7 +58,7 @@ def tangent_atoms(entries: KeyHeads, queries: LawQueries, readings: Readings, nu
     >>> entries = KeyHeads.tokens(torch.tensor([[[0.0], [0.1], [5.0]]]), torch.zeros(1, 3, 1))
     >>> queries = LawQueries(torch.tensor([[[0.5], [-0.5]]]), torch.zeros(1, 2), torch.zeros(1, 2, 1))
     >>> p = torch.tensor([[0.25, 0.25, 0.5]])
-    >>> found = tangent_atoms(entries, queries, Readings(p, p, p, p), 2)
+    >>> found = tangent_atoms(entries, queries, Readings(p, p, p, p, entries.keys), 2)
     >>> found.keys.flatten().sort().values, found.expected.sum()
     (tensor([0.0500, 5.0000]), tensor(1.))
     """

@@ -1,4 +1,5 @@
-"""What recipes would have cost at earlier cuts of the same prefix, on the queries that came after them."""
+"""What entries would have cost at earlier cuts of the same prefix, on the queries that came after them, and on queries
+of a repetition that they were not fitted to."""
 
 from __future__ import annotations
 
@@ -8,10 +9,37 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from cumulant.cache.fitted.law import Law, LawSamples, following_queries, queries_after
 from cumulant.cache.fitted.query_law import QuerySample
 from cumulant.cache.fitted.readings import KeyHeads, LawQueries, Readings, attention, output, read
 from cumulant.cache.fitted.recipe import Recipe, fit
 from cumulant.cache.prefix import LayerPrefix
+
+SIZES = (1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)  # of the prefix, that a key head may hold
+RECENT = (0.25, 0.6, 1.0)  # of its entries, that may be the last tokens
+SMALLEST = 8  # entries of a key head
+
+
+class BacktestSettings(NamedTuple):
+    """cuts: how many tokens before its end the prefix is cut; judging: queries of each kind that judge."""
+
+    cuts: tuple[int, ...] = (128,)
+    judging: int = 64
+
+
+class Curves(NamedTuple):
+    """Errors of the key heads of a layer, |W_O (ô − o)|² over the squared norm of the residual stream.
+
+    after     (key heads, sizes, recents) on queries after earlier cuts
+    repeated  (key heads, sizes, recents) on queries of a repetition; zeros without one
+    """
+
+    after: Tensor
+    repeated: Tensor
+
+    def total(self) -> Tensor:
+        """Both kinds count alike."""
+        return self.after + self.repeated
 
 
 class Trial(NamedTuple):
@@ -31,31 +59,59 @@ class Trial(NamedTuple):
     target: Tensor
 
 
+def sizes_of(length: int) -> list[int]:
+    """Numbers of entries that are tried for a prefix of ``length`` tokens, growing, the last of them all tokens.
+
+    >>> sizes_of(1024), sizes_of(48)
+    ([16, 32, 64, 128, 256, 512, 1024], [8, 12, 24, 48])
+    """
+    return sorted({min(max(int(share * length), SMALLEST), length) for share in SIZES})
+
+
+def curves(
+    layer: LayerPrefix,
+    number: int,
+    samples: LawSamples,
+    settings: BacktestSettings,
+    law: Law,
+    recipe: Recipe,
+    metric: Tensor | None,
+    generator: torch.Generator,
+) -> Curves:
+    """The errors of a layer, the ``number``-th of the prefix, for every size of `sizes_of` and share of `RECENT`.
+
+    metric  (heads, e, e) W_Oᵀ W_O; None: the identity
+    """
+    length, quick = layer.keys.shape[1], recipe.quick()
+    sizes = sizes_of(length)
+    after = torch.zeros(len(layer.keys), len(sizes), len(RECENT))
+    for back in settings.cuts:
+        cut = length - back
+        fitted = following_queries(layer, cut, law, generator)
+        judged = queries_after(layer, cut, settings.judging)
+        after += errors(quick, trial(layer, cut, fitted, judged), [m * cut // length for m in sizes], metric)
+    after, repeated = after / len(settings.cuts), torch.zeros_like(after)
+    if samples.repeated is not None and samples.judging is not None:
+        held_out = trial(layer, length, samples.repeated[number], samples.judging[number])
+        repeated = errors(quick, held_out, sizes, metric)
+    norm = layer.stream or 1.0
+    return Curves(after / norm, repeated / norm)
+
+
 def trial(layer: LayerPrefix, length: int, law: QuerySample, judged: QuerySample) -> Trial:
     """Both samples asked of the first ``length`` tokens of a layer."""
     tokens = KeyHeads.tokens(layer.keys[:, :length].float(), layer.values[:, :length].float())
-    heads = len(layer.keys)
-    fitting, judging = (LawQueries.of(s, length, layer.rotation, heads) for s in (law, judged))
+    fitting, judging = (LawQueries.of(s, length, layer.rotation, len(layer.keys)) for s in (law, judged))
     total, p = attention(tokens, judging)
     return Trial(tokens, fitting, read(tokens, fitting), judging, output(tokens, judging, total, p))
 
 
-def errors(
-    recipe: Recipe, trial: Trial, sizes: Sequence[int], recents: Sequence[float], metric: Tensor | None
-) -> Tensor:
-    """(key heads, sizes, recents) mean over judging queries of |W_O (ô − o)|², summed over the heads of a group.
-
-    sizes    entries of a key head
-    recents  shares of them that are the last tokens
-    metric   (heads, e, e) W_Oᵀ W_O; None: the identity
-    """
-    heads, length = len(trial.tokens.keys), trial.tokens.keys.shape[1]
-    out = torch.full((heads, len(sizes), len(recents)), torch.inf)
+def errors(recipe: Recipe, trial: Trial, sizes: Sequence[int], metric: Tensor | None) -> Tensor:
+    """(key heads, sizes, recents) the loss of a recipe with so many entries, and shares of them the last tokens."""
+    heads, length = trial.tokens.keys.shape[:2]
+    out = torch.zeros(heads, len(sizes), len(RECENT))
     for i, size in enumerate(sizes):
-        if size >= length:
-            out[:, i] = 0
-            continue
-        for j, recent in enumerate(recents):
+        for j, recent in enumerate(RECENT if size < length else ()):
             made = fit(recipe, trial.tokens, trial.law, trial.read, size, int(recent * size))
             out[:, i, j] = loss(made.entries, trial.judged, trial.target, metric)
     return out
@@ -64,9 +120,10 @@ def errors(
 def loss(entries: KeyHeads, judged: LawQueries, target: Tensor, metric: Tensor | None) -> Tensor:
     """(key heads,) mean over queries of |W_O (ô − o)|², summed over the heads of a group."""
     total, p = attention(entries, judged)
-    error = output(entries, judged, total, p) - target
-    if metric is not None:
-        grouped = error.unflatten(1, (len(metric) // len(error), -1))  # (key heads, group, q, e)
-        weighted = grouped @ metric.unflatten(0, (len(error), -1)).to(error)
-        return (weighted * grouped).sum(-1).mean(-1).sum(-1)
-    return error.square().sum(-1).mean(-1)
+    error = output(entries, judged, total, p) - target  # (key heads, group · q, e)
+    if metric is None:
+        return error.square().sum(-1).mean(-1)
+    groups = len(metric) // len(error)
+    error = error.unflatten(1, (groups, -1))
+    weighted = error @ metric.unflatten(0, (-1, groups)).to(error)
+    return (weighted * error).sum(-1).mean(-1).sum(-1)

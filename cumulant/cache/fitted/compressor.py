@@ -1,9 +1,9 @@
-"""Backtest: entries with mass, fitted to a law of queries; every head gets the entries that an earlier cut asked for."""
+"""`Backtest`: entries fitted to a law of queries, and budgets by the errors that they had at earlier cuts."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+import warnings
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -11,126 +11,138 @@ from torch import Tensor, nn
 from cumulant.cache.budget import Budget
 from cumulant.cache.compressor import Compressor, Layers
 from cumulant.cache.entries import HeadEntries
-from cumulant.cache.fitted.backtest import Trial, errors, trial
-from cumulant.cache.fitted.budgets import allocate
-from cumulant.cache.fitted.query_law import QuerySample, recent_queries, sample_queries, spread_queries
+from cumulant.cache.fitted.backtest import RECENT, BacktestSettings, Curves, curves, sizes_of
+from cumulant.cache.fitted.budgets import allocate, interpolated
+from cumulant.cache.fitted.law import Law, LawSamples, require_rotation, sample_law
 from cumulant.cache.fitted.readings import KeyHeads, LawQueries, read
 from cumulant.cache.fitted.recipe import Recipe, fit
-from cumulant.cache.fitted.repetition import repeated_queries
-from cumulant.cache.prefix import Prefix
+from cumulant.cache.prefix import LayerPrefix, Prefix
 from cumulant.observatory.hooks.structure import NotFound
 from cumulant.observatory.hooks.weights import head_outputs
 
-SIZES = (1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)
+SHORTEST = 64  # tokens that a prefix needs to be cut and judged
+UNIFORM_RECENT = 0.25  # share of recent tokens where nothing was judged
 
 
 class Evidence(NamedTuple):
-    laws: list
-    curves: Tensor  # (kinds, layers, heads, sizes, recents)
-    sizes: list
+    """Of one prefix, for every budget.
+
+    samples  the queries that entries are fitted to
+    curves   errors of every layer; None: budgets are uniform
+    """
+
+    samples: LawSamples
+    curves: list[Curves] | None
+
+
+class HeadPlan(NamedTuple):
+    """What the key heads of all layers get, one after the other: entries, how many of these are the last tokens, and
+    the error that the backtest expects of them, |W_O (ô − o)|² over |x|²; NaN where nothing was judged."""
+
+    entries: Tensor
+    recent: Tensor
+    expected: Tensor
 
 
 class Backtest(Compressor):
-    name = "backtest"
+    """Every head gets the atoms, the recent tokens and the entries that served it best on what it was asked before.
+
+        h = Σ_{j<T} δ_(k_j, v_j)  →  ĥ = Σ_c e^{w_c} δ_(k̂_c, v̂_c),
+        min Σ_h E|W_O (ô_h − o_h)|² / |x|²  over entries m_h of every key head,  Σ_h m_h bytes ≤ keep · bytes
+
+    1. A law of queries: those the model had, turned on to later positions, and those of a repetition of the prefix.
+    2. Atoms are tangents of G on clusters of keys, with the mass that the law expects; the first 4 tokens and recent
+       ones stay as they are; values are least squares to the outputs that the law read.
+    3. The error of every head with 1/64 to all of its tokens, on the queries after an earlier cut and on queries of
+       the repetition that nothing was fitted to, says what an entry is worth to it; entries go where they are worth
+       most, over all heads of all layers.
+
+    law       see `Law`; ``repeat=False`` leaves the repetition out: a pass less, and less is found of what is hidden
+    recipe    see `Recipe`
+    budgets   "backtest", or "uniform": every key head as many, a quarter of them recent
+    settings  see `BacktestSettings`
+    seed      of the queries that are drawn
+    """
+
     with_mass = True
 
-    def __init__(self, **options):
-        self.o = dict(queries=192, late=0.5, span=128, judged=64, cuts=(128,), repeat=0.0, weight=1.0, recents=(0.25, 0.6, 1.0),
-                      repeat_law=192, recipe=Recipe(), curve_iterations=0, curve_ridge=None, sizes=SIZES, stream=True, law_weight=None, jrep=64)
-        self.o.update(options)
-        self.name = options.pop("name", "backtest")
+    def __init__(
+        self,
+        *,
+        repeat: bool = True,
+        law: Law | None = None,
+        recipe: Recipe | None = None,
+        budgets: str = "backtest",
+        settings: BacktestSettings | None = None,
+        seed: int = 0,
+        name: str = "backtest",
+    ):
+        law = Law() if law is None else law
+        self.law = law if repeat else law._replace(repeated=0)
+        self.recipe = Recipe() if recipe is None else recipe
+        self.budgets, self.seed, self.name = budgets, seed, name
+        self.settings = BacktestSettings() if settings is None else settings
 
     def evidence(self, prefix: Prefix) -> Evidence:
-        o = self.o
-        g = torch.Generator().manual_seed(0)
-        T = len(prefix)
-        rep_fit = rep_judge = None
-        if o["repeat"]:
-            perm = torch.randperm(T, generator=g)
-            nf = o["repeat_law"]
-            nj = o["jrep"]
-            at = perm[: nf + nj].sort().values
-            samples = repeated_queries(prefix, (0, T), at)
-            mask = torch.zeros(T, dtype=torch.bool)
-            mask[perm[nf : nf + nj]] = True
-            judged = mask[at]
-            pick = lambda s, m: QuerySample(s.queries[:, m], s.span[m], s.local[:, m], s.local_output[:, m])
-            rep_fit = [pick(s, ~judged) for s in samples]
-            rep_judge = [pick(s, judged) for s in samples]
-        laws, curves = [], []
-        for n, layer in enumerate(prefix.layers):
-            W = head_outputs(prefix.model, layer.name)
-            metric = None if isinstance(W, NotFound) else (W.mT @ W).float()
-            scale = (layer.stream or 1.0) if o["stream"] else 1.0
-            law = self._law(layer, T, g)
-            if rep_fit is not None:
-                law = QuerySample.joined([law, rep_fit[n]])
-            laws.append(law)
-            sizes = [max(int(s * T), 8) for s in o["sizes"]]
-            recipe = o["recipe"]._replace(iterations=o["curve_iterations"], ridge=o["curve_ridge"])
-            kinds = []
-            e = 0
-            for c in o["cuts"]:
-                cut = T - c
-                before = layer._replace(keys=layer.keys[:, :cut], values=layer.values[:, :cut], queries=layer.queries[:, :cut])
-                at = cut + 1 + torch.arange(c - 1)[:: max(1, c // o["judged"])]
-                judged = sample_queries(layer, at, at - cut)
-                t = trial(layer, cut, self._law(before, cut, g), judged)
-                scaled = [max(int(s * cut), 8) for s in o["sizes"]]
-                e = e + errors(recipe, t, scaled, o["recents"], metric)
-            kinds.append(e / len(o["cuts"]) / scale)
-            if rep_judge is not None:
-                t = trial(layer, T, rep_fit[n], rep_judge[n])
-                kinds.append(errors(recipe, t, sizes, o["recents"], metric) / scale)
-            curves.append(torch.stack(kinds))
-        return Evidence(laws, torch.stack(curves, 1), sizes)
+        for layer in prefix.layers:
+            require_rotation(layer, self.name)
+        generator = torch.Generator().manual_seed(self.seed)
+        samples = sample_law(prefix, self.law, self.settings.judging, generator)
+        if self.budgets == "uniform" or len(prefix) < SHORTEST:
+            if self.budgets != "uniform":
+                words = f"{self.name}: {len(prefix)} tokens are too few for a backtest, which needs {SHORTEST}"
+                warnings.warn(f"{words}: every key head gets as many entries", stacklevel=2)
+            return Evidence(samples, None)
+        shortened = tuple(min(cut, len(prefix) // 4) for cut in self.settings.cuts)
+        settings = self.settings._replace(cuts=shortened)
+        found = [
+            curves(layer, n, samples, settings, self.law, self.recipe, output_metric(prefix.model, layer), generator)
+            for n, layer in enumerate(prefix.layers)
+        ]
+        return Evidence(samples, found)
 
-    def _law(self, layer, T, g):
-        o = self.o
-        late = int(o["late"] * o["queries"])
-        return QuerySample.joined([
-            spread_queries(layer._replace(keys=layer.keys[:, :T], values=layer.values[:, :T], queries=layer.queries[:, :T]), o["queries"] - late, o["span"], g),
-            recent_queries(layer, late, o["span"], g)])
+    def plan(self, prefix: Prefix, budget: Budget, evidence: Evidence) -> HeadPlan:
+        """How many entries every key head gets, and how many of them are recent tokens."""
+        heads = sum(budget.heads)
+        if evidence.curves is None:
+            entries = torch.full((heads,), budget.per_head)
+            return HeadPlan(entries, (UNIFORM_RECENT * entries).long(), torch.full((heads,), torch.nan))
+        errors, share = torch.cat([c.total() for c in evidence.curves]).min(-1)
+        sizes = torch.tensor(sizes_of(len(prefix)))
+        fine, grid = interpolated(errors, sizes)
+        costs = [cost for cost, count in zip(budget.entry_bytes, budget.heads, strict=True) for _ in range(count)]
+        entries = allocate(fine, grid, torch.tensor(costs), budget.bytes)
+        near = (sizes.log() - entries[:, None].log()).abs().argmin(-1)
+        recent = torch.tensor(RECENT)[share[torch.arange(heads), near]] * entries
+        at = torch.searchsorted(grid, entries.to(grid)).clamp_max(len(grid) - 1)
+        return HeadPlan(entries, recent.long(), fine[torch.arange(heads), at])
 
     def compress(self, prefix: Prefix, budget: Budget, evidence: Evidence) -> Layers:
-        o = self.o
-        E = evidence.curves[0] + (o["weight"] * evidence.curves[1] if len(evidence.curves) > 1 else 0)
-        L, H, S, J = E.shape
-        best, arg = E.min(-1)
-        sizes = torch.tensor(evidence.sizes).float()
-        fine, grid = refined(best.reshape(L * H, S), sizes)
-        number = allocate(fine, grid, budget.per_head * L * H).view(L, H)
-        self.number = number
+        plan = self.plan(prefix, budget, evidence)
+        per_head = iter(zip(plan.entries.tolist(), plan.recent.tolist(), strict=True))
+        return [
+            self._layer(layer, evidence.samples, n, [next(per_head) for _ in layer.keys])
+            for n, layer in enumerate(prefix.layers)
+        ]
+
+    def _layer(
+        self, layer: LayerPrefix, samples: LawSamples, number: int, of_heads: list[tuple[int, int]]
+    ) -> list[HeadEntries]:
+        """Head by head: each has its own number of entries."""
+        tokens = KeyHeads.tokens(layer.keys.float(), layer.values.float())
+        length = layer.keys.shape[1]
+        queries = LawQueries.of(samples.all_of(number), length, layer.rotation, len(layer.keys))
         out = []
-        for n, layer in enumerate(prefix.layers):
-            tokens = KeyHeads.tokens(layer.keys.float(), layer.values.float())
-            queries = LawQueries.of(evidence.laws[n], len(prefix), layer.rotation, H)
-            heads = []
-            for h in range(H):
-                one, q = (type(x)(*(y[h : h + 1] for y in x)) for x in (tokens, queries))
-                m = int(number[n, h])
-                near = int((sizes.log() - torch.tensor(float(m)).log()).abs().argmin())
-                share = o["recents"][int(arg[n, h, near])]
-                made = fit(o["recipe"], one, q, read(one, q), m, int(share * m))
-                heads.append(HeadEntries(made.entries.keys[0].to(layer.keys), made.entries.values[0].to(layer.values), made.entries.log_mass[0], made.positions[0]))
-            out.append(heads)
+        for head, (entries, recent) in enumerate(of_heads):
+            own = KeyHeads(*(x[head : head + 1] for x in tokens))
+            asked = LawQueries(*(x[head : head + 1] for x in queries))
+            made = fit(self.recipe, own, asked, read(own, asked), entries, recent)
+            keys, values = made.entries.keys[0].to(layer.keys), made.entries.values[0].to(layer.values)
+            out.append(HeadEntries(keys, values, made.entries.log_mass[0], made.positions[0]))
         return out
 
 
-def refined(errors, sizes, per=4):
-    grid = [sizes[0].item()]
-    for a, b in zip(sizes[:-1].tolist(), sizes[1:].tolist()):
-        grid += [a * (b / a) ** (k / per) for k in range(1, per + 1)]
-    grid = torch.tensor(grid)
-    e = errors.cummin(-1).values.clamp_min(1e-12)
-    out = []
-    for k, m in enumerate(grid.tolist()):
-        i = min(max(int(torch.searchsorted(sizes, torch.tensor(m), right=True)) - 1, 0), len(sizes) - 2)
-        a, b = sizes[i], sizes[i + 1]
-        if i == len(sizes) - 2:  # to the error 0 of all tokens: as the last measured slope says, at most a straight line
-            w = (m - a) / (b - a)
-            out.append(e[:, i] * (1 - w).clamp_min(0) ** 2)
-        else:
-            w = (torch.tensor(m).log() - a.log()) / (b.log() - a.log())
-            out.append((e[:, i].log() * (1 - w) + e[:, i + 1].log() * w).exp())
-    return torch.stack(out, 1), grid
+def output_metric(model: nn.Module, layer: LayerPrefix) -> Tensor | None:
+    """(heads, e, e) W_Oᵀ W_O of the heads of a layer; None where W_O is not known."""
+    outputs = head_outputs(model, layer.name)
+    return None if isinstance(outputs, NotFound) else (outputs.mT @ outputs).float()

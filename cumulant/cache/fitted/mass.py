@@ -25,7 +25,7 @@ def expected_mass(atoms: Atoms, tokens: KeyHeads, queries: LawQueries, readings:
     >>> queries = LawQueries(torch.zeros(1, 1, 1), torch.zeros(1, 1), torch.zeros(1, 1, 1))
     >>> from cumulant.cache.fitted.readings import read
     >>> one = Atoms(torch.zeros(1, 1, 1), torch.zeros(1, 1, 1), torch.tensor([[2 / 3]]))
-    >>> expected_mass(one, two, queries, read(two, queries)).exp()
+    >>> expected_mass(one, two, queries, read(two, queries)).exp().round(decimals=3)
     tensor([[2.]])
     """
     drawn = (queries.eta @ atoms.keys.mT - readings.log_normalizer[..., None]).exp().mean(1)
@@ -36,7 +36,7 @@ def expected_mass(atoms: Atoms, tokens: KeyHeads, queries: LawQueries, readings:
 def tangent_mass(atoms: Atoms, tokens: KeyHeads, queries: LawQueries, readings: Readings) -> Tensor:
     """The tangent of each cluster's own G at the typical query η₀ = E[η].
 
-        w_c = G_c(η₀) − ⟨η₀, k̂_c⟩,    G_c(η) = log Σ_{j in c} e^{⟨η,k_j⟩ + w_j}
+    w_c = G_c(η₀) − ⟨η₀, k̂_c⟩,    G_c(η) = log Σ_{j in c} e^{⟨η,k_j⟩ + w_j}
     """
     return _log_sums(atoms, tokens, queries) - (queries.eta.mean(1, keepdim=True) @ atoms.keys.mT)[:, 0]
 
@@ -46,8 +46,8 @@ def shared_sigma_mass(atoms: Atoms, tokens: KeyHeads, queries: LawQueries, readi
 
         w_c = G_c(η₀) − ⟨η₀, k̂_c⟩ + ½ tr(Σ Cov(η)),    Σ = Σ_c Σ_{j in c} p̄_j (k_j − k̂_c)(k_j − k̂_c)ᵀ / Σ_j p̄_j
 
-    Atoms with one Σ are Proposition 2's Σ_c δ_(k̂_c) convolved with a Gaussian, G(η) = ½ ηᵀΣη + log Σ_c e^{⟨η,k̂_c⟩ + w_c};
-    the quadratic is taken at its mean over queries, so that no entry grows by it.
+    Atoms with one Σ are Proposition 2's Σ_c δ_(k̂_c) convolved with a Gaussian, which has
+    G(η) = ½ ηᵀΣη + log Σ_c e^{⟨η,k̂_c⟩ + w_c}; the quadratic is taken at its mean over queries, so that no entry grows.
     """
     cluster = atoms.cluster
     if cluster is None:

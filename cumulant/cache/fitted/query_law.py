@@ -8,7 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from cumulant.cache.prefix import LayerPrefix
+from cumulant.cache.prefix import LayerPrefix, Prefix
+from cumulant.cache.repetition import repeated_parts
 from cumulant.cache.rotation import Rotation
 
 FIRST = 64  # the first tokens have queries like no later ones
@@ -34,6 +35,10 @@ class QuerySample(NamedTuple):
     def at(self, length: int, rotation: Rotation | None) -> Tensor:
         """(heads, n, d) η of a prefix of ``length`` tokens."""
         return self.queries if rotation is None else rotation.turn(self.queries, length + self.span)
+
+    def part(self, which: Tensor) -> QuerySample:
+        """Those of its queries where ``which`` (n,) is true."""
+        return QuerySample(self.queries[:, which], self.span[which], self.local[:, which], self.local_output[:, which])
 
     @classmethod
     def joined(cls, samples: Sequence[QuerySample]) -> QuerySample:
@@ -97,6 +102,25 @@ def recent_queries(
     window = min(window, length)
     at = length - window + torch.randperm(window, generator=generator)[:number]
     return sample_queries(layer, *_spans(at, span, generator))
+
+
+def repeated_queries(prefix: Prefix, at: Tensor) -> list[QuerySample]:
+    """For every layer, the queries of the model while it repeats the prefix, at tokens ``at`` (n,) of it, in order.
+
+    What a query reads of question and answer is its local context.
+    """
+    parts: list[list[QuerySample]] = []
+    for repeated in repeated_parts(prefix):
+        which = repeated.asked + at[(at >= repeated.start) & (at < repeated.stop)] - repeated.start
+        if len(which):
+            parts.append([_of_repetition(repeated.own_layer(layer), len(prefix), which) for layer in prefix.layers])
+    return [QuerySample.joined(samples) for samples in zip(*parts, strict=True)]
+
+
+def _of_repetition(own: LayerPrefix, length: int, which: Tensor) -> QuerySample:
+    queries = own.queries[:, which]
+    turned = queries if own.rotation is None else own.rotation.turn(queries, -(length + which))
+    return QuerySample(turned, which, *own_context(own, which, which))
 
 
 def _spans(at: Tensor, span: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:

@@ -37,6 +37,10 @@ class Recipe(NamedTuple):
     ridge: float | None = 1e-2
     iterations: int = 5
 
+    def quick(self) -> Recipe:
+        """The same without what hardly changes the order of heads: for many trials."""
+        return self._replace(ridge=None, iterations=0)
+
 
 class Fitted(NamedTuple):
     """Entries of key heads, and which token each is, (key heads, m); −1: several."""
@@ -45,12 +49,10 @@ class Fitted(NamedTuple):
     positions: Tensor
 
 
-def fit(
-    recipe: Recipe, tokens: KeyHeads, queries: LawQueries, readings: Readings, number: int, recent: int
-) -> Fitted:
+def fit(recipe: Recipe, tokens: KeyHeads, queries: LawQueries, readings: Readings, number: int, recent: int) -> Fitted:
     """``number`` entries of each key head: the first 4 tokens, the last ``recent``, and atoms for those between.
 
-        Σ_{j<T} δ_(k_j, v_j)  →  Σ_{j<4} δ + Σ_c e^{w_c} δ_(k̂_c, v̂_c) + Σ_{j≥T−recent} δ
+    Σ_{j<T} δ_(k_j, v_j)  →  Σ_{j<4} δ + Σ_c e^{w_c} δ_(k̂_c, v̂_c) + Σ_{j≥T−recent} δ
     """
     length = tokens.keys.shape[1]
     if number >= length:
