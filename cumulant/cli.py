@@ -26,6 +26,7 @@ def application() -> typer.Typer:
     from cumulant.commands.audit import audit
     from cumulant.commands.bench import bench
     from cumulant.commands.columns import columns
+    from cumulant.commands.compress import compress, generate
     from cumulant.commands.doctor import doctor
     from cumulant.commands.experiment import experiment
     from cumulant.commands.observe import compare, observe, report
@@ -36,7 +37,8 @@ def application() -> typer.Typer:
 
     app = typer.Typer(cls=Commands, no_args_is_help=True, pretty_exceptions_show_locals=False)
     app.callback(epilog=EXIT_CODES)(_callback())
-    for command in (observe, report, compare, columns, audit, experiment, track, train, verify, bench, doctor):
+    of_models = observe, report, compare, columns, audit, compress, generate
+    for command in (*of_models, experiment, track, train, verify, bench, doctor):
         app.command(command.__name__, help=_paragraphs(command))(command)
     return app
 

@@ -20,7 +20,7 @@ from pydoc_data.topics import topics
 import torch
 
 from cumulant import Empirical
-from cumulant.cache import compress, on_cumulant, prefill
+from cumulant.cache import compress_prefix, on_cumulant, prefill
 from cumulant.observatory import load
 
 LAYER, KEY_HEAD, READ, ASKED = 12, 1, 256, 64
@@ -28,7 +28,7 @@ loaded = load("smollm2")
 ids = torch.tensor(loaded.tokenizer(topics["typesseq"])["input_ids"][: READ + ASKED])
 with on_cumulant(loaded.model):
     prefix, longer = prefill(loaded.model, ids[:READ]), prefill(loaded.model, ids)
-    held = compress(prefix, "snapkv", 0.25).layers[LAYER][KEY_HEAD]
+    held = compress_prefix(prefix, "snapkv", 0.25).layers[LAYER][KEY_HEAD]
 keys, values = (x[KEY_HEAD].double() for x in (prefix.layers[LAYER].keys, prefix.layers[LAYER].values))
 heads = longer.layers[LAYER].queries.unflatten(0, (-1, longer.layers[LAYER].groups))[KEY_HEAD]
 queries = heads[:, READ:].flatten(0, 1).double()

@@ -11,9 +11,12 @@ storage.py         files
 prefix.py          what the heads of a model hold of a prefix, and the queries that read it
 rotation.py        how queries and keys turn with their positions
 budget.py          bytes and entries
-compressor.py      the contract of a compressor, and `compress`
+compressor.py      the contract of a compressor, and `compress_prefix`
+one_call.py        `compress`, from a model and tokens to a compressed cache
 press.py           presses of other libraries as compressors
+repetition.py      a model that repeats a prefix, for methods that learn from it
 baselines/         published methods, each one file
+fitted/            `Backtest`: entries fitted to a law of queries, budgets by evidence
 audit/             how wrong a compressed cache is, and where
 """
 
@@ -22,8 +25,10 @@ from cumulant.extras import missing_package
 
 try:
     from cumulant.cache.budget import Budget
-    from cumulant.cache.compressor import Compressed, Compressor, ScoreCompressor, as_compressor, compress
+    from cumulant.cache.compressor import Compressed, Compressor, ScoreCompressor, as_compressor, compress_prefix
+    from cumulant.cache.fitted import Backtest
     from cumulant.cache.measure_cache import MeasureCache
+    from cumulant.cache.one_call import compress
     from cumulant.cache.prefix import LayerPrefix, Prefix, on_cumulant, prefill
 except ModuleNotFoundError as missing:
     if (missing.name or "").startswith("cumulant"):
@@ -31,6 +36,7 @@ except ModuleNotFoundError as missing:
     raise missing_package("cumulant.cache", missing.name or "transformers", "hf") from None
 
 __all__ = [
+    "Backtest",
     "Budget",
     "Compressed",
     "Compressor",
@@ -41,6 +47,7 @@ __all__ = [
     "ScoreCompressor",
     "as_compressor",
     "compress",
+    "compress_prefix",
     "on_cumulant",
     "prefill",
 ]

@@ -74,7 +74,7 @@ class Compressed(NamedTuple):
 
 
 @torch.no_grad()
-def compress(prefix: Prefix, compressor: object, keep: float) -> Compressed:
+def compress_prefix(prefix: Prefix, compressor: object, keep: float) -> Compressed:
     """Compress a prefix to a share ``keep`` of its bytes, and check what came back: shapes, numbers and bytes.
 
         Σ_{j<T} δ_(k_j, v_j)  →  Σ_{j<m} e^{w_j} δ_(k̂_j, v̂_j),    bytes held ≤ keep · bytes of the full cache
@@ -87,7 +87,7 @@ def compress(prefix: Prefix, compressor: object, keep: float) -> Compressed:
     >>> config = transformers.LlamaConfig(vocab_size=9, num_key_value_heads=1, **sizes)
     >>> with on_cumulant(model := transformers.LlamaForCausalLM(config).eval()):
     ...     prefix = prefill(model, torch.arange(8))
-    >>> small = compress(prefix, "knorm", 0.5)
+    >>> small = compress_prefix(prefix, "knorm", 0.5)
     >>> small.keep, small.layers[0][0].keys.shape
     (0.5, torch.Size([4, 4]))
     """
@@ -147,7 +147,8 @@ def as_compressor(compressor: object) -> Compressor:
     """A compressor from what people have.
 
     `Compressor`  as it is
-    str           a baseline of `cumulant.cache.baselines`, as "snapkv" or "adakv:h2o"
+    str           a baseline of `cumulant.cache.baselines`, as "snapkv" or "adakv:h2o"; "backtest" or, with other parts,
+                  "backtest+norepeat+subset" (see `cumulant.cache.fitted.backtest_named`)
     press         an object with ``compression_ratio`` and ``compress`` or ``score``, as those of kvpress
     function      (keys, values, queries, positions, entries) → keys, values, log_mass of one layer:
                   keys (key heads, T, d), values (key heads, T, e), queries (heads, T, d) = scale · query, positions
@@ -156,15 +157,15 @@ def as_compressor(compressor: object) -> Compressor:
 
     >>> as_compressor("nothing")
     Traceback (most recent call last):
-    ValueError: compressor: expected one of adakv, d2o-like, expected, h2o, keydiff, knorm, kvzip, snapkv, stream, tova,
-    got 'nothing'. An allocation over heads takes a scorer: adakv:h2o.
+    ValueError: compressor: expected backtest or one of adakv, d2o-like, expected, h2o, keydiff, knorm, kvzip, snapkv,
+    stream, tova, got 'nothing'. An allocation over heads takes a scorer: adakv:h2o.
     """
     if isinstance(compressor, Compressor):
         return compressor
     if isinstance(compressor, str):
-        from cumulant.cache.baselines import baseline
+        from cumulant.cache.fitted.named import method
 
-        return baseline(compressor)
+        return method(compressor)
     if hasattr(compressor, "compression_ratio"):
         from cumulant.cache.press import PressCompressor
 

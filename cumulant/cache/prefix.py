@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -138,11 +139,22 @@ def prefill(model: nn.Module, input_ids: Tensor, tokenizer: Any = None) -> Prefi
     start = time.perf_counter()
     with calls, _position_embeddings(model, seen), stream_norms(model, _attention_paths(model), later, streams):
         cache = DynamicCache(config=getattr(model, "config", None))
-        output = model(input_ids=input_ids[None], past_key_values=cache, use_cache=True)
+        output = model(input_ids=input_ids[None], past_key_values=cache, use_cache=True, **last_logits_only(model))
     seconds = time.perf_counter() - start
-    layers = _layers(calls.by_name, output.past_key_values, seen, len(input_ids))
+    layers = _layers(calls.by_name, output.past_key_values, seen, len(input_ids), rotary_frequencies(model))
     layers = tuple(layer._replace(stream=streams.get(layer.name)) for layer in layers)
     return Prefix(model, input_ids, layers, cache, output.logits[0, -1], tokenizer, seconds)
+
+
+def rotary_frequencies(model: nn.Module) -> list[Tensor]:
+    """Angles a token of the rotary embeddings of a model, each (r,)."""
+    found = [getattr(module, "inv_freq", None) for module in model.modules()]
+    return [angles for angles in found if isinstance(angles, Tensor) and angles.ndim == 1]
+
+
+def last_logits_only(model: nn.Module) -> dict[str, int]:
+    """What spares a model the logits of all tokens but the last, where it knows of that."""
+    return {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
 
 
 def require_decoder(model: nn.Module) -> nn.Module:
@@ -227,7 +239,11 @@ def stream_norms(model: nn.Module, names: Iterable[str], at: Tensor, found: dict
 
 
 def _layers(
-    calls: dict[str, AttentionMoments], cache: DynamicCache, seen: dict[str, tuple[Tensor, Tensor]], length: int
+    calls: dict[str, AttentionMoments],
+    cache: DynamicCache,
+    seen: dict[str, tuple[Tensor, Tensor]],
+    length: int,
+    frequencies: Sequence[Tensor],
 ) -> tuple[LayerPrefix, ...]:
     found: list[LayerPrefix] = []
     rotations: dict[tuple[int, type], Rotation | None] = {}
@@ -244,7 +260,7 @@ def _layers(
         rotates = cos is not None or _has_rotation(call.module)
         key = id(cos), type(call.module)
         if cos is not None and sin is not None and key not in rotations:
-            rotations[key] = read_rotation(call.module, cos, sin)
+            rotations[key] = read_rotation(call.module, cos, sin, frequencies)
         sinks = call.support.sink
         found.append(
             LayerPrefix(

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from cumulant.cache.prefix import AttentionCalls, LayerPrefix, Prefix
+from cumulant.cache.prefix import AttentionCalls, LayerPrefix, Prefix, last_logits_only
 from cumulant.transformers import AttentionMoments
 
 REPEAT = "\n\nRepeat the previous context exactly."
@@ -41,7 +41,8 @@ def repeated_parts(prefix: Prefix, part: int = 2048) -> Iterator[RepeatedPart]:
         asked = _question(prefix, start)
         ids = torch.cat([asked, prefix.input_ids[start:stop]])
         with AttentionCalls(prefix.model) as calls:
-            prefix.model(input_ids=ids[None], past_key_values=prefix.copy_cache(), use_cache=True, logits_to_keep=1)
+            options = last_logits_only(prefix.model)
+            prefix.model(input_ids=ids[None], past_key_values=prefix.copy_cache(), use_cache=True, **options)
         yield RepeatedPart(start, stop, len(asked), calls.by_name)
 
 

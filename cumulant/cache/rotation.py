@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -52,25 +52,31 @@ class Rotation(NamedTuple):
         return slice(0, turned // 2), slice(turned // 2, turned)
 
 
-def read_rotation(module: nn.Module, cos: Tensor, sin: Tensor) -> Rotation | None:
+def read_rotation(module: nn.Module, cos: Tensor, sin: Tensor, frequencies: Sequence[Tensor] = ()) -> Rotation | None:
     """The rotation that an attention module of transformers makes of (1, T, 2r) cosines and sines of positions 0 … T−1.
 
     Which coordinates are pairs is found by rotating a vector with the function of the module's own file; None where it
     has none, or rotates in no way that is known here.
+
+    frequencies  (r,) angles that it may be: half-precision cosines do not say the angle well enough for far positions
     """
     rotate = getattr(sys.modules.get(type(module).__module__), "apply_rotary_pos_emb", None)
     if rotate is None or cos.ndim != 3 or cos.shape[1] < 2 or cos.shape[-1] % 2:
         return None
+    close = max(CLOSE, 8 * torch.finfo(cos.dtype).eps)
     cos, sin = cos[:1].detach().double(), sin[:1].detach().double()
     factor = float((cos[0, 1, 0] ** 2 + sin[0, 1, 0] ** 2).sqrt())
+    factor = 1.0 if abs(factor - 1) < close else factor
     angle = torch.atan2(sin[0, 1], cos[0, 1])
     half = len(angle) // 2
     layouts = [Rotation(angle[:half], False, factor), Rotation(angle[::2], True, factor)]
     layouts += [Rotation(angle[:half], True, factor)]  # cosines as for halves, turned as for neighbours
-    return next((r for r in layouts if factor and _agrees(r, rotate, cos, sin)), None)
+    known = [f.detach().double().to(cos.device) for f in frequencies if f.shape == (half,)]
+    layouts = [Rotation(f, pairs, factor) for f in known for pairs in (False, True)] + layouts
+    return next((r for r in layouts if factor and _agrees(r, rotate, cos, sin, close)), None)
 
 
-def _agrees(rotation: Rotation, rotate: Callable, cos: Tensor, sin: Tensor) -> bool:
+def _agrees(rotation: Rotation, rotate: Callable, cos: Tensor, sin: Tensor, close: float) -> bool:
     generator = torch.Generator().manual_seed(0)
     width = cos.shape[-1]
     x = torch.randn(1, 1, 1, width, generator=generator, dtype=torch.float64).expand(1, 1, cos.shape[1], width)
@@ -80,4 +86,4 @@ def _agrees(rotation: Rotation, rotate: Callable, cos: Tensor, sin: Tensor) -> b
     except (TypeError, RuntimeError, ValueError):  # another signature: another way to rotate
         return False
     own = rotation.factor * rotation.turn(x, torch.arange(cos.shape[1]))
-    return made.shape == own.shape and bool((made - own).abs().amax() < CLOSE * rotation.factor)
+    return made.shape == own.shape and bool((made - own).abs().amax() < close * rotation.factor)

@@ -9,7 +9,9 @@ import typer
 
 from cumulant.terminal import importing
 
-METHODS = ("stream", "h2o", "snapkv", "tova", "knorm", "keydiff", "expected", "adakv", "kvzip", "d2o-like")
+METHODS = (
+    *("backtest", "stream", "h2o", "snapkv", "tova", "knorm", "keydiff", "expected", "adakv", "kvzip", "d2o-like"),
+)
 
 
 def audit(
@@ -19,7 +21,8 @@ def audit(
     method: Annotated[
         list[str] | None,
         typer.Option(
-            help=f"{', '.join(METHODS)}; adakv:h2o is AdaKV with the scores of another. May be repeated.",
+            help=f"{', '.join(METHODS)}; adakv:h2o is AdaKV with the scores of another, backtest+norepeat the backtest "
+            "with another part. May be repeated.",
             show_default="h2o",
             autocompletion=lambda: list(METHODS),
         ),

@@ -15,7 +15,7 @@ from cumulant.cache.audit.continuation import logits_after, read_on, sampled_tok
 from cumulant.cache.audit.head_errors import HeadErrors, head_errors, held_tokens, lost_attention, read_full
 from cumulant.cache.audit.summary import overhead, ratio
 from cumulant.cache.audit.token_errors import full_predictions, token_errors
-from cumulant.cache.compressor import Compressed, compress
+from cumulant.cache.compressor import Compressed, compress_prefix
 from cumulant.cache.entries import HeadEntries
 from cumulant.cache.prefix import on_cumulant, prefill
 from cumulant.observatory.hooks.weights import head_outputs
@@ -131,7 +131,8 @@ def test_full_outputs_are_those_that_the_model_itself_computes(read: Any):
 def test_of_eviction_the_gap_is_the_logarithm_of_what_is_not_missed(read: Any):
     _, tokens, prefix, _ = read
     full = read_on(prefix, tokens[T : T + 1])  # one query, so that sums are its numbers
-    for layer, asked, entries in zip(prefix.layers, full.layers, compress(prefix, "snapkv", 0.3).layers, strict=True):
+    small = compress_prefix(prefix, "snapkv", 0.3)
+    for layer, asked, entries in zip(prefix.layers, full.layers, small.layers, strict=True):
         found = head_errors(layer, entries, read_full(layer, asked))
         torch.testing.assert_close(found.gap, torch.log1p(-found.missed), atol=1e-12, rtol=0)
         assert (found.gap < 0).all()
@@ -139,7 +140,7 @@ def test_of_eviction_the_gap_is_the_logarithm_of_what_is_not_missed(read: Any):
 
 def test_a_whole_cache_has_no_errors(read: Any):
     _, tokens, prefix, full = read
-    whole = compress(prefix, "stream", 1.0)
+    whole = compress_prefix(prefix, "stream", 1.0)
     for layer, asked, entries in zip(prefix.layers, full.layers, whole.layers, strict=True):
         found = head_errors(layer, entries, read_full(layer, asked))
         for name in ("gap", "size", "missed", "error", "written", "joint"):
@@ -174,7 +175,7 @@ def test_sinks_of_a_model_take_their_part_of_attention():
     with on_cumulant(model):
         prefix = prefill(model, tokens[:T])
         full = read_on(prefix, tokens[T:])
-        small = compress(prefix, "h2o", 0.5)
+        small = compress_prefix(prefix, "h2o", 0.5)
     layer, asked = prefix.layers[0], full.layers[0]
     assert layer.sinks is not None
     reading = read_full(layer, asked)
@@ -323,7 +324,7 @@ def test_intervals_are_of_ratios_over_draws_of_documents():
     [
         ({"keep": 0}, r"audit\.keep: expected a share above 0 and at most 1, got 0"),
         ({"keep": [0.5, 1.2]}, r"audit\.keep: expected a share above 0 and at most 1, got 1\.2"),
-        ({"compressor": "magic"}, "compressor: expected one of adakv, d2o-like, expected"),
+        ({"compressor": "magic"}, "compressor: expected backtest or one of adakv, d2o-like, expected"),
         ({"compressor": []}, r"audit\.compressor: expected at least one compressor, got none"),
         ({"compressor": ["h2o", "h2o"]}, r"audit\.compressor: expected different names"),
         ({"prefix": 4000, "continuation": 200}, r"expected at most 4096 tokens, got 4000 \+ 200"),

@@ -12,13 +12,13 @@ pytest.importorskip("transformers", reason="install cumulant[hf] for caches")
 from cumulant.cache.attention_weights import weight_blocks
 from cumulant.cache.baselines import BASELINES, AdaKV, D2OLike, ExpectedAttention, KVzip, SnapKV, StreamingLLM, baseline
 from cumulant.cache.budget import budget
-from cumulant.cache.compressor import ScoreCompressor, compress
+from cumulant.cache.compressor import ScoreCompressor, compress_prefix
 from cumulant.cache.prefix import on_cumulant, prefill
 
 
 def held(prefix, compressor, keep: float) -> list[list[int]]:
     """Positions that the key heads of the first layer hold."""
-    return [head.positions.tolist() for head in compress(prefix, compressor, keep).layers[0]]
+    return [head.positions.tolist() for head in compress_prefix(prefix, compressor, keep).layers[0]]
 
 
 def one_hot(*columns: int, tokens: int, strength: float = 20.0) -> torch.Tensor:
@@ -125,7 +125,7 @@ def test_kvzip_scores_are_the_largest_weights_of_the_repetition():
     with on_cumulant(model):
         prefix = prefill(model, tokens)
         scores = KVzip().evidence(prefix)
-        small = compress(prefix, KVzip(), 0.25)
+        small = compress_prefix(prefix, KVzip(), 0.25)
     weights = model(torch.cat([tokens, tokens])[None], output_attentions=True).attentions
     for number, layer in enumerate(weights):
         largest = layer[0, :, 24:, :24].amax(1).unflatten(0, (2, 2)).amax(1)
@@ -147,7 +147,7 @@ def test_d2o_like_merges_an_evicted_key_into_the_nearest_that_stays():
     """Token 1 is evicted and points where token 0 points: both become the weighted mean, others stay."""
     keys = torch.tensor([[[2.0, 0.0], [1.0, 0.0], [-1.0, 0.3], [0.0, 1.0]]])
     queries = torch.tensor([[[9.0, 0.0]] * 3 + [[0.0, 9.0]]])
-    (head,) = compress(made_prefix(keys, queries), D2OLike(), 0.5).layers[0]
+    (head,) = compress_prefix(made_prefix(keys, queries), D2OLike(), 0.5).layers[0]
     weight = math.e / (math.e + math.e)  # cosine 1: as heavy as the key that stays
     torch.testing.assert_close(head.keys, torch.tensor([[2 * weight + 1 - weight, 0.0], [0.0, 1.0]]))
     assert head.positions.tolist() == [-1, 3]
@@ -159,7 +159,7 @@ def test_d2o_like_merges_an_evicted_key_into_the_nearest_that_stays():
 def test_every_baseline_holds_what_its_budget_says(name: str, keep: float):
     with on_cumulant(model := decoder()):
         prefix = prefill(model, ids(60))
-        small = compress(prefix, name, keep)
+        small = compress_prefix(prefix, name, keep)
     allowed = budget(prefix, keep)
     assert small.keep <= keep + 1e-9
     most = sum(len(head.keys) for heads in small.layers for head in heads)

@@ -13,7 +13,7 @@ from tests.cache.prefixes import decoder, hf, ids, made_prefix
 pytest.importorskip("transformers", reason="install cumulant[hf] for caches")
 
 from cumulant.cache.budget import budget, bytes_held
-from cumulant.cache.compressor import Compressor, as_compressor, compress
+from cumulant.cache.compressor import Compressor, as_compressor, compress_prefix
 from cumulant.cache.entries import HeadEntries
 from cumulant.cache.prefix import on_cumulant, prefill
 
@@ -38,12 +38,12 @@ def test_the_budget_counts_masses():
 @pytest.mark.parametrize("keep", [0, -0.5, 1.01, True, "half", float("nan")])
 def test_a_share_is_above_zero_and_at_most_one(keep: Any):
     with pytest.raises(ValueError, match=r"budget\.keep: expected a share above 0 and at most 1, got"):
-        compress(made_prefix(torch.randn(1, 8, 4)), "knorm", keep)
+        compress_prefix(made_prefix(torch.randn(1, 8, 4)), "knorm", keep)
 
 
 def test_a_share_below_one_entry_is_refused():
     with pytest.raises(ValueError, match=r"expected at least 0\.125, an entry for each head, got 0\.1"):
-        compress(made_prefix(torch.randn(1, 8, 4)), "knorm", 0.1)
+        compress_prefix(made_prefix(torch.randn(1, 8, 4)), "knorm", 0.1)
 
 
 def test_layers_with_a_window_are_not_compressed_and_count_on_both_sides():
@@ -51,7 +51,7 @@ def test_layers_with_a_window_are_not_compressed_and_count_on_both_sides():
     model = decoder("Gemma3", sliding_window=16, layer_types=layers)
     with on_cumulant(model):
         prefix = prefill(model, ids(64))
-        small = compress(prefix, "knorm", 0.5)
+        small = compress_prefix(prefix, "knorm", 0.5)
     assert [layer.index for layer in prefix.layers] == [1]
     whole, window = 64 * 2 * 2 * 8 * 4, 15 * 2 * 2 * 8 * 4
     assert small.full == whole + window
@@ -94,7 +94,7 @@ def heads(prefix, entries: int, **changes: Any) -> list[list[HeadEntries]]:
 )
 def test_what_comes_back_is_checked(prefix: Any, made: Any, sentence: str):
     with pytest.raises((ValueError, TypeError), match=sentence):
-        compress(prefix, Returns(made), 0.5)
+        compress_prefix(prefix, Returns(made), 0.5)
 
 
 def test_evidence_is_asked_for_once(prefix: Any):
@@ -105,7 +105,7 @@ def test_evidence_is_asked_for_once(prefix: Any):
             asked.append(len(prefix))
 
     chosen = Asks(lambda p: heads(p, 4))
-    assert [compress(prefix, chosen, keep).keep for keep in (0.5, 0.25)] == [0.0625, 0.0625]
+    assert [compress_prefix(prefix, chosen, keep).keep for keep in (0.5, 0.25)] == [0.0625, 0.0625]
     assert asked == [64]
 
 
@@ -122,7 +122,7 @@ def test_a_function_of_one_layer_is_a_compressor(prefix: Any):
         both = [torch.cat([x[:, : entries - 1], y], 1) for x, y in zip((keys, values), middle, strict=True)]
         return *both, mass
 
-    small = compress(prefix, first_and_the_rest, 0.5)
+    small = compress_prefix(prefix, first_and_the_rest, 0.5)
     head = small.layers[1][0]
     assert head.keys.shape == (30, 8)  # 64 · 0.5 · 64 / 68
     assert head.log_mass.exp().sum() == pytest.approx(64)
@@ -131,7 +131,7 @@ def test_a_function_of_one_layer_is_a_compressor(prefix: Any):
 
 def test_a_function_that_returns_something_else_is_refused(prefix: Any):
     with pytest.raises(ValueError, match="expected three results, got 2 results"):
-        compress(prefix, lambda k, v, q, p, n: (k, v), 0.5)
+        compress_prefix(prefix, lambda k, v, q, p, n: (k, v), 0.5)
     with pytest.raises(TypeError, match="expected a Compressor, the name of a baseline, a press or a function"):
         as_compressor(7)
 
@@ -192,7 +192,7 @@ class ScoringPress:
 @pytest.mark.parametrize("press", [HookedPress(), CompressingPress(), ScoringPress()])
 @pytest.mark.parametrize("keep", [0.5, 0.3])
 def test_a_press_holds_what_the_same_method_written_here_holds(prefix: Any, press: Any, keep: float):
-    small, own = compress(prefix, press, keep), compress(prefix, "knorm", keep)
+    small, own = compress_prefix(prefix, press, keep), compress_prefix(prefix, "knorm", keep)
     assert small.keep == pytest.approx(own.keep, abs=1 / 64 + 1e-9)  # their ratio rounds down
     for ours, theirs in zip(own.layers, small.layers, strict=True):
         for mine, other in zip(ours, theirs, strict=True):
@@ -215,7 +215,7 @@ class MaskingPress(CompressingPress):
 
 
 def test_keys_that_a_press_hides_are_left_out(prefix: Any):
-    small = compress(prefix, MaskingPress(), 0.75)
+    small = compress_prefix(prefix, MaskingPress(), 0.75)
     assert [[len(h.keys) for h in layer] for layer in small.layers] == [[32, 64]] * 2
     assert small.layers[0][0].positions.tolist() == list(range(32, 64))
     assert not any(hasattr(module, "masked_key_indices") for module in prefix.model.modules())
@@ -242,7 +242,7 @@ class WrongPress(CompressingPress):
 )
 def test_a_press_that_returns_other_shapes_is_refused(prefix: Any, made: Any, sentence: str):
     with pytest.raises(ValueError, match=re.escape(sentence)):
-        compress(prefix, WrongPress(made=made), 0.5)
+        compress_prefix(prefix, WrongPress(made=made), 0.5)
 
 
 def test_a_press_without_methods_is_refused(prefix: Any):
@@ -250,7 +250,7 @@ def test_a_press_without_methods_is_refused(prefix: Any):
         compression_ratio = 0.0
 
     with pytest.raises(TypeError, match="press Empty: expected compress, score or a context manager, got none"):
-        compress(prefix, Empty(), 0.5)
+        compress_prefix(prefix, Empty(), 0.5)
 
 
 # ---------------------------------------------------------------------- models

@@ -23,7 +23,7 @@ from cumulant.cache.audit.result import Answers, Look, Method, MethodResult, Pre
 from cumulant.cache.audit.retrieval import RetrievalPrefix, retrieval_prefix, right_answers
 from cumulant.cache.audit.texts import TextWindow
 from cumulant.cache.audit.token_errors import FullPredictions, TokenErrors, full_predictions, token_errors
-from cumulant.cache.compressor import Compressed, Compressor, compress
+from cumulant.cache.compressor import Compressed, Compressor, compress_prefix
 from cumulant.cache.prefix import Prefix, prefill
 from cumulant.observatory.hooks.structure import NotFound
 from cumulant.observatory.hooks.weights import head_outputs
@@ -104,7 +104,7 @@ def measure_window(
     results: dict[Method, MethodResult] = {}
     for name, compressor in methods.items():
         for keep in keeps:
-            made = compress(prefix, compressor, keep)
+            made = compress_prefix(prefix, compressor, keep)
             results[Method(name, keep)] = _measure(
                 known, prefix, full, predicted, readings, made, window, settings, clock
             )
@@ -220,7 +220,7 @@ def _ask(
     results = dict(result.methods)
     for name, compressor in methods.items():
         for keep in keeps:
-            found = _answers(prefix, text, compress(prefix, compressor, keep))
+            found = _answers(prefix, text, compress_prefix(prefix, compressor, keep))
             results[Method(name, keep)] = results[Method(name, keep)]._replace(answers=found)
             step(f"{window.name}: {name} at {keep:g}, questions")
     return result._replace(methods=results, answers=answers)

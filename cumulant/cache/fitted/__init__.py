@@ -1,5 +1,21 @@
-"""Compressors that fit entries to a law of the queries that will come: parts that can be combined.
+"""`Backtest`: entries fitted to a law of the queries that will come, with budgets by evidence. Parts can be exchanged.
 
-query_law.py   which queries will come: those of the prefix, turned on to later positions; those of a repetition
-readings.py    what such queries read of a head: log-normalizers, outputs, attention
+query_law.py   queries that the model had, as if they were asked after the prefix, with what they read beside it
+law.py         which of them stand for those to come: recent ones, some of all, those of a repetition
+readings.py    what they read of a head: log-normalizers, outputs, attention
+atoms.py       atoms for many tokens: tangents of G, or tokens themselves
+mass.py        their log-mass
+values.py      values, by least squares to what the law read
+recipe.py      the parts together: entries of key heads
+backtest.py    errors that entries would have had at earlier cuts
+budgets.py     entries of every head by these errors
+compressor.py  `Backtest`
+named.py       methods by name
 """
+
+from cumulant.cache.fitted.backtest import BacktestSettings
+from cumulant.cache.fitted.compressor import Backtest, HeadPlan
+from cumulant.cache.fitted.law import Law
+from cumulant.cache.fitted.recipe import Recipe
+
+__all__ = ["Backtest", "BacktestSettings", "HeadPlan", "Law", "Recipe"]

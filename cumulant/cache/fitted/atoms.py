@@ -29,14 +29,15 @@ class Atoms(NamedTuple):
     chosen: Tensor | None = None
 
 
-def subset_atoms(entries: KeyHeads, readings: Readings, number: int) -> Atoms:
+def subset_atoms(entries: KeyHeads, queries: LawQueries, readings: Readings, number: int) -> Atoms:
     """The entries that a law pays the highest root mean square attention to.
 
         {j : (E p_j²)^½ is among the m highest}
 
     >>> entries = KeyHeads.tokens(torch.arange(3.0).view(1, 3, 1), torch.zeros(1, 3, 1))
     >>> rms = torch.tensor([[0.1, 0.5, 0.2]])
-    >>> subset_atoms(entries, Readings(rms, rms, rms, rms, rms), 2).keys.flatten()
+    >>> queries = LawQueries(torch.zeros(1, 1, 1), torch.zeros(1, 1), torch.zeros(1, 1, 1))
+    >>> subset_atoms(entries, queries, Readings(rms, rms, rms, rms, rms), 2).keys.flatten()
     tensor([1., 2.])
     """
     chosen = readings.rms.topk(number, -1).indices.sort(-1).values

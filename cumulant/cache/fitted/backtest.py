@@ -82,18 +82,18 @@ def curves(
 
     metric  (heads, e, e) W_Oᵀ W_O; None: the identity
     """
-    length, quick = layer.keys.shape[1], recipe.quick()
+    length = layer.keys.shape[1]
     sizes = sizes_of(length)
     after = torch.zeros(len(layer.keys), len(sizes), len(RECENT))
     for back in settings.cuts:
         cut = length - back
         fitted = following_queries(layer, cut, law, generator)
         judged = queries_after(layer, cut, settings.judging)
-        after += errors(quick, trial(layer, cut, fitted, judged), [m * cut // length for m in sizes], metric)
+        after += errors(recipe, trial(layer, cut, fitted, judged), [m * cut // length for m in sizes], metric)
     after, repeated = after / len(settings.cuts), torch.zeros_like(after)
     if samples.repeated is not None and samples.judging is not None:
         held_out = trial(layer, length, samples.repeated[number], samples.judging[number])
-        repeated = errors(quick, held_out, sizes, metric)
+        repeated = errors(recipe, held_out, sizes, metric)
     norm = layer.stream or 1.0
     return Curves(after / norm, repeated / norm)
 
@@ -107,12 +107,13 @@ def trial(layer: LayerPrefix, length: int, law: QuerySample, judged: QuerySample
 
 
 def errors(recipe: Recipe, trial: Trial, sizes: Sequence[int], metric: Tensor | None) -> Tensor:
-    """(key heads, sizes, recents) the loss of a recipe with so many entries, and shares of them the last tokens."""
+    """(key heads, sizes, recents) the loss of a recipe, quickly made, with so many entries and recent shares."""
     heads, length = trial.tokens.keys.shape[:2]
     out = torch.zeros(heads, len(sizes), len(RECENT))
     for i, size in enumerate(sizes):
         for j, recent in enumerate(RECENT if size < length else ()):
-            made = fit(recipe, trial.tokens, trial.law, trial.read, size, int(recent * size))
+            quick = recipe.quick(size / length)
+            made = fit(quick, trial.tokens, trial.law, trial.read, size, int(recent * size))
             out[:, i, j] = loss(made.entries, trial.judged, trial.target, metric)
     return out
 

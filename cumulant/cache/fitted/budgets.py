@@ -86,3 +86,15 @@ def interpolated(errors: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
             columns.append((logs[:, i : i + 1] * (1 - part) + logs[:, i + 1 : i + 2] * part).exp())
         grid.append(at)
     return torch.cat(columns, 1), torch.cat(grid)
+
+
+def shared_by_scores(scores: Tensor, total: int, safe: int) -> Tensor:
+    """Entries (heads,) by where the ``total`` highest of scores (heads, n) are, ``safe`` of them in every head.
+
+    >>> shared_by_scores(torch.tensor([[9.0, 8.0, 7.0], [1.0, 0.0, 0.0]]), 4, 1)
+    tensor([3, 1])
+    """
+    raised = scores.scatter(1, scores.topk(min(safe, scores.shape[1])).indices, torch.inf)
+    stays = torch.zeros(raised.numel(), dtype=torch.bool, device=scores.device)
+    stays[raised.flatten().topk(min(total, raised.numel())).indices] = True
+    return stays.view_as(raised).sum(1).cpu()

@@ -12,7 +12,7 @@ from cumulant.cache.budget import Budget
 from cumulant.cache.compressor import Compressor, Layers
 from cumulant.cache.entries import HeadEntries
 from cumulant.cache.fitted.backtest import RECENT, BacktestSettings, Curves, curves, sizes_of
-from cumulant.cache.fitted.budgets import allocate, interpolated
+from cumulant.cache.fitted.budgets import allocate, interpolated, shared_by_scores
 from cumulant.cache.fitted.law import Law, LawSamples, require_rotation, sample_law
 from cumulant.cache.fitted.readings import KeyHeads, LawQueries, read
 from cumulant.cache.fitted.recipe import Recipe, fit
@@ -21,6 +21,7 @@ from cumulant.observatory.hooks.structure import NotFound
 from cumulant.observatory.hooks.weights import head_outputs
 
 SHORTEST = 64  # tokens that a prefix needs to be cut and judged
+SAFE = 0.2  # of an equal share, that every key head gets where attention shares them out
 UNIFORM_RECENT = 0.25  # share of recent tokens where nothing was judged
 
 
@@ -59,7 +60,8 @@ class Backtest(Compressor):
 
     law       see `Law`; ``repeat=False`` leaves the repetition out: a pass less, and less is found of what is hidden
     recipe    see `Recipe`
-    budgets   "backtest", or "uniform": every key head as many, a quarter of them recent
+    budgets   "backtest"; "uniform": every key head as many; "adakv": by attention over the key heads of a layer. With
+              the last two a quarter of the entries are recent tokens
     settings  see `BacktestSettings`
     seed      of the queries that are drawn
     """
@@ -88,8 +90,8 @@ class Backtest(Compressor):
             require_rotation(layer, self.name)
         generator = torch.Generator().manual_seed(self.seed)
         samples = sample_law(prefix, self.law, self.settings.judging, generator)
-        if self.budgets == "uniform" or len(prefix) < SHORTEST:
-            if self.budgets != "uniform":
+        if self.budgets != "backtest" or len(prefix) < SHORTEST:
+            if self.budgets == "backtest":
                 words = f"{self.name}: {len(prefix)} tokens are too few for a backtest, which needs {SHORTEST}"
                 warnings.warn(f"{words}: every key head gets as many entries", stacklevel=2)
             return Evidence(samples, None)
@@ -106,6 +108,10 @@ class Backtest(Compressor):
         heads = sum(budget.heads)
         if evidence.curves is None:
             entries = torch.full((heads,), budget.per_head)
+            if self.budgets == "adakv":
+                entries = torch.cat(
+                    [self._by_attention(prefix, budget, evidence, n) for n in range(len(prefix.layers))]
+                )
             return HeadPlan(entries, (UNIFORM_RECENT * entries).long(), torch.full((heads,), torch.nan))
         errors, share = torch.cat([c.total() for c in evidence.curves]).min(-1)
         sizes = torch.tensor(sizes_of(len(prefix)))
@@ -116,6 +122,13 @@ class Backtest(Compressor):
         recent = torch.tensor(RECENT)[share[torch.arange(heads), near]] * entries
         at = torch.searchsorted(grid, entries.to(grid)).clamp_max(len(grid) - 1)
         return HeadPlan(entries, recent.long(), fine[torch.arange(heads), at])
+
+    def _by_attention(self, prefix: Prefix, budget: Budget, evidence: Evidence, number: int) -> Tensor:
+        """Entries (key heads,) of a layer as AdaKV shares them: those that the law pays most, and a fifth for each."""
+        layer, entries = prefix.layers[number], budget.per_head
+        tokens = KeyHeads.tokens(layer.keys.float(), layer.values.float())
+        queries = LawQueries.of(evidence.samples.all_of(number), len(prefix), layer.rotation, len(layer.keys))
+        return shared_by_scores(read(tokens, queries).rms, budget.of_layer(number), max(1, int(SAFE * entries)))
 
     def compress(self, prefix: Prefix, budget: Budget, evidence: Evidence) -> Layers:
         plan = self.plan(prefix, budget, evidence)

@@ -45,7 +45,8 @@ class LawQueries(NamedTuple):
     def of(cls, sample: QuerySample, length: int, rotation: Rotation | None, key_heads: int) -> LawQueries:
         """The queries of a sample after a prefix of ``length`` tokens."""
         eta = sample.at(length, rotation)
-        flat = (x.reshape(key_heads, -1, *x.shape[2:]) for x in (eta, sample.local, sample.local_output))
+        parts = eta, sample.local, sample.local_output
+        flat = (x.float().reshape(key_heads, -1, *x.shape[2:]) for x in parts)
         return cls(*flat)
 
 

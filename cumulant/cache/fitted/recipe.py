@@ -14,6 +14,7 @@ from cumulant.cache.fitted.readings import KeyHeads, LawQueries, Readings
 from cumulant.cache.fitted.values import refitted
 
 SINKS = 4  # first tokens that are always held as they are
+FITTED_SHARE = 0.25  # of the tokens, up to which the values of trials are fitted
 ATOMS: dict[str, Callable[..., Atoms]] = {"tangent": tangent_atoms, "subset": subset_atoms}
 MASSES: dict[str, Callable[..., Tensor]] = {
     "expected": expected_mass,
@@ -37,9 +38,10 @@ class Recipe(NamedTuple):
     ridge: float | None = 1e-2
     iterations: int = 5
 
-    def quick(self) -> Recipe:
-        """The same without what hardly changes the order of heads: for many trials."""
-        return self._replace(ridge=None, iterations=0)
+    def quick(self, share: float) -> Recipe:
+        """The same for trials with a ``share`` of the tokens: clusters are not moved, and the values of large shares,
+        which cost most to fit and change least, stay as they are."""
+        return self._replace(iterations=0, ridge=self.ridge if share <= FITTED_SHARE else None)
 
 
 class Fitted(NamedTuple):
