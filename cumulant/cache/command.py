@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from rich.console import Console
@@ -108,10 +108,12 @@ def generate_command(request: GenerateRequest) -> None:
         if not prompt.numel():
             raise ValueError(sentence("--prompt", "at least one token", repr(request.prompt), "Ask something."))
         seen = prompt.new_zeros(1, cache.get_seq_length())  # tokens that the cache stands for are not read again
-        ids = torch.cat([seen, prompt], 1).to(loaded.model.device)
+        ids = torch.cat([seen, prompt], 1)
+        model: Any = loaded.model
+        ids = ids.to(model.device)
         streamer = TextStreamer(loaded.tokenizer, skip_prompt=True, skip_special_tokens=True)
         options = {"max_new_tokens": request.tokens, "do_sample": False, "streamer": streamer}
-        loaded.model.generate(ids, attention_mask=torch.ones_like(ids), past_key_values=cache, **options)
+        model.generate(ids, attention_mask=torch.ones_like(ids), past_key_values=cache, **options)
 
 
 def _text(source: str) -> str:
@@ -131,4 +133,4 @@ def _tokens(loaded: Loaded, text: str, most: int | None) -> Tensor:
     if isinstance(limit, int) and len(ids) >= limit:
         advice = f"Hold the first of them: --tokens {limit - 256} leaves room to read on."
         raise ValueError(sentence("--text", f"fewer than {limit} tokens, the positions of the model", len(ids), advice))
-    return ids.to(loaded.model.device)
+    return ids.to(cast(torch.device, loaded.model.device))

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
 
 from cumulant.cache.compressor import Compressed, as_compressor, compress_prefix
 from cumulant.cache.measure_cache import MeasureCache
@@ -84,24 +85,32 @@ def _rows(input_ids: Tensor, attention_mask: Tensor | None) -> tuple[Tensor, Ten
 
 def _share(prefix: Prefix, bytes: int, part: float) -> float:
     """``bytes`` as a share of the full cache of one sequence, which gets a ``part`` of them."""
-    full = sum(layer.keys.nbytes + layer.values.nbytes for layer in prefix.cache.layers)
+    full = sum(keys.nbytes + values.nbytes for keys, values in _held(prefix))
     if bytes < 1:
         advice = f"The full cache has {full} bytes."
         raise ValueError(sentence("compress.bytes", "a number of bytes above 0", bytes, advice))
     return min(bytes * part / full, 1.0)
 
 
+def _held(prefix: Prefix) -> list[tuple[Tensor, Tensor]]:
+    """Keys and values (1, key heads, T, d) of every layer of the full cache, those with windows among them."""
+    return [
+        (layer.keys, layer.values)
+        for layer in prefix.cache.layers
+        if isinstance(layer, DynamicLayer) and layer.keys is not None and layer.values is not None
+    ]
+
+
 def _joined(found: Sequence[tuple[Prefix, Compressed]], length: int) -> MeasureCache:
     """One cache of several sequences, whose last tokens have the same place; nothing is held of padding."""
     first = found[0][0]
     cache = DynamicCache(config=getattr(first.model, "config", None))
-    for index, layer in enumerate(first.cache.layers):
-        pairs = [(p.cache.layers[index].keys, p.cache.layers[index].values) for p, _ in found]
-        compressed = any(layer.index == index for layer in first.layers)
-        most = length if compressed else max(keys.shape[2] for keys, _ in pairs)
+    for index, pairs in enumerate(zip(*(_held(prefix) for prefix, _ in found), strict=True)):
+        most = max(keys.shape[2] for keys, _ in pairs)
+        if any(layer.index == index for layer in first.layers):
+            most = length
         keys, values = (torch.cat([_left_padded(pair[part], most) for pair in pairs]) for part in (0, 1))
         cache.update(keys, values, index)
-        del layer
     entries = {
         layer.index: [[head._replace(positions=None) for head in made.layers[n]] for _, made in found]
         for n, layer in enumerate(first.layers)

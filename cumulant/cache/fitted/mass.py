@@ -66,7 +66,7 @@ def _log_sums(atoms: Atoms, tokens: KeyHeads, queries: LawQueries) -> Tensor:
     """(key heads, m) G_c(η₀) of the entries that each atom stands for."""
     scores = (queries.eta.mean(1, keepdim=True) @ tokens.keys.mT)[:, 0] + tokens.log_mass
     if atoms.cluster is None:
-        return scores.gather(1, atoms.chosen)
+        return scores if atoms.chosen is None else scores.gather(1, atoms.chosen)
     highest = scores.amax(1, keepdim=True)
     sums = torch.zeros_like(atoms.expected).scatter_add_(1, atoms.cluster, (scores - highest).exp())
     return torch.where(sums > 0, sums.log() + highest, LOWEST)
