@@ -31,7 +31,7 @@ LEFT_OUT = {  # of what is run; each is run by another test, or is that test
     "-completion": "changes the start-up file of a shell, or prints code for one: tests/test_cli.py reads it",
     "smollm2 --ablate": "three minutes; the line above it runs the same on MiniLM",
 }
-ORDER = ["track --example", "track", "observe", "report", "compare", "train", "observe --checkpoints"]
+ORDER = ["track --example", "track", "observe", "report", "compare", "train", "observe --checkpoints", "generate"]
 
 
 def commands(page: Path) -> list[str]:
@@ -55,6 +55,8 @@ def test_the_pages_have_commands_of_every_kind():
         "track",
         "train",
         "audit",
+        "compress",
+        "generate",
         "doctor",
         "bench",
     } <= kinds
@@ -100,6 +102,7 @@ def test_all_of_them_run_one_after_the_other(tmp_path: Path):
     tone(tmp_path / "talk.wav", 2.0)
     (tmp_path / "corpus").mkdir()
     shutil.copy(ROOT / "LICENSE", tmp_path / "corpus" / "license.txt")
+    (tmp_path / "article.txt").write_text((ROOT / "LICENSE").read_text(encoding="utf-8")[:6000], encoding="utf-8")
     failed = []
     for command in sorted(RUN, key=_position):
         words = shlex.split(command.replace("--max-tokens 8192", "--max-tokens 600"))

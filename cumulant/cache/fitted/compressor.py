@@ -64,6 +64,16 @@ class Backtest(Compressor):
               the last two a quarter of the entries are recent tokens
     settings  see `BacktestSettings`
     seed      of the queries that are drawn
+
+    >>> import transformers
+    >>> from cumulant.cache import compress_prefix, on_cumulant, prefill
+    >>> sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 8}
+    >>> model = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=9, **sizes)).eval()
+    >>> with on_cumulant(model):
+    ...     prefix = prefill(model, torch.arange(128) % 9)
+    >>> small = compress_prefix(prefix, Backtest(repeat=False), 0.25)
+    >>> round(small.keep, 2), len({len(head.keys) for layer in small.layers for head in layer}) > 1
+    (0.25, True)
     """
 
     with_mass = True
