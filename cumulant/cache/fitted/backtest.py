@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from cumulant.cache.fitted.law import Law, LawSamples, following_queries, queries_after
+from cumulant.cache.fitted.law import LawSamples, queries_after
 from cumulant.cache.fitted.query_law import QuerySample
 from cumulant.cache.fitted.readings import KeyHeads, LawQueries, Readings, attention, output, read
 from cumulant.cache.fitted.recipe import Recipe, fit
@@ -17,6 +17,7 @@ from cumulant.cache.prefix import LayerPrefix
 
 SIZES = (1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)  # of the prefix, that a key head may hold
 RECENT = (0.25, 0.6, 1.0)  # of its entries, that may be the last tokens
+MANY = 0.25  # of the prefix, above which only the first share is tried
 SMALLEST = 8  # entries of a key head
 
 
@@ -73,10 +74,8 @@ def curves(
     number: int,
     samples: LawSamples,
     settings: BacktestSettings,
-    law: Law,
     recipe: Recipe,
     metric: Tensor | None,
-    generator: torch.Generator,
 ) -> Curves:
     """The errors of a layer, the ``number``-th of the prefix, for every size of `sizes_of` and share of `RECENT`.
 
@@ -87,12 +86,14 @@ def curves(
     after = torch.zeros(len(layer.keys), len(sizes), len(RECENT))
     for back in settings.cuts:
         cut = length - back
-        fitted = following_queries(layer, cut, law, generator)
         judged = queries_after(layer, cut, settings.judging)
-        after += errors(recipe, trial(layer, cut, fitted, judged), [m * cut // length for m in sizes], metric)
+        after += errors(
+            recipe, trial(layer, cut, samples.before(number, cut), judged), [m * cut // length for m in sizes], metric
+        )
     after, repeated = after / len(settings.cuts), torch.zeros_like(after)
     if samples.repeated is not None and samples.judging is not None:
-        held_out = trial(layer, length, samples.repeated[number], samples.judging[number])
+        half = samples.repeated[number].every_other()
+        held_out = trial(layer, length, half, samples.judging[number])
         repeated = errors(recipe, held_out, sizes, metric)
     norm = layer.stream or 1.0
     return Curves(after / norm, repeated / norm)
@@ -111,7 +112,9 @@ def errors(recipe: Recipe, trial: Trial, sizes: Sequence[int], metric: Tensor | 
     heads, length = trial.tokens.keys.shape[:2]
     out = torch.zeros(heads, len(sizes), len(RECENT))
     for i, size in enumerate(sizes):
-        for j, recent in enumerate(RECENT if size < length else ()):
+        shares = RECENT if size <= MANY * length else RECENT[:1]
+        out[:, i, len(shares) :] = torch.inf
+        for j, recent in enumerate(shares if size < length else ()):
             quick = recipe.quick(size / length)
             made = fit(quick, trial.tokens, trial.law, trial.read, size, int(recent * size))
             out[:, i, j] = loss(made.entries, trial.judged, trial.target, metric)

@@ -108,7 +108,7 @@ class Backtest(Compressor):
         shortened = tuple(min(cut, len(prefix) // 4) for cut in self.settings.cuts)
         settings = self.settings._replace(cuts=shortened)
         found = [
-            curves(layer, n, samples, settings, self.law, self.recipe, output_metric(prefix.model, layer), generator)
+            curves(layer, n, samples, settings, self.recipe, output_metric(prefix.model, layer))
             for n, layer in enumerate(prefix.layers)
         ]
         return Evidence(samples, found)

@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from cumulant.cache.fitted.query_law import (
     QuerySample,
-    recent_queries,
+    drawn_spans,
+    recent_tokens,
     repeated_queries,
     sample_queries,
-    spread_queries,
+    spread_tokens,
 )
 from cumulant.cache.prefix import LayerPrefix, Prefix
 from cumulant.checks import sentence
@@ -36,13 +38,19 @@ class LawSamples(NamedTuple):
     """Queries of every layer of a prefix.
 
     following  recent and spread ones
+    tokens     (n,) which tokens these are of
     repeated   those of a repetition that entries are fitted to; None: there was none
     judging    others of the repetition, that entries are judged by
     """
 
     following: list[QuerySample]
+    tokens: list[Tensor]
     repeated: list[QuerySample] | None
     judging: list[QuerySample] | None
+
+    def before(self, layer: int, cut: int) -> QuerySample:
+        """Recent and spread ones of the first ``cut`` tokens."""
+        return self.following[layer].part(self.tokens[layer] < cut)
 
     def all_of(self, layer: int) -> QuerySample:
         """The mixture for one layer."""
@@ -52,29 +60,27 @@ class LawSamples(NamedTuple):
 
 def sample_law(prefix: Prefix, law: Law, judging: int, generator: torch.Generator) -> LawSamples:
     """The queries of a law for every layer, and ``judging`` more of the repetition."""
-    following = [following_queries(layer, len(prefix), law, generator) for layer in prefix.layers]
+    tokens, following = [], []
+    for layer in prefix.layers:
+        drawn = spread_tokens(len(prefix), law.spread, generator), recent_tokens(len(prefix), law.recent, generator)
+        at = torch.cat(drawn).sort().values
+        tokens.append(at)
+        following.append(sample_queries(layer, at, drawn_spans(at, law.span, generator)))
     if not law.repeated:
-        return LawSamples(following, None, None)
+        return LawSamples(following, tokens, None, None)
     drawn = torch.randperm(len(prefix), generator=generator)[: law.repeated + judging]
     fitted = torch.ones(len(drawn), dtype=torch.bool)
     fitted[: min(judging, len(drawn) // 4)] = False
     order = drawn.argsort()
     samples = repeated_queries(prefix, drawn[order])
     fitted = fitted[order]
-    return LawSamples(following, *([sample.part(which) for sample in samples] for which in (fitted, ~fitted)))
-
-
-def following_queries(layer: LayerPrefix, length: int, law: Law, generator: torch.Generator) -> QuerySample:
-    """Recent and spread queries of the first ``length`` tokens of a layer, as if asked after them."""
-    before = layer.first(length)
-    kinds = ((spread_queries, law.spread), (recent_queries, law.recent))
-    return QuerySample.joined([draw(before, number, law.span, generator) for draw, number in kinds if number])
+    return LawSamples(following, tokens, *([sample.part(which) for sample in samples] for which in (fitted, ~fitted)))
 
 
 def queries_after(layer: LayerPrefix, cut: int, number: int) -> QuerySample:
     """Queries that the model had after its first ``cut`` tokens, ``number`` at most, with the tokens between them."""
-    tokens = torch.arange(cut + 1, layer.keys.shape[1])
-    at = tokens[:: max(len(tokens) // number, 1)]
+    first, last = cut + 1, layer.keys.shape[1] - 1
+    at = torch.linspace(first, last, min(number, last - first + 1)).round().long()
     return sample_queries(layer, at, at - cut)
 
 

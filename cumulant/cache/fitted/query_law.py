@@ -13,6 +13,9 @@ from cumulant.cache.repetition import repeated_parts
 from cumulant.cache.rotation import Rotation
 
 FIRST = 64  # the first tokens have queries like no later ones
+RECENT_WINDOW = 256  # last tokens that recent queries are drawn from
+UNDERFLOW = -80.0  # torch's exp is slow where it underflows
+NEAR = 16  # windows are gathered where they have fewer numbers than so many times all keys
 
 
 class QuerySample(NamedTuple):
@@ -39,6 +42,10 @@ class QuerySample(NamedTuple):
     def part(self, which: Tensor) -> QuerySample:
         """Those of its queries where ``which`` (n,) is true."""
         return QuerySample(self.queries[:, which], self.span[which], self.local[:, which], self.local_output[:, which])
+
+    def every_other(self) -> QuerySample:
+        """Half of its queries."""
+        return self.part(torch.arange(len(self.span), device=self.span.device) % 2 == 0)
 
     @classmethod
     def joined(cls, samples: Sequence[QuerySample]) -> QuerySample:
@@ -73,35 +80,37 @@ def own_context(layer: LayerPrefix, at: Tensor, span: Tensor) -> tuple[Tensor, T
     log-normalizer (heads, n) and output (heads, n, e)."""
     queries, width = layer.queries[:, at].float(), int(span.max()) + 1
     grouped = queries.unflatten(0, (len(layer.keys), -1))  # (key heads, group, n, d)
-    window = at[:, None] + torch.arange(1 - width, 1, device=at.device)  # (n, width) tokens, the last its own
-    outside = (window < (at - span)[:, None]) | (window < 0)
-    window = window.clamp_min(0)
-    scores = torch.einsum("hgnd,hnwd->hgnw", grouped, layer.keys[:, window].float())
-    scores = scores.masked_fill_(outside, -torch.inf)
-    local = scores.logsumexp(-1)
+    windows = at[:, None] + torch.arange(1 - width, 1, device=at.device)  # (n, width) tokens, the last its own
+    near = len(at) * width < layer.keys.shape[1] * NEAR  # else it is cheaper to look at all tokens
+    tokens = windows if near else torch.arange(layer.keys.shape[1], device=at.device).expand(len(at), -1)
+    outside = (tokens < (at - span)[:, None]) | (tokens < 0) | (tokens > at[:, None])
+    keys, values = (x[:, windows.clamp_min(0)] if near else x for x in (layer.keys, layer.values))
+    scores = torch.einsum("hgnd,hnwd->hgnw" if near else "hgnd,hwd->hgnw", grouped, keys.float())
+    highest = scores.masked_fill(outside, -torch.inf).amax(-1)
+    weights = scores.sub_(highest[..., None]).clamp_min_(UNDERFLOW).exp_().masked_fill_(outside, 0)
+    local = weights.sum(-1).log() + highest
     if layer.sinks is not None:
         local = torch.logaddexp(local, layer.sinks.to(local).view(*local.shape[:2], 1))
-    weights = scores.sub_(local[..., None]).exp_()
-    output = torch.einsum("hgnw,hnwe->hgne", weights, layer.values[:, window].float())
+    weights *= (highest - local).exp()[..., None]
+    output = torch.einsum("hgnw,hnwe->hgne" if near else "hgnw,hwe->hgne", weights, values.float())
     return local.flatten(0, 1), output.flatten(0, 1)
 
 
-def spread_queries(layer: LayerPrefix, number: int, span: int, generator: torch.Generator) -> QuerySample:
-    """Queries of tokens drawn from the whole prefix, asked up to ``span`` tokens after it."""
-    length = layer.keys.shape[1]
+def spread_tokens(length: int, number: int, generator: torch.Generator) -> Tensor:
+    """(n,) tokens drawn from a whole prefix but its beginning."""
     first = min(FIRST, length // 2)
-    at = first + torch.randperm(length - first, generator=generator)[:number]
-    return sample_queries(layer, *_spans(at, span, generator))
+    return first + torch.randperm(length - first, generator=generator)[:number]
 
 
-def recent_queries(
-    layer: LayerPrefix, number: int, span: int, generator: torch.Generator, window: int = 256
-) -> QuerySample:
-    """Queries of tokens drawn from the last ``window``, asked up to ``span`` tokens after the prefix."""
-    length = layer.keys.shape[1]
-    window = min(window, length)
-    at = length - window + torch.randperm(window, generator=generator)[:number]
-    return sample_queries(layer, *_spans(at, span, generator))
+def recent_tokens(length: int, number: int, generator: torch.Generator) -> Tensor:
+    """(n,) tokens drawn from the last of a prefix."""
+    window = min(RECENT_WINDOW, length)
+    return length - window + torch.randperm(window, generator=generator)[:number]
+
+
+def drawn_spans(at: Tensor, span: int, generator: torch.Generator) -> Tensor:
+    """(n,) how far after the prefix each token ``at`` (n,) is asked: no further than its own context reaches."""
+    return torch.minimum(torch.randint(0, span, (len(at),), generator=generator), at)
 
 
 def repeated_queries(prefix: Prefix, at: Tensor) -> list[QuerySample]:
@@ -121,10 +130,3 @@ def _of_repetition(own: LayerPrefix, length: int, which: Tensor) -> QuerySample:
     queries = own.queries[:, which]
     turned = queries if own.rotation is None else own.rotation.turn(queries, -(length + which))
     return QuerySample(turned, which, *own_context(own, which, which))
-
-
-def _spans(at: Tensor, span: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Tokens in their order, and how far after the prefix each is asked: no further than its own context reaches."""
-    at = at.sort().values
-    drawn = torch.randint(0, span, (len(at),), generator=generator)
-    return at, torch.minimum(drawn, at)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from cumulant.cache.fitted.query_law import QuerySample
+from cumulant.cache.fitted.query_law import UNDERFLOW, QuerySample
 from cumulant.cache.rotation import Rotation
 
 
@@ -77,10 +77,13 @@ def attention(entries: KeyHeads, queries: LawQueries) -> tuple[Tensor, Tensor]:
     >>> p                                                         # the fourth quarter is its local context
     tensor([[[0.2500, 0.2500, 0.2500]]])
     """
-    scores = queries.eta @ entries.keys.mT
-    scores += entries.log_mass[:, None]
-    total = torch.logaddexp(scores.logsumexp(-1), queries.local)
-    return total, scores.sub_(total[..., None]).exp_()
+    scores = torch.baddbmm(entries.log_mass[:, None], queries.eta, entries.keys.mT)
+    highest = torch.maximum(scores.amax(-1), queries.local)
+    p = (
+        scores.sub_(highest[..., None]).clamp_min_(UNDERFLOW).exp_()
+    )  # one exponential for each pair: the normalizer comes after the sum
+    total = p.sum(-1) + (queries.local - highest).exp()
+    return total.log() + highest, p.div_(total[..., None])
 
 
 def output(entries: KeyHeads, queries: LawQueries, total: Tensor, p: Tensor) -> Tensor:

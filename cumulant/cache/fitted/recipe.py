@@ -14,7 +14,7 @@ from cumulant.cache.fitted.readings import KeyHeads, LawQueries, Readings
 from cumulant.cache.fitted.values import refitted
 
 SINKS = 4  # first tokens that are always held as they are
-FITTED_SHARE = 0.25  # of the tokens, up to which the values of trials are fitted
+FITTED_SHARE = 0.125  # of the tokens, up to which the values of trials are fitted
 ATOMS: dict[str, Callable[..., Atoms]] = {"tangent": tangent_atoms, "subset": subset_atoms}
 MASSES: dict[str, Callable[..., Tensor]] = {
     "expected": expected_mass,
@@ -36,7 +36,7 @@ class Recipe(NamedTuple):
     atoms: str = "tangent"
     mass: str = "expected"
     ridge: float | None = 1e-2
-    iterations: int = 5
+    iterations: int = 3
 
     def quick(self, share: float) -> Recipe:
         """The same for trials with a ``share`` of the tokens: clusters are not moved, and the values of large shares,
