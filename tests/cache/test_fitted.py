@@ -98,7 +98,7 @@ def test_queries_of_a_repetition_are_those_of_the_text_read_twice(prefix: Any, m
     """Without a tokenizer nothing is asked: the prefix follows itself."""
     twice = prefill(model, torch.cat([prefix.input_ids, prefix.input_ids]))
     at = torch.tensor([2, 50, 127])
-    for sample, layer in zip(repeated_queries(prefix, at), twice.layers, strict=True):
+    for sample, layer in zip(repeated_queries(prefix, [(0, T)], at), twice.layers, strict=True):
         torch.testing.assert_close(sample.at(T, layer.rotation), layer.queries[:, T + at], atol=1e-3, rtol=1e-3)
         local, out = own_context(layer, T + at, at)
         torch.testing.assert_close(sample.local, local, atol=1e-3, rtol=1e-3)

@@ -37,11 +37,13 @@ class BacktestEvidence(NamedTuple):
 
 
 class HeadPlan(NamedTuple):
-    """What the key heads of all layers get, one after the other: entries, how many of these are the last tokens, and
-    the error that the backtest expects of them, |W_O (ô − o)|² over |x|²; NaN where nothing was judged."""
+    """What the key heads of all layers get, one after the other: entries, how many of these are the last tokens, which
+    law of `LawSamples.laws` they are fitted to, and the error that the backtest expects of them, |W_O (ô − o)|² over
+    |x|²; NaN where nothing was judged."""
 
     entries: Tensor
     recent: Tensor
+    law: Tensor
     expected: Tensor
 
 
@@ -122,43 +124,45 @@ class Backtest(Compressor):
                 entries = torch.cat(
                     [self._by_attention(prefix, budget, evidence, n) for n in range(len(prefix.layers))]
                 )
-            return HeadPlan(entries, (UNIFORM_RECENT * entries).long(), torch.full((heads,), torch.nan))
-        errors, share = torch.cat([c.total() for c in evidence.curves]).min(-1)
+            mixed = torch.full((heads,), len(evidence.samples.laws(0)) - 1)
+            return HeadPlan(entries, (UNIFORM_RECENT * entries).long(), mixed, torch.full((heads,), torch.nan))
+        errors, best = torch.cat([c.total() for c in evidence.curves]).transpose(1, 2).flatten(2).min(-1)
         sizes = torch.tensor(sizes_of(len(prefix)))
         fine, grid = interpolated(errors, sizes)
         costs = [cost for cost, count in zip(budget.entry_bytes, budget.heads, strict=True) for _ in range(count)]
         entries = allocate(fine, grid, torch.tensor(costs), budget.bytes)
         near = (sizes.log() - entries[:, None].log()).abs().argmin(-1)
+        law, share = best[torch.arange(heads), near].div(len(RECENT), rounding_mode="floor"), best % len(RECENT)
         recent = torch.tensor(RECENT)[share[torch.arange(heads), near]] * entries
         at = torch.searchsorted(grid, entries.to(grid)).clamp_max(len(grid) - 1)
-        return HeadPlan(entries, recent.long(), fine[torch.arange(heads), at])
+        return HeadPlan(entries, recent.long(), law, fine[torch.arange(heads), at])
 
     def _by_attention(self, prefix: Prefix, budget: Budget, evidence: BacktestEvidence, number: int) -> Tensor:
         """Entries (key heads,) of a layer as AdaKV shares them: those that the law pays most, and a fifth for each."""
         layer, entries = prefix.layers[number], budget.per_head
         tokens = KeyHeads.tokens(layer.keys.float(), layer.values.float())
-        queries = LawQueries.of(evidence.samples.all_of(number), len(prefix), layer.rotation, len(layer.keys))
+        queries = LawQueries.of(evidence.samples.laws(number)[-1], len(prefix), layer.rotation, len(layer.keys))
         return shared_by_scores(read(tokens, queries).rms, budget.of_layer(number), max(1, int(SAFE * entries)))
 
     def compress(self, prefix: Prefix, budget: Budget, evidence: BacktestEvidence) -> Layers:
         plan = self.plan(prefix, budget, evidence)
-        per_head = iter(zip(plan.entries.tolist(), plan.recent.tolist(), strict=True))
+        per_head = iter(zip(plan.entries.tolist(), plan.recent.tolist(), plan.law.tolist(), strict=True))
         return [
             self._layer(layer, evidence.samples, n, [next(per_head) for _ in layer.keys])
             for n, layer in enumerate(prefix.layers)
         ]
 
     def _layer(
-        self, layer: LayerPrefix, samples: LawSamples, number: int, of_heads: list[tuple[int, int]]
+        self, layer: LayerPrefix, samples: LawSamples, number: int, of_heads: list[tuple[int, int, int]]
     ) -> list[HeadEntries]:
         """Head by head: each has its own number of entries."""
         tokens = KeyHeads.tokens(layer.keys.float(), layer.values.float())
         length = layer.keys.shape[1]
-        queries = LawQueries.of(samples.all_of(number), length, layer.rotation, len(layer.keys))
+        laws = [LawQueries.of(law, length, layer.rotation, len(layer.keys)) for law in samples.laws(number)]
         out = []
-        for head, (entries, recent) in enumerate(of_heads):
+        for head, (entries, recent, law) in enumerate(of_heads):
             own = KeyHeads(*(x[head : head + 1] for x in tokens))
-            asked = LawQueries(*(x[head : head + 1] for x in queries))
+            asked = LawQueries(*(x[head : head + 1] for x in laws[law]))
             made = fit(self.recipe, own, asked, read(own, asked), entries, recent)
             keys, values = made.entries.keys[0].to(layer.keys), made.entries.values[0].to(layer.values)
             out.append(HeadEntries(keys, values, made.entries.log_mass[0], made.positions[0]))

@@ -16,7 +16,11 @@ from cumulant.cache.fitted.query_law import (
     spread_tokens,
 )
 from cumulant.cache.prefix import LayerPrefix, Prefix
+from cumulant.cache.repetition import parts_of
 from cumulant.checks import sentence
+
+REPEATED_PART = 256  # tokens
+TRIED = 96  # queries of each kind that trials are fitted to, at most
 
 
 class QueryLaw(NamedTuple):
@@ -24,13 +28,15 @@ class QueryLaw(NamedTuple):
 
     recent    of the last 256 tokens
     spread    of all tokens
-    repeated  of the model while it repeats the prefix, which takes one more pass; 0: it is not asked to
+    repeated  of the model while it repeats parts of the prefix; 0: it is not asked to
+    share     of the prefix that it repeats
     span      how far after the prefix the first two are asked, at most
     """
 
-    recent: int = 96
-    spread: int = 96
-    repeated: int = 192
+    recent: int = 128
+    spread: int = 128
+    repeated: int = 320
+    share: float = 0.5
     span: int = 128
 
 
@@ -48,14 +54,20 @@ class LawSamples(NamedTuple):
     repeated: list[SampledQueries] | None
     judging: list[SampledQueries] | None
 
-    def before(self, layer: int, cut: int) -> SampledQueries:
-        """Recent and spread ones of the first ``cut`` tokens."""
-        return self.following[layer].part(self.tokens[layer] < cut)
+    def laws(self, layer: int, cut: int | None = None) -> list[SampledQueries]:
+        """What the entries of a layer may be fitted to: queries of its first ``cut`` tokens alone, and mixed with those
+        of the repetition."""
+        following = self.following[layer]
+        if cut is not None:
+            following = following.part(self.tokens[layer] < cut).thinned(TRIED)
+        if self.repeated is None:
+            return [following]
+        repeated = self.repeated[layer] if cut is None else self.repeated[layer].thinned(TRIED)
+        return [following, SampledQueries.joined([following, repeated])]
 
-    def all_of(self, layer: int) -> SampledQueries:
-        """The mixture for one layer."""
-        parts = [self.following[layer], *([] if self.repeated is None else [self.repeated[layer]])]
-        return SampledQueries.joined(parts)
+    def judges_of(self, layer: int, after: SampledQueries) -> list[SampledQueries]:
+        """What judges them: queries ``after`` the cut, and those of the repetition that nothing is fitted to."""
+        return [after] if self.judging is None else [after, self.judging[layer]]
 
 
 def sample_law(prefix: Prefix, law: QueryLaw, judging: int, generator: torch.Generator) -> LawSamples:
@@ -68,13 +80,29 @@ def sample_law(prefix: Prefix, law: QueryLaw, judging: int, generator: torch.Gen
         following.append(sample_queries(layer, at, drawn_spans(at, law.span, generator)))
     if not law.repeated:
         return LawSamples(following, tokens, None, None)
-    drawn = torch.randperm(len(prefix), generator=generator)[: law.repeated + judging]
+    parts = drawn_parts(len(prefix), law.share, generator)
+    tokens_of_parts = torch.cat([torch.arange(start, stop) for start, stop in parts])
+    order = torch.randperm(len(tokens_of_parts), generator=generator)[: law.repeated + judging]
+    drawn = tokens_of_parts[order]
     fitted = torch.ones(len(drawn), dtype=torch.bool)
     fitted[: min(judging, len(drawn) // 4)] = False
     order = drawn.argsort()
-    samples = repeated_queries(prefix, drawn[order])
+    samples = repeated_queries(prefix, parts, drawn[order])
     fitted = fitted[order]
     return LawSamples(following, tokens, *([sample.part(which) for sample in samples] for which in (fitted, ~fitted)))
+
+
+def drawn_parts(length: int, share: float, generator: torch.Generator) -> list[tuple[int, int]]:
+    """Parts of 256 tokens, together about a ``share`` of ``length``, in their order; parts that follow each other are
+    one."""
+    parts = parts_of(length, REPEATED_PART)
+    chosen = torch.randperm(len(parts), generator=generator)[: max(round(share * len(parts)), 1)].sort().values
+    joined: list[tuple[int, int]] = []
+    for start, stop in (parts[i] for i in chosen.tolist()):
+        if joined and joined[-1][1] == start:
+            start = joined.pop()[0]
+        joined.append((start, stop))
+    return joined
 
 
 def queries_after(layer: LayerPrefix, cut: int, number: int) -> SampledQueries:
