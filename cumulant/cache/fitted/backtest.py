@@ -15,17 +15,26 @@ from cumulant.cache.fitted.readings import KeyHeads, LawQueries, attention, outp
 from cumulant.cache.fitted.recipe import EntryRecipe, fit
 from cumulant.cache.prefix import LayerPrefix
 
-SIZES = (1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)  # of the prefix, that a key head may hold
+SIZES = (1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1.0)  # of the prefix, that a key head may hold
 RECENT = (0.25, 1.0)  # of its entries, that may be the last tokens
 MANY = 0.125  # of the prefix, above which only the first share is tried
 SMALLEST = 8  # entries of a key head
 
 
 class BacktestSettings(NamedTuple):
-    """cuts: how many tokens before its end the prefix is cut; judging: queries of each kind that judge."""
+    """cuts: how far before its end the prefix is cut, in tokens, or below 1 as a share of it; judging: queries of each
+    kind that judge."""
 
-    cuts: tuple[int, ...] = (128,)
+    cuts: tuple[float, ...] = (128,)
     judging: int = 64
+
+    def tokens(self, length: int) -> list[int]:
+        """Cuts of ``length`` tokens; those too far back for it are at a quarter.
+
+        >>> BacktestSettings((128, 0.5)).tokens(1024), BacktestSettings((128, 0.5)).tokens(256)
+        ([128, 512], [64, 128])
+        """
+        return [int(cut * length) if cut < 1 else min(int(cut), length // 4) for cut in self.cuts]
 
 
 class Curves(NamedTuple):
@@ -61,7 +70,7 @@ def sizes_of(length: int) -> list[int]:
     """Numbers of entries that are tried for a prefix of ``length`` tokens, growing, the last of them all tokens.
 
     >>> sizes_of(1024), sizes_of(48)
-    ([16, 32, 64, 128, 256, 512, 1024], [8, 12, 24, 48])
+    ([16, 32, 64, 128, 256, 1024], [8, 12, 48])
     """
     return sorted({min(max(int(share * length), SMALLEST), length) for share in SIZES})
 
@@ -80,7 +89,7 @@ def curves(
     """
     length, sizes = layer.keys.shape[1], sizes_of(layer.keys.shape[1])
     of_cuts = []
-    for back in settings.cuts:
+    for back in settings.tokens(length):
         cut = length - back
         tokens = KeyHeads.tokens(layer.keys[:, :cut].float(), layer.values[:, :cut].float())
         judges = judges_of(layer, tokens, samples.judges_of(number, queries_after(layer, cut, settings.judging)))

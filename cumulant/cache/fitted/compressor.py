@@ -22,6 +22,7 @@ from cumulant.observatory.hooks.weights import head_outputs
 
 SHORTEST = 64  # tokens that a prefix needs to be cut and judged
 SAFE = 0.2  # of an equal share, that every key head gets where attention shares them out
+WITHOUT_REPETITION = (128, 0.5)  # cuts: the second asks from far back what a repetition would
 UNIFORM_RECENT = 0.25  # share of recent tokens where nothing was judged
 
 
@@ -95,7 +96,9 @@ class Backtest(Compressor):
         self.law = law if repeat else law._replace(repeated=0)
         self.recipe = EntryRecipe() if recipe is None else recipe
         self.budgets, self.seed, self.name = budgets, seed, name
-        self.settings = BacktestSettings() if settings is None else settings
+        if settings is None:
+            settings = BacktestSettings() if self.law.repeated else BacktestSettings(WITHOUT_REPETITION)
+        self.settings = settings
 
     def evidence(self, prefix: Prefix) -> BacktestEvidence:
         for layer in prefix.layers:
@@ -107,10 +110,8 @@ class Backtest(Compressor):
                 words = f"{self.name}: {len(prefix)} tokens are too few for a backtest, which needs {SHORTEST}"
                 warnings.warn(f"{words}: every key head gets as many entries", stacklevel=2)
             return BacktestEvidence(samples, None)
-        shortened = tuple(min(cut, len(prefix) // 4) for cut in self.settings.cuts)
-        settings = self.settings._replace(cuts=shortened)
         found = [
-            curves(layer, n, samples, settings, self.recipe, output_metric(prefix.model, layer))
+            curves(layer, n, samples, self.settings, self.recipe, output_metric(prefix.model, layer))
             for n, layer in enumerate(prefix.layers)
         ]
         return BacktestEvidence(samples, found)

@@ -33,9 +33,9 @@ class QueryLaw(NamedTuple):
     span      how far after the prefix the first two are asked, at most
     """
 
-    recent: int = 128
-    spread: int = 128
-    repeated: int = 320
+    recent: int = 160
+    spread: int = 160
+    repeated: int = 384
     share: float = 0.5
     span: int = 128
 
