@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from cumulant.cache.fitted.law import LawSamples, queries_after
+from cumulant.cache.fitted.law import LawSamples, QueryLaw, following_queries, queries_after
 from cumulant.cache.fitted.query_law import SampledQueries
 from cumulant.cache.fitted.readings import KeyHeads, LawQueries, attention, output, read
 from cumulant.cache.fitted.recipe import EntryRecipe, fit
@@ -79,9 +79,11 @@ def curves(
     layer: LayerPrefix,
     number: int,
     samples: LawSamples,
+    law: QueryLaw,
     settings: BacktestSettings,
     recipe: EntryRecipe,
     metric: Tensor | None,
+    generator: torch.Generator,
 ) -> Curves:
     """The errors of a layer, the ``number``-th of the prefix, had its tokens been compressed at earlier cuts.
 
@@ -94,7 +96,8 @@ def curves(
         tokens = KeyHeads.tokens(layer.keys[:, :cut].float(), layer.values[:, :cut].float())
         judges = judges_of(layer, tokens, samples.judges_of(number, queries_after(layer, cut, settings.judging)))
         shorter = [m * cut // length for m in sizes]
-        laws = [LawQueries.of(law, cut, layer.rotation, len(layer.keys)) for law in samples.laws(number, cut)]
+        following = following_queries(layer, cut, law.of_trials(), generator)
+        laws = [LawQueries.of(s, cut, layer.rotation, len(layer.keys)) for s in samples.trial_laws(number, following)]
         many = [MANY if len(laws) > 1 and n == 0 else 1.0 for n in range(len(laws))]
         tried = [errors(recipe, tokens, *pair, judges, shorter, metric) for pair in zip(laws, many, strict=True)]
         of_cuts.append(torch.stack(tried, 2))
@@ -118,8 +121,8 @@ def errors(
     sizes: Sequence[int],
     metric: Tensor | None,
 ) -> Tensor:
-    """(2, key heads, sizes, recents) the `loss` of a recipe, quickly made, with so many entries and recent shares; infinite beyond a
-    share ``most`` of the tokens."""
+    """(2, key heads, sizes, recents) the `loss` of a recipe, quickly made, with so many entries and recent shares.
+    Infinite beyond a share ``most`` of the tokens."""
     heads, length = tokens.keys.shape[:2]
     readings = read(tokens, law)
     out = torch.zeros(2, heads, len(sizes), len(RECENT))

@@ -61,7 +61,7 @@ class Backtest(Compressor):
        the repetition that nothing was fitted to, says what an entry is worth to it; entries go where they are worth
        most, over all heads of all layers.
 
-    law       see `QueryLaw`; ``repeat=False`` leaves the repetition out: a pass less, and less of what is hidden is found
+    law       see `QueryLaw`; ``repeat=False`` leaves the repetition out, which is half of the time
     recipe    see `EntryRecipe`
     budgets   "backtest"; "uniform": every key head as many; "adakv": by attention over the key heads of a layer. With
               the last two a quarter of the entries are recent tokens
@@ -111,7 +111,10 @@ class Backtest(Compressor):
                 warnings.warn(f"{words}: every key head gets as many entries", stacklevel=2)
             return BacktestEvidence(samples, None)
         found = [
-            curves(layer, n, samples, self.settings, self.recipe, output_metric(prefix.model, layer))
+            curves(
+                *(layer, n, samples, self.law, self.settings, self.recipe),
+                *(output_metric(prefix.model, layer), generator),
+            )
             for n, layer in enumerate(prefix.layers)
         ]
         return BacktestEvidence(samples, found)
