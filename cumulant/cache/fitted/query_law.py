@@ -113,20 +113,28 @@ def drawn_spans(at: Tensor, span: int, generator: torch.Generator) -> Tensor:
     return torch.minimum(torch.randint(0, span, (len(at),), generator=generator), at)
 
 
-def repeated_queries(prefix: Prefix, at: Tensor) -> list[QuerySample]:
+def repeated_queries(prefix: Prefix, at: Tensor, beside: Tensor | None = None) -> list[QuerySample]:
     """For every layer, the queries of the model while it repeats the prefix, at tokens ``at`` (n,) of it, in order.
 
-    What a query reads of question and answer is its local context.
+    What a query reads of question and answer is its local context; where ``beside`` (n,) is false it is left out, which
+    saves the time: local is −∞ then.
     """
+    beside = torch.ones(len(at), dtype=torch.bool) if beside is None else beside
     parts: list[list[QuerySample]] = []
     for repeated in repeated_parts(prefix):
-        which = repeated.asked + at[(at >= repeated.start) & (at < repeated.stop)] - repeated.start
+        here = (at >= repeated.start) & (at < repeated.stop)
+        which, reading = repeated.asked + at[here] - repeated.start, beside[here]
         if len(which):
-            parts.append([_of_repetition(repeated.own_layer(layer), len(prefix), which) for layer in prefix.layers])
+            own = (repeated.own_layer(layer) for layer in prefix.layers)
+            parts.append([_of_repetition(layer, len(prefix), which, reading) for layer in own])
     return [QuerySample.joined(samples) for samples in zip(*parts, strict=True)]
 
 
-def _of_repetition(own: LayerPrefix, length: int, which: Tensor) -> QuerySample:
+def _of_repetition(own: LayerPrefix, length: int, which: Tensor, reading: Tensor) -> QuerySample:
     queries = own.queries[:, which]
     turned = queries if own.rotation is None else own.rotation.turn(queries, -(length + which))
-    return QuerySample(turned, which, *own_context(own, which, which))
+    local = queries.new_full(queries.shape[:2], -torch.inf, dtype=torch.float32)
+    output = local.new_zeros(*local.shape, own.values.shape[-1])
+    if bool(reading.any()):
+        local[:, reading], output[:, reading] = own_context(own, which[reading], which[reading])
+    return QuerySample(turned, which, local, output)
