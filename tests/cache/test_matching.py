@@ -155,13 +155,11 @@ def test_pursuit_and_masses_together_are_exact_where_tokens_repeat():
     keys, values = tokens.keys[:, order], tokens.values[:, order]
     entries = KeyHeads(keys, values, matched_mass(keys, queries, target, (-3.0, 3.0), 3000))
     others = LawQueries(*(x[:1] for x in heads(1, 50, seed=7)[1]))
-    for measure in (entries, tokens):
-        total, p = attention(measure, others)
-        out = output(measure, others, total, p)
-        if measure is entries:
-            first = total, out
-    torch.testing.assert_close(first[0], total, atol=1e-4, rtol=1e-4)
-    torch.testing.assert_close(first[1], out, atol=1e-4, rtol=1e-4)
+    total, p = attention(tokens, others)
+    found, weights = attention(entries, others)
+    torch.testing.assert_close(found, total, atol=1e-4, rtol=1e-4)
+    out, wanted = output(entries, others, found, weights), output(tokens, others, total, p)
+    torch.testing.assert_close(out, wanted, atol=1e-4, rtol=1e-4)
 
 
 def test_atoms_of_a_pursuit_are_tokens():

@@ -51,15 +51,14 @@ class Reference(NamedTuple):
         return [whole, *(whole._part(part, squares[:, part].mean(1).sqrt()) for part in each)]
 
     def _part(self, which: Tensor, rms: Tensor) -> Reference:
-        asked, target = (type(part)(*(x[:, which] for x in part)) for part in (self.asked, self.target))
+        asked, target = LawQueries(*(x[:, which] for x in self.asked)), MassTarget(*(x[:, which] for x in self.target))
         return self._replace(asked=asked, target=target, output=self.output[:, which], rms=rms)
 
     def head(self, number: int) -> Reference:
         """Those of one key head."""
         one = slice(number, number + 1)
-        first, tokens, asked, target = (
-            type(part)(*(x[one] for x in part)) for part in (self.first, self.tokens, self.asked, self.target)
-        )
+        first, tokens = (KeyHeads(*(x[one] for x in part)) for part in (self.first, self.tokens))
+        asked, target = LawQueries(*(x[one] for x in self.asked)), MassTarget(*(x[one] for x in self.target))
         return Reference(first, tokens, asked, self.rms[one], self.output[one], target)
 
     def whole_output(self) -> Tensor:
