@@ -148,7 +148,7 @@ def as_compressor(compressor: object) -> Compressor:
 
     `Compressor`  as it is
     str           a baseline of `cumulant.cache.baselines`, as "snapkv" or "adakv:h2o"; "backtest" or, with other parts,
-                  "backtest+norepeat+subset" (see `cumulant.cache.fitted.backtest_named`)
+                  "backtest+norepeat+subset" (see `cumulant.cache.fitted.named`); so for "matching+omp"
     press         an object with ``compression_ratio`` and ``compress`` or ``score``, as those of kvpress
     function      (keys, values, queries, positions, entries) → keys, values, log_mass of one layer:
                   keys (key heads, T, d), values (key heads, T, e), queries (heads, T, d) = scale · query, positions
@@ -157,8 +157,8 @@ def as_compressor(compressor: object) -> Compressor:
 
     >>> as_compressor("nothing")
     Traceback (most recent call last):
-    ValueError: compressor: expected backtest or one of adakv, d2o-like, expected, h2o, keydiff, knorm, kvzip, snapkv,
-    stream, tova, got 'nothing'. An allocation over heads takes a scorer: adakv:h2o.
+    ValueError: compressor: expected backtest or one of adakv, d2o-like, expected, h2o, keydiff, knorm, kvzip,
+    matching, snapkv, stream, tova, got 'nothing'. An allocation over heads takes a scorer: adakv:h2o.
     """
     if isinstance(compressor, Compressor):
         return compressor

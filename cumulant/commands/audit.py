@@ -10,8 +10,8 @@ import typer
 from cumulant.terminal import importing
 
 METHODS = (
-    *("backtest", "stream", "h2o", "snapkv", "tova", "knorm", "keydiff", "expected", "adakv", "kvzip"),
-    "d2o-like",
+    *("backtest", "stream", "h2o", "snapkv", "tova", "knorm", "keydiff", "expected", "adakv", "kvzip", "d2o-like"),
+    "matching",
 )
 
 
@@ -22,8 +22,8 @@ def audit(
     method: Annotated[
         list[str] | None,
         typer.Option(
-            help=f"{', '.join(METHODS)}; adakv:h2o is AdaKV with the scores of another, backtest+norepeat the backtest "
-            "with another part. May be repeated.",
+            help=f"{', '.join(METHODS)}; adakv:h2o is AdaKV with the scores of another, backtest+norepeat and "
+            "matching+omp are these with another part. May be repeated.",
             show_default="h2o",
             autocompletion=lambda: list(METHODS),
         ),

@@ -12,6 +12,7 @@ from cumulant.cache.baselines.h2o import H2O
 from cumulant.cache.baselines.keydiff import KeyDiff
 from cumulant.cache.baselines.knorm import Knorm
 from cumulant.cache.baselines.kvzip import KVzip
+from cumulant.cache.baselines.matching import Matching
 from cumulant.cache.baselines.registry import BASELINES, baseline
 from cumulant.cache.baselines.snapkv import SnapKV
 from cumulant.cache.baselines.streaming_llm import StreamingLLM
@@ -27,6 +28,7 @@ __all__ = [
     "KVzip",
     "KeyDiff",
     "Knorm",
+    "Matching",
     "SnapKV",
     "StreamingLLM",
     "baseline",

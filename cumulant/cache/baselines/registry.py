@@ -11,6 +11,7 @@ from cumulant.cache.baselines.h2o import H2O
 from cumulant.cache.baselines.keydiff import KeyDiff
 from cumulant.cache.baselines.knorm import Knorm
 from cumulant.cache.baselines.kvzip import KVzip
+from cumulant.cache.baselines.matching import Matching
 from cumulant.cache.baselines.snapkv import SnapKV
 from cumulant.cache.baselines.streaming_llm import StreamingLLM
 from cumulant.cache.baselines.tova import TOVA
@@ -28,6 +29,7 @@ BASELINES: dict[str, Callable[[], Compressor]] = {
     "adakv": AdaKV,
     "kvzip": KVzip,
     "d2o-like": D2OLike,
+    "matching": Matching,
 }
 
 

@@ -5,6 +5,9 @@ law.py         which of them stand for those to come: recent ones, some of all, 
 readings.py    what they read of a head: log-normalizers, outputs, attention
 atoms.py       atoms for many tokens: tangents of G, or tokens themselves
 mass.py        their log-mass
+nonnegative.py log-mass by non-negative least squares
+pursuit.py     atoms by orthogonal matching pursuit
+reference.py   entries as Attention Matching fits them
 values.py      values, by least squares to what the law read
 recipe.py      the parts together: entries of key heads
 backtest.py    errors that entries would have had at earlier cuts

@@ -57,7 +57,7 @@ def _filled(entries: Tensor, most: Tensor, cost: Tensor, total: int) -> Tensor:
     """What no error asks for goes to all heads alike, as far as it is whole entries."""
     while True:
         left = total - float((entries * cost).sum())
-        open_heads = entries < most
+        open_heads = entries + 1 <= most
         if not bool(open_heads.any()) or left < float(cost[open_heads].min()):
             return entries.long()
         each = max(int(left // float(cost[open_heads].sum())), 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from cumulant.cache.baselines import BASELINES, baseline
+from cumulant.cache.baselines import BASELINES, Matching, baseline
 from cumulant.cache.compressor import Compressor
 from cumulant.cache.fitted.compressor import Backtest
 from cumulant.cache.fitted.law import QueryLaw
@@ -17,24 +17,33 @@ PARTS: dict[str, Callable[[dict[str, Any]], None]] = {
     "recent": lambda o: o.update(law=o["law"]._replace(recent=o["law"].recent + o["law"].spread, spread=0)),
     "spread": lambda o: o.update(law=o["law"]._replace(spread=o["law"].recent + o["law"].spread, recent=0)),
     "subset": lambda o: o.update(recipe=o["recipe"]._replace(atoms="subset")),
+    "omp": lambda o: o.update(recipe=o["recipe"]._replace(atoms="omp")),
     "unit": lambda o: o.update(recipe=o["recipe"]._replace(mass="unit")),
     "tangent": lambda o: o.update(recipe=o["recipe"]._replace(mass="tangent")),
     "sigma": lambda o: o.update(recipe=o["recipe"]._replace(mass="sigma")),
+    "nnls": lambda o: o.update(recipe=o["recipe"]._replace(mass="nnls")),
     "means": lambda o: o.update(recipe=o["recipe"]._replace(ridge=None)),
     "uniform": lambda o: o.update(budgets="uniform"),
     "adakv": lambda o: o.update(budgets="adakv"),
 }
+MATCHING_PARTS: dict[str, dict[str, Any]] = {
+    "omp": {"keys": "omp"},
+    "norepeat": {"repeat": False},
+    "uniform": {"budgets": "uniform"},
+}
 
 
 def method(name: str) -> Compressor:
-    """The baseline of this name, or ``backtest`` with parts in place of its own, joined by ``+``.
+    """The baseline of this name, or ``backtest`` or ``matching`` with parts in place of its own, joined by ``+``.
 
-    >>> method("backtest+norepeat+subset").recipe.atoms, method("adakv:h2o").name
-    ('subset', 'adakv:h2o')
+    >>> method("backtest+norepeat+subset").recipe.atoms, method("matching+omp").keys, method("adakv:h2o").name
+    ('subset', 'omp', 'adakv:h2o')
     """
     first, *parts = name.strip().lower().split("+")
     if first == "backtest":
         return backtest_named(name, parts)
+    if first == "matching":
+        return matching_named(name, parts)
     if first.partition(":")[0] not in BASELINES or parts:
         expected = f"backtest or one of {', '.join(sorted(BASELINES))}"
         raise ValueError(
@@ -43,13 +52,35 @@ def method(name: str) -> Compressor:
     return baseline(name)
 
 
+def matching_named(name: str, parts: list[str]) -> Matching:
+    """`Matching` with these parts.
+
+    omp       keys by orthogonal matching pursuit
+    norepeat  the model does not repeat the prefix: reference queries are the prefix's own
+    uniform   every key head holds as many entries
+
+    >>> matching_named("matching+norepeat", ["norepeat"]).repeat
+    False
+    """
+    options: dict[str, Any] = {}
+    for part in parts:
+        if part not in MATCHING_PARTS:
+            advice = "Join them as in matching+omp+uniform."
+            raise ValueError(
+                sentence(f"compressor {name}", f"parts of {', '.join(MATCHING_PARTS)}", repr(part), advice)
+            )
+        options |= MATCHING_PARTS[part]
+    return Matching(**options, name=name)
+
+
 def backtest_named(name: str, parts: list[str]) -> Backtest:
     """`Backtest` with these parts: each stands for one setting.
 
     norepeat                 the model does not repeat the prefix: a pass less
     recent, spread           queries of the end alone, or of everywhere alone
-    subset                   atoms are tokens, those that the law pays most
+    subset, omp              atoms are tokens: those that the law pays most; by orthogonal matching pursuit on the mass
     unit, tangent, sigma     log-mass 0; of the tangent at the typical query; with the shared covariance
+    nnls                     log-masses by non-negative least squares
     means                    values stay the means of what atoms stand for
     uniform, adakv           budgets: alike for all key heads; by attention over the key heads of a layer
 

@@ -121,21 +121,31 @@ def drawn_spans(at: Tensor, span: int, generator: torch.Generator) -> Tensor:
     return torch.minimum(torch.randint(0, span, (len(at),), generator=generator), at)
 
 
-def repeated_queries(prefix: Prefix, parts: Sequence[tuple[int, int]], at: Tensor) -> list[SampledQueries]:
+def repeated_queries(
+    prefix: Prefix, parts: Sequence[tuple[int, int]], at: Tensor, beside: Tensor | None = None
+) -> list[SampledQueries]:
     """For every layer, the queries of the model while it repeats parts of the prefix, at tokens ``at`` (n,) of them, in
     order.
 
-    What a query reads of question and answer is its local context.
+    What a query reads of question and answer is its local context; where ``beside`` (n,) is false it is left out, which
+    saves the time: local is −∞ then.
     """
+    beside = torch.ones(len(at), dtype=torch.bool) if beside is None else beside
     samples: list[list[SampledQueries]] = []
     for repeated in repeated_parts(prefix, parts):
-        which = repeated.asked + at[(at >= repeated.start) & (at < repeated.stop)] - repeated.start
+        here = (at >= repeated.start) & (at < repeated.stop)
+        which, reading = repeated.asked + at[here] - repeated.start, beside[here]
         if len(which):
-            samples.append([_of_repetition(repeated.own_layer(layer), len(prefix), which) for layer in prefix.layers])
+            own = (repeated.own_layer(layer) for layer in prefix.layers)
+            samples.append([_of_repetition(layer, len(prefix), which, reading) for layer in own])
     return [SampledQueries.joined(of_layer) for of_layer in zip(*samples, strict=True)]
 
 
-def _of_repetition(own: LayerPrefix, length: int, which: Tensor) -> SampledQueries:
+def _of_repetition(own: LayerPrefix, length: int, which: Tensor, reading: Tensor) -> SampledQueries:
     queries = own.queries[:, which]
     turned = queries if own.rotation is None else own.rotation.turn(queries, -(length + which))
-    return SampledQueries(turned, which, *own_context(own, which, which))
+    local = queries.new_full(queries.shape[:2], -torch.inf, dtype=torch.float32)
+    output = local.new_zeros(*local.shape, own.values.shape[-1])
+    if bool(reading.any()):
+        local[:, reading], output[:, reading] = own_context(own, which[reading], which[reading])
+    return SampledQueries(turned, which, local, output)

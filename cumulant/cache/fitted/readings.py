@@ -51,6 +51,10 @@ class LawQueries(NamedTuple):
         flat = (x.float().reshape(key_heads, -1, *x.shape[2:]) for x in parts)
         return cls(*flat)
 
+    def alone(self) -> LawQueries:
+        """The same queries, which read nothing beside the prefix."""
+        return LawQueries(self.eta, torch.full_like(self.local, -torch.inf), torch.zeros_like(self.local_output))
+
 
 class Readings(NamedTuple):
     """What queries read of a measure together with their local context.

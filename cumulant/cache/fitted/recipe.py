@@ -10,25 +10,28 @@ from torch import Tensor
 
 from cumulant.cache.fitted.atoms import Atoms, subset_atoms, tangent_atoms
 from cumulant.cache.fitted.mass import expected_mass, shared_sigma_mass, tangent_mass, unit_mass
+from cumulant.cache.fitted.nonnegative import nnls_mass
+from cumulant.cache.fitted.pursuit import omp_atoms
 from cumulant.cache.fitted.readings import KeyHeads, LawQueries, Readings
 from cumulant.cache.fitted.values import refitted
 
 SINKS = 4  # first tokens that are always held as they are
 FITTED_SHARE = 0.125  # of the tokens, up to which the values of trials are fitted
-ATOMS: dict[str, Callable[..., Atoms]] = {"tangent": tangent_atoms, "subset": subset_atoms}
+ATOMS: dict[str, Callable[..., Atoms]] = {"tangent": tangent_atoms, "subset": subset_atoms, "omp": omp_atoms}
 MASSES: dict[str, Callable[..., Tensor]] = {
     "expected": expected_mass,
     "tangent": tangent_mass,
     "sigma": shared_sigma_mass,
     "unit": unit_mass,
+    "nnls": nnls_mass,
 }
 
 
 class EntryRecipe(NamedTuple):
     """How the entries of a key head are made.
 
-    atoms       "tangent" or "subset"
-    mass        "expected", "tangent", "sigma" or "unit"
+    atoms       "tangent", "subset" or "omp"
+    mass        "expected", "tangent", "sigma", "unit" or "nnls"
     ridge       of the values' least squares; None: values stay what the atoms have
     iterations  of the clusters of tangent atoms
     """
@@ -39,9 +42,11 @@ class EntryRecipe(NamedTuple):
     iterations: int = 3
 
     def quick(self, share: float) -> EntryRecipe:
-        """The same for trials with a ``share`` of the tokens: clusters are not moved, and the values of large shares,
-        which cost most to fit and change least, stay as they are."""
-        return self._replace(iterations=0, ridge=self.ridge if share <= FITTED_SHARE else None)
+        """The same for trials with a ``share`` of the tokens: clusters are not moved, tokens are chosen by attention in
+        the place of a pursuit, and the values of large shares, which cost most to fit and change least, stay as they
+        are."""
+        atoms = "subset" if self.atoms == "omp" else self.atoms
+        return self._replace(atoms=atoms, iterations=0, ridge=self.ridge if share <= FITTED_SHARE else None)
 
 
 class Fitted(NamedTuple):
