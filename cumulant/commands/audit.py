@@ -10,7 +10,8 @@ import typer
 from cumulant.terminal import importing
 
 METHODS = (
-    *("backtest", "stream", "h2o", "snapkv", "tova", "knorm", "keydiff", "expected", "adakv", "kvzip", "d2o-like"),
+    *("backtest", "stream", "h2o", "snapkv", "tova", "knorm", "keydiff", "expected", "adakv", "kvzip"),
+    "d2o-like",
 )
 
 

@@ -17,12 +17,12 @@ from cumulant.cache.budget import budget
 from cumulant.cache.fitted.atoms import subset_atoms, tangent_atoms
 from cumulant.cache.fitted.backtest import SMALLEST, sizes_of
 from cumulant.cache.fitted.budgets import allocate, interpolated, shared_by_scores
-from cumulant.cache.fitted.law import Law, queries_after
+from cumulant.cache.fitted.law import QueryLaw, queries_after
 from cumulant.cache.fitted.mass import expected_mass, shared_sigma_mass, tangent_mass
 from cumulant.cache.fitted.named import PARTS, method
 from cumulant.cache.fitted.query_law import own_context, repeated_queries, sample_queries
 from cumulant.cache.fitted.readings import KeyHeads, LawQueries, attention, output, read
-from cumulant.cache.fitted.recipe import Recipe, fit
+from cumulant.cache.fitted.recipe import EntryRecipe, fit
 from cumulant.cache.fitted.values import refitted
 
 T = 128
@@ -176,9 +176,9 @@ def test_values_are_those_of_least_squares():
         np.testing.assert_allclose(fitted.values[head].numpy(), own, atol=1e-6)
 
 
-@pytest.mark.parametrize("recipe", [Recipe(), Recipe("subset", "unit", None), Recipe(mass="sigma")])
+@pytest.mark.parametrize("recipe", [EntryRecipe(), EntryRecipe("subset", "unit", None), EntryRecipe(mass="sigma")])
 @pytest.mark.parametrize(("number", "recent"), [(40, 3), (80, 0)])
-def test_room_for_all_tokens_holds_them_as_they_are(recipe: Recipe, number: int, recent: int):
+def test_room_for_all_tokens_holds_them_as_they_are(recipe: EntryRecipe, number: int, recent: int):
     tokens, queries = heads()
     made = fit(recipe, tokens, queries, read(tokens, queries), number, recent)
     assert made.entries is tokens
@@ -189,7 +189,7 @@ def test_room_for_all_tokens_holds_them_as_they_are(recipe: Recipe, number: int,
 @pytest.mark.parametrize("recent", [0, 2, 100])
 def test_a_fit_has_as_many_entries_as_asked(number: int, recent: int):
     tokens, queries = heads()
-    made = fit(Recipe(), tokens, queries, read(tokens, queries), number, recent)
+    made = fit(EntryRecipe(), tokens, queries, read(tokens, queries), number, recent)
     assert made.entries.keys.shape == (2, number, 4)
     assert all(bool(x.isfinite().all()) for x in made.entries)
 
@@ -403,5 +403,5 @@ def test_bad_input_is_refused_in_a_sentence(model: Any, changes: dict[str, Any],
 
 
 def test_a_law_without_queries_of_one_kind_takes_the_others(prefix: Any):
-    for law in (Law(recent=0, spread=32, repeated=0), Law(recent=32, spread=0, repeated=32)):
+    for law in (QueryLaw(recent=0, spread=32, repeated=0), QueryLaw(recent=32, spread=0, repeated=32)):
         assert compress_prefix(prefix, Backtest(law=law), 0.25).keep <= 0.25

@@ -15,7 +15,7 @@ named.py       methods by name
 
 from cumulant.cache.fitted.backtest import BacktestSettings
 from cumulant.cache.fitted.compressor import Backtest, HeadPlan
-from cumulant.cache.fitted.law import Law
-from cumulant.cache.fitted.recipe import Recipe
+from cumulant.cache.fitted.law import QueryLaw
+from cumulant.cache.fitted.recipe import EntryRecipe
 
-__all__ = ["Backtest", "BacktestSettings", "HeadPlan", "Law", "Recipe"]
+__all__ = ["Backtest", "BacktestSettings", "EntryRecipe", "HeadPlan", "QueryLaw"]

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from cumulant.cache.fitted.law import LawSamples, queries_after
-from cumulant.cache.fitted.query_law import QuerySample
+from cumulant.cache.fitted.query_law import SampledQueries
 from cumulant.cache.fitted.readings import KeyHeads, LawQueries, Readings, attention, output, read
-from cumulant.cache.fitted.recipe import Recipe, fit
+from cumulant.cache.fitted.recipe import EntryRecipe, fit
 from cumulant.cache.prefix import LayerPrefix
 
 SIZES = (1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)  # of the prefix, that a key head may hold
@@ -74,7 +74,7 @@ def curves(
     number: int,
     samples: LawSamples,
     settings: BacktestSettings,
-    recipe: Recipe,
+    recipe: EntryRecipe,
     metric: Tensor | None,
 ) -> Curves:
     """The errors of a layer, the ``number``-th of the prefix, for every size of `sizes_of` and share of `RECENT`.
@@ -99,7 +99,7 @@ def curves(
     return Curves(after / norm, repeated / norm)
 
 
-def trial(layer: LayerPrefix, length: int, law: QuerySample, judged: QuerySample) -> Trial:
+def trial(layer: LayerPrefix, length: int, law: SampledQueries, judged: SampledQueries) -> Trial:
     """Both samples asked of the first ``length`` tokens of a layer."""
     tokens = KeyHeads.tokens(layer.keys[:, :length].float(), layer.values[:, :length].float())
     fitting, judging = (LawQueries.of(s, length, layer.rotation, len(layer.keys)) for s in (law, judged))
@@ -107,7 +107,7 @@ def trial(layer: LayerPrefix, length: int, law: QuerySample, judged: QuerySample
     return Trial(tokens, fitting, read(tokens, fitting), judging, output(tokens, judging, total, p))
 
 
-def errors(recipe: Recipe, trial: Trial, sizes: Sequence[int], metric: Tensor | None) -> Tensor:
+def errors(recipe: EntryRecipe, trial: Trial, sizes: Sequence[int], metric: Tensor | None) -> Tensor:
     """(key heads, sizes, recents) the loss of a recipe, quickly made, with so many entries and recent shares."""
     heads, length = trial.tokens.keys.shape[:2]
     out = torch.zeros(heads, len(sizes), len(RECENT))

@@ -13,9 +13,9 @@ from cumulant.cache.compressor import Compressor, Layers
 from cumulant.cache.entries import HeadEntries
 from cumulant.cache.fitted.backtest import RECENT, BacktestSettings, Curves, curves, sizes_of
 from cumulant.cache.fitted.budgets import allocate, interpolated, shared_by_scores
-from cumulant.cache.fitted.law import Law, LawSamples, require_rotation, sample_law
+from cumulant.cache.fitted.law import LawSamples, QueryLaw, require_rotation, sample_law
 from cumulant.cache.fitted.readings import KeyHeads, LawQueries, read
-from cumulant.cache.fitted.recipe import Recipe, fit
+from cumulant.cache.fitted.recipe import EntryRecipe, fit
 from cumulant.cache.prefix import LayerPrefix, Prefix
 from cumulant.observatory.hooks.structure import NotFound
 from cumulant.observatory.hooks.weights import head_outputs
@@ -25,7 +25,7 @@ SAFE = 0.2  # of an equal share, that every key head gets where attention shares
 UNIFORM_RECENT = 0.25  # share of recent tokens where nothing was judged
 
 
-class Evidence(NamedTuple):
+class BacktestEvidence(NamedTuple):
     """Of one prefix, for every budget.
 
     samples  the queries that entries are fitted to
@@ -58,8 +58,8 @@ class Backtest(Compressor):
        the repetition that nothing was fitted to, says what an entry is worth to it; entries go where they are worth
        most, over all heads of all layers.
 
-    law       see `Law`; ``repeat=False`` leaves the repetition out: a pass less, and less is found of what is hidden
-    recipe    see `Recipe`
+    law       see `QueryLaw`; ``repeat=False`` leaves the repetition out: a pass less, and less of what is hidden is found
+    recipe    see `EntryRecipe`
     budgets   "backtest"; "uniform": every key head as many; "adakv": by attention over the key heads of a layer. With
               the last two a quarter of the entries are recent tokens
     settings  see `BacktestSettings`
@@ -82,20 +82,20 @@ class Backtest(Compressor):
         self,
         *,
         repeat: bool = True,
-        law: Law | None = None,
-        recipe: Recipe | None = None,
+        law: QueryLaw | None = None,
+        recipe: EntryRecipe | None = None,
         budgets: str = "backtest",
         settings: BacktestSettings | None = None,
         seed: int = 0,
         name: str = "backtest",
     ):
-        law = Law() if law is None else law
+        law = QueryLaw() if law is None else law
         self.law = law if repeat else law._replace(repeated=0)
-        self.recipe = Recipe() if recipe is None else recipe
+        self.recipe = EntryRecipe() if recipe is None else recipe
         self.budgets, self.seed, self.name = budgets, seed, name
         self.settings = BacktestSettings() if settings is None else settings
 
-    def evidence(self, prefix: Prefix) -> Evidence:
+    def evidence(self, prefix: Prefix) -> BacktestEvidence:
         for layer in prefix.layers:
             require_rotation(layer, self.name)
         generator = torch.Generator().manual_seed(self.seed)
@@ -104,16 +104,16 @@ class Backtest(Compressor):
             if self.budgets == "backtest":
                 words = f"{self.name}: {len(prefix)} tokens are too few for a backtest, which needs {SHORTEST}"
                 warnings.warn(f"{words}: every key head gets as many entries", stacklevel=2)
-            return Evidence(samples, None)
+            return BacktestEvidence(samples, None)
         shortened = tuple(min(cut, len(prefix) // 4) for cut in self.settings.cuts)
         settings = self.settings._replace(cuts=shortened)
         found = [
             curves(layer, n, samples, settings, self.recipe, output_metric(prefix.model, layer))
             for n, layer in enumerate(prefix.layers)
         ]
-        return Evidence(samples, found)
+        return BacktestEvidence(samples, found)
 
-    def plan(self, prefix: Prefix, budget: Budget, evidence: Evidence) -> HeadPlan:
+    def plan(self, prefix: Prefix, budget: Budget, evidence: BacktestEvidence) -> HeadPlan:
         """How many entries every key head gets, and how many of them are recent tokens."""
         heads = sum(budget.heads)
         if evidence.curves is None:
@@ -133,14 +133,14 @@ class Backtest(Compressor):
         at = torch.searchsorted(grid, entries.to(grid)).clamp_max(len(grid) - 1)
         return HeadPlan(entries, recent.long(), fine[torch.arange(heads), at])
 
-    def _by_attention(self, prefix: Prefix, budget: Budget, evidence: Evidence, number: int) -> Tensor:
+    def _by_attention(self, prefix: Prefix, budget: Budget, evidence: BacktestEvidence, number: int) -> Tensor:
         """Entries (key heads,) of a layer as AdaKV shares them: those that the law pays most, and a fifth for each."""
         layer, entries = prefix.layers[number], budget.per_head
         tokens = KeyHeads.tokens(layer.keys.float(), layer.values.float())
         queries = LawQueries.of(evidence.samples.all_of(number), len(prefix), layer.rotation, len(layer.keys))
         return shared_by_scores(read(tokens, queries).rms, budget.of_layer(number), max(1, int(SAFE * entries)))
 
-    def compress(self, prefix: Prefix, budget: Budget, evidence: Evidence) -> Layers:
+    def compress(self, prefix: Prefix, budget: Budget, evidence: BacktestEvidence) -> Layers:
         plan = self.plan(prefix, budget, evidence)
         per_head = iter(zip(plan.entries.tolist(), plan.recent.tolist(), strict=True))
         return [

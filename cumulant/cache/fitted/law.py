@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from cumulant.cache.fitted.query_law import (
-    QuerySample,
+    SampledQueries,
     drawn_spans,
     recent_tokens,
     repeated_queries,
@@ -19,7 +19,7 @@ from cumulant.cache.prefix import LayerPrefix, Prefix
 from cumulant.checks import sentence
 
 
-class Law(NamedTuple):
+class QueryLaw(NamedTuple):
     """How many queries of each kind stand for those to come, in every head.
 
     recent    of the last 256 tokens
@@ -43,22 +43,22 @@ class LawSamples(NamedTuple):
     judging    others of the repetition, that entries are judged by
     """
 
-    following: list[QuerySample]
+    following: list[SampledQueries]
     tokens: list[Tensor]
-    repeated: list[QuerySample] | None
-    judging: list[QuerySample] | None
+    repeated: list[SampledQueries] | None
+    judging: list[SampledQueries] | None
 
-    def before(self, layer: int, cut: int) -> QuerySample:
+    def before(self, layer: int, cut: int) -> SampledQueries:
         """Recent and spread ones of the first ``cut`` tokens."""
         return self.following[layer].part(self.tokens[layer] < cut)
 
-    def all_of(self, layer: int) -> QuerySample:
+    def all_of(self, layer: int) -> SampledQueries:
         """The mixture for one layer."""
         parts = [self.following[layer], *([] if self.repeated is None else [self.repeated[layer]])]
-        return QuerySample.joined(parts)
+        return SampledQueries.joined(parts)
 
 
-def sample_law(prefix: Prefix, law: Law, judging: int, generator: torch.Generator) -> LawSamples:
+def sample_law(prefix: Prefix, law: QueryLaw, judging: int, generator: torch.Generator) -> LawSamples:
     """The queries of a law for every layer, and ``judging`` more of the repetition."""
     tokens, following = [], []
     for layer in prefix.layers:
@@ -77,7 +77,7 @@ def sample_law(prefix: Prefix, law: Law, judging: int, generator: torch.Generato
     return LawSamples(following, tokens, *([sample.part(which) for sample in samples] for which in (fitted, ~fitted)))
 
 
-def queries_after(layer: LayerPrefix, cut: int, number: int) -> QuerySample:
+def queries_after(layer: LayerPrefix, cut: int, number: int) -> SampledQueries:
     """Queries that the model had after its first ``cut`` tokens, ``number`` at most, with the tokens between them."""
     first, last = cut + 1, layer.keys.shape[1] - 1
     at = torch.linspace(first, last, min(number, last - first + 1)).round().long()

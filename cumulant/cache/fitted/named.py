@@ -8,8 +8,8 @@ from typing import Any
 from cumulant.cache.baselines import BASELINES, baseline
 from cumulant.cache.compressor import Compressor
 from cumulant.cache.fitted.compressor import Backtest
-from cumulant.cache.fitted.law import Law
-from cumulant.cache.fitted.recipe import Recipe
+from cumulant.cache.fitted.law import QueryLaw
+from cumulant.cache.fitted.recipe import EntryRecipe
 from cumulant.checks import sentence
 
 PARTS: dict[str, Callable[[dict[str, Any]], None]] = {
@@ -56,7 +56,7 @@ def backtest_named(name: str, parts: list[str]) -> Backtest:
     >>> backtest_named("backtest+uniform", ["uniform"]).budgets
     'uniform'
     """
-    options: dict[str, Any] = {"law": Law(), "recipe": Recipe()}
+    options: dict[str, Any] = {"law": QueryLaw(), "recipe": EntryRecipe()}
     for part in parts:
         if part not in PARTS:
             advice = "Join them as in backtest+norepeat+subset."

@@ -18,7 +18,7 @@ UNDERFLOW = -80.0  # torch's exp is slow where it underflows
 NEAR = 16  # windows are gathered where they have fewer numbers than so many times all keys
 
 
-class QuerySample(NamedTuple):
+class SampledQueries(NamedTuple):
     """Queries of one layer that stand for those to come, each with what it read beside the prefix.
 
         G(η) = log(Σ_{j<T} e^⟨η,k_j⟩ + e^local),    η = R_(T+span) η₀
@@ -39,22 +39,24 @@ class QuerySample(NamedTuple):
         """(heads, n, d) η of a prefix of ``length`` tokens."""
         return self.queries if rotation is None else rotation.turn(self.queries, length + self.span)
 
-    def part(self, which: Tensor) -> QuerySample:
+    def part(self, which: Tensor) -> SampledQueries:
         """Those of its queries where ``which`` (n,) is true."""
-        return QuerySample(self.queries[:, which], self.span[which], self.local[:, which], self.local_output[:, which])
+        return SampledQueries(
+            self.queries[:, which], self.span[which], self.local[:, which], self.local_output[:, which]
+        )
 
-    def every_other(self) -> QuerySample:
+    def every_other(self) -> SampledQueries:
         """Half of its queries."""
         return self.part(torch.arange(len(self.span), device=self.span.device) % 2 == 0)
 
     @classmethod
-    def joined(cls, samples: Sequence[QuerySample]) -> QuerySample:
+    def joined(cls, samples: Sequence[SampledQueries]) -> SampledQueries:
         """A mixture: the queries of all."""
         queries, span, local, output = zip(*samples, strict=True)
         return cls(torch.cat(queries, 1), torch.cat(span), torch.cat(local, 1), torch.cat(output, 1))
 
 
-def sample_queries(layer: LayerPrefix, at: Tensor, span: Tensor) -> QuerySample:
+def sample_queries(layer: LayerPrefix, at: Tensor, span: Tensor) -> SampledQueries:
     """The queries of tokens ``at`` (n,), as if each had been asked ``span`` (n,) tokens after a prefix.
 
     What it read of its own last ``span`` + 1 tokens is its local context; of the tokens before it, nothing is kept.
@@ -72,7 +74,7 @@ def sample_queries(layer: LayerPrefix, at: Tensor, span: Tensor) -> QuerySample:
     local, output = own_context(layer, at, span)
     queries = layer.queries[:, at]
     turned = queries if layer.rotation is None else layer.rotation.turn(queries, -at)
-    return QuerySample(turned, span, local, output)
+    return SampledQueries(turned, span, local, output)
 
 
 def own_context(layer: LayerPrefix, at: Tensor, span: Tensor) -> tuple[Tensor, Tensor]:
@@ -113,20 +115,20 @@ def drawn_spans(at: Tensor, span: int, generator: torch.Generator) -> Tensor:
     return torch.minimum(torch.randint(0, span, (len(at),), generator=generator), at)
 
 
-def repeated_queries(prefix: Prefix, at: Tensor) -> list[QuerySample]:
+def repeated_queries(prefix: Prefix, at: Tensor) -> list[SampledQueries]:
     """For every layer, the queries of the model while it repeats the prefix, at tokens ``at`` (n,) of it, in order.
 
     What a query reads of question and answer is its local context.
     """
-    parts: list[list[QuerySample]] = []
+    parts: list[list[SampledQueries]] = []
     for repeated in repeated_parts(prefix):
         which = repeated.asked + at[(at >= repeated.start) & (at < repeated.stop)] - repeated.start
         if len(which):
             parts.append([_of_repetition(repeated.own_layer(layer), len(prefix), which) for layer in prefix.layers])
-    return [QuerySample.joined(samples) for samples in zip(*parts, strict=True)]
+    return [SampledQueries.joined(samples) for samples in zip(*parts, strict=True)]
 
 
-def _of_repetition(own: LayerPrefix, length: int, which: Tensor) -> QuerySample:
+def _of_repetition(own: LayerPrefix, length: int, which: Tensor) -> SampledQueries:
     queries = own.queries[:, which]
     turned = queries if own.rotation is None else own.rotation.turn(queries, -(length + which))
-    return QuerySample(turned, which, *own_context(own, which, which))
+    return SampledQueries(turned, which, *own_context(own, which, which))

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from cumulant.cache.fitted.query_law import UNDERFLOW, QuerySample
+from cumulant.cache.fitted.query_law import UNDERFLOW, SampledQueries
 from cumulant.cache.rotation import Rotation
 
 
@@ -42,7 +42,7 @@ class LawQueries(NamedTuple):
     local_output: Tensor
 
     @classmethod
-    def of(cls, sample: QuerySample, length: int, rotation: Rotation | None, key_heads: int) -> LawQueries:
+    def of(cls, sample: SampledQueries, length: int, rotation: Rotation | None, key_heads: int) -> LawQueries:
         """The queries of a sample after a prefix of ``length`` tokens."""
         eta = sample.at(length, rotation)
         parts = eta, sample.local, sample.local_output

@@ -24,7 +24,7 @@ MASSES: dict[str, Callable[..., Tensor]] = {
 }
 
 
-class Recipe(NamedTuple):
+class EntryRecipe(NamedTuple):
     """How the entries of a key head are made.
 
     atoms       "tangent" or "subset"
@@ -38,7 +38,7 @@ class Recipe(NamedTuple):
     ridge: float | None = 1e-2
     iterations: int = 3
 
-    def quick(self, share: float) -> Recipe:
+    def quick(self, share: float) -> EntryRecipe:
         """The same for trials with a ``share`` of the tokens: clusters are not moved, and the values of large shares,
         which cost most to fit and change least, stay as they are."""
         return self._replace(iterations=0, ridge=self.ridge if share <= FITTED_SHARE else None)
@@ -51,7 +51,9 @@ class Fitted(NamedTuple):
     positions: Tensor
 
 
-def fit(recipe: Recipe, tokens: KeyHeads, queries: LawQueries, readings: Readings, number: int, recent: int) -> Fitted:
+def fit(
+    recipe: EntryRecipe, tokens: KeyHeads, queries: LawQueries, readings: Readings, number: int, recent: int
+) -> Fitted:
     """``number`` entries of each key head: the first 4 tokens, the last ``recent``, and atoms for those between.
 
     Σ_{j<T} δ_(k_j, v_j)  →  Σ_{j<4} δ + Σ_c e^{w_c} δ_(k̂_c, v̂_c) + Σ_{j≥T−recent} δ
