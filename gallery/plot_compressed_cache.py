@@ -2,15 +2,17 @@
 What a compressed cache expects of itself, and what then happened
 =================================================================
 
-SmolLM2 reads 768 tokens of a help page, and `backtest` compresses what its heads hold of them to a quarter of the
-bytes. It gives every key head its own number of entries, by the error that it expects of them: that of the same number
-of entries at a cut 128 tokens before, on the queries which came after that cut. Then 256 more tokens are read, and the
-error on their queries is measured: |W_O(ô − o)|² over |x|² of the residual stream, summed over the heads that share a
-key head. The expectation has seen none of these tokens.
+SmolLM2 reads 512 tokens of a help page, and `backtest` compresses what its heads hold of them to a quarter of the
+bytes. It gives every key head its own number of entries by the error that it expects: that of as many entries at a cut
+128 tokens earlier, on the queries which came after that cut. Then 128 more tokens are read, and the error on their
+queries is measured, |W_O(ô − o)|² over |x|² of the residual stream, summed over the heads that share a key head. The
+same is done with as many entries in every head, of which the backtest expects something, too.
 
-The text claims that heads differ by more than tenfold in what they get and that expected and measured errors go
-together over heads (correlation of their logarithms above 0.7), so that the budgets are right in kind; and that in the
-median head one is within a factor of three of the other. It is an estimate, not a bound: some heads are above it.
+The text claims that with equal entries expected and measured errors go together (correlation of their logarithms above
+0.8), and that where the backtest has chosen, ten times as many entries in some heads as in others, all heads together
+measure less than half the error. The choice spends what it knew: it makes expected errors alike, so that the
+correlation is lower. It is an estimate, not a bound: the claim is that the sum over heads is within a factor of four of
+the expected one; it is 0.8 times that here, 2.2 and 1.9 times on the pages "specialnames" and "compound".
 
 Run with a file name to save the figure (needs matplotlib).
 """
@@ -24,53 +26,54 @@ from cumulant.cache import Backtest, on_cumulant, prefill
 from cumulant.cache.audit.continuation import read_on
 from cumulant.cache.audit.head_errors import head_errors, read_full
 from cumulant.cache.budget import budget
+from cumulant.cache.fitted.backtest import sizes_of
 from cumulant.observatory import load
 from cumulant.observatory.hooks.weights import head_outputs
 
-READ, ASKED, KEEP = 768, 256, 0.25
-loaded, chosen = load("smollm2"), Backtest(repeat=False)
+READ, ASKED, KEEP = 512, 128, 0.25
+loaded, chosen, equal = load("smollm2"), Backtest(repeat=False), Backtest(repeat=False, budgets="uniform")
 ids = torch.tensor(loaded.tokenizer(topics["typesseq"])["input_ids"][: READ + ASKED])
 with on_cumulant(loaded.model):
-    prefix = prefill(loaded.model, ids[:READ])
-    allowed = budget(prefix, KEEP, with_mass=True)
-    evidence = chosen.evidence(prefix)
+    prefix, size = prefill(loaded.model, ids[:READ]), sizes_of(READ).index(int(KEEP * READ))
+    allowed, evidence = budget(prefix, KEEP, with_mass=True), chosen.evidence(prefix)
     plan, layers = chosen.plan(prefix, allowed, evidence), chosen.compress(prefix, allowed, evidence)
+    same = equal.compress(prefix, allowed, equal.evidence(prefix))
     later = read_on(prefix, ids[READ:], every=4)
+full = [read_full(*pair) for pair in zip(prefix.layers, later.layers, strict=True)]
 
 
-def measured_errors() -> torch.Tensor:
-    """(layers, key heads) |W_O(ô − o)|² over |x|², of the queries that came after the prefix."""
+def measured(layers: list) -> torch.Tensor:
+    """(key heads of all layers,) |W_O(ô − o)|² over |x|², of the queries that came after the prefix."""
     rows = []
-    for layer, entries, asked in zip(prefix.layers, layers, later.layers, strict=True):
-        outputs = head_outputs(loaded.model, layer.name)
-        errors = head_errors(layer, entries, read_full(layer, asked), outputs, asked.stream)
+    for layer, entries, asked, reading in zip(prefix.layers, layers, later.layers, full, strict=True):
+        errors = head_errors(layer, entries, reading, head_outputs(loaded.model, layer.name), asked.stream)
         rows.append((errors.written / errors.stream).unflatten(0, (-1, layer.groups)).sum(1))
-    return torch.stack(rows)
+    return torch.cat(rows)
 
 
-measured = measured_errors()
-entries, expected = (x.view_as(measured) for x in (plan.entries, plan.expected.double()))
-part = (entries < READ) & (expected > 0)  # heads that hold every token have no error
-logs = torch.stack([expected[part], measured[part]]).log10()
-correlation, factor = torch.corrcoef(logs)[0, 1], 10 ** (logs[1] - logs[0])
-print(f"entries of a key head: {entries.min()} to {entries.max()} of {READ}, {int((~part).sum())} hold all of them")
-print(f"measured over expected: median {factor.median():.2f}, correlation of logarithms {correlation:.2f}")
-print(f"sum over heads: expected {expected.sum():.4f}, measured {measured.sum():.4f}")
+curve = torch.cat([c.total()[..., size, 0].flatten() for c in evidence.curves]).double()
+part = (plan.expected > 0) & (plan.entries < READ)  # those that hold every token have no error
+errors = {"equal entries": torch.stack([curve, measured(same)])}
+errors["chosen"] = torch.stack([plan.expected.double(), measured(layers)])[:, part]
+correlation = {name: torch.corrcoef(pairs.log())[0, 1] for name, pairs in errors.items()}
+total = {name: pairs.sum(1) for name, pairs in errors.items()}
+for name in errors:
+    print(name, "correlation {:.2f}, sum expected {:.5f}, measured {:.5f}".format(correlation[name], *total[name]))
 
 if len(sys.argv) > 1:
     import matplotlib.pyplot as plt
 
-    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(11, 4.6), layout="constrained", width_ratios=[1, 1, 2])
-    for axis, numbers, title in ((left, entries, "entries"), (middle, expected.log10(), "log₁₀ expected error")):
-        image = axis.imshow(numbers, aspect="auto", interpolation="nearest")
-        axis.set(title=title, xlabel="key head", ylabel="layer", xticks=range(entries.shape[1]))
-        figure.colorbar(image, ax=axis)
-    right.loglog(*10**logs, "o", markersize=4)
-    ends = [10 ** float(logs.min()), 10 ** float(logs.max())]
-    right.loglog(ends, ends, color="0.6")
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 4.6), layout="constrained", width_ratios=[1, 2])
+    figure.colorbar(left.imshow(plan.entries.view(len(layers), -1), aspect="auto", interpolation="nearest"), ax=left)
+    left.set(title="entries", xlabel="key head", ylabel="layer", xticks=range(len(layers[0])))
+    for name, pairs in errors.items():
+        right.loglog(*pairs, "o", markersize=4, label=f"{name}, sum {total[name][1]:.4f}")
+    right.loglog([1e-7, 1e-2], [1e-7, 1e-2], color="0.6")
     right.set(xlabel="error that the backtest expected", ylabel="error on the queries that then came")
+    right.legend()
     figure.savefig(sys.argv[1], dpi=120)
 
-assert entries.max() > 10 * entries.min()
-assert correlation > 0.7
-assert 1 / 3 < factor.median() < 3
+assert correlation["equal entries"] > max(0.8, correlation["chosen"])
+assert plan.entries.max() > 10 * plan.entries.min()
+assert total["chosen"][1] < 0.5 * total["equal entries"][1]
+assert 1 / 4 < total["chosen"][1] / total["chosen"][0] < 4
