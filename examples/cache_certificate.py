@@ -7,9 +7,10 @@ and log-masses those of the tangents, so that the bounds of certificate_bounds.p
 compressor could store of every cluster, the more the better, and from all keys, which is the most that any certificate
 made of variance and range can know:
 
-    radii     of keys and of values                                            8 bytes a cluster
-    variance  also the largest eigenvalue of either covariance, least weight  20 bytes
-    full      both covariances in place of their eigenvalues                  about 4 (d² + e² + 3)/2 bytes
+    radii     of keys and of values                                           8 bytes a cluster
+    variance  also the largest eigenvalue of either covariance, least weight  20 bytes a cluster
+    full      both covariances in place of their eigenvalues                  2 d(d + 1) + 2 e(e + 1) + 12 a cluster
+    codes     every key in 8 bits, with its step and its weight               d + 8 bytes a token, and 8 a cluster
     oracle    σ², m and M at every query from all keys, and the covariance of values
 
 Radii and eigenvalues of keys are in one metric for each key head, the best on average: A^½, A the geometric mean of the
@@ -21,7 +22,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -31,6 +32,7 @@ from certificate_bounds import (
     Spread,
     ValueSpread,
     certificate,
+    coded_spread,
     covariances,
     exact_spread,
     largest_eigenvalue,
@@ -48,12 +50,11 @@ from cumulant.cache.audit.head_errors import FullReading, read_full
 from cumulant.cache.audit.texts import CHARACTERS, default_documents, windows
 from cumulant.cache.budget import budget
 from cumulant.cache.fitted.atoms import k_means
-from cumulant.cache.fitted.compressor import Evidence
 from cumulant.cache.fitted.readings import KeyHeads, LawQueries, read
 from cumulant.cache.fitted.recipe import SINKS
 from cumulant.observatory import load
 
-KINDS = ("radii", "variance", "full", "oracle")
+KINDS = ("radii", "variance", "full", "codes", "oracle")
 SMALL = 0.1  # of |o|: what a bound should be below
 PRODUCT = "backtest"  # whose error is measured beside that of the tangents
 ROUNDING = 1e-9
@@ -65,13 +66,13 @@ class Pair(NamedTuple):
     error    of the tangents
     product  of `backtest+norepeat` with as many entries: fitted values, expected masses
     whole    whether the head holds every token
-    bounds   by kind: bound, its part from masses, its part from values
+    bounds   by kind: bound, its part from masses, its part from values; and M in nats, mean over clusters
     """
 
     error: float
     product: float
     whole: bool
-    bounds: dict[str, tuple[float, float, float]]
+    bounds: dict[str, tuple[float, ...]]
 
 
 def clusters_of(tokens: KeyHeads, law: LawQueries, entries: int, recent: int) -> Clusters:
@@ -108,7 +109,7 @@ def _power(matrix: Tensor, exponent: float) -> Tensor:
     return (vectors * values.clamp_min(1e-12) ** exponent) @ vectors.mT
 
 
-def spreads(clusters: Clusters, law: Tensor, eta: Tensor) -> Iterator[tuple[str, Spread, ValueSpread]]:
+def spreads(clusters: Clusters, law: Tensor, eta: Tensor, bits: int) -> Iterator[tuple[str, Spread, ValueSpread]]:
     """What is known of keys and values, by kind; law (r, d) are queries that a compressor has."""
     root, inverse = metric_roots(clusters, law - clusters.typical)
     x, zeta = clusters.offset @ root, eta - clusters.typical
@@ -124,6 +125,7 @@ def spreads(clusters: Clusters, law: Tensor, eta: Tensor) -> Iterator[tuple[str,
     yield "variance", narrowed(by_radius, scalar, least, exact=False), known._replace(covariance=None)
     variance = quadratic(covariances(clusters.offset, clusters), zeta)
     yield "full", narrowed(by_radius, variance, least, exact=True), known
+    yield "codes", coded_spread(clusters, x, zeta @ inverse, bits), known._replace(covariance=None)
     yield "oracle", exact_spread(clusters, eta), known
 
 
@@ -141,7 +143,13 @@ def product_error(entries: HeadEntries, asked: Attending, output: Tensor) -> Ten
 
 
 def of_key_head(
-    layer: LayerPrefix, number: int, law: LawQueries, full: FullReading, made: HeadEntries, plan: tuple[int, int]
+    layer: LayerPrefix,
+    number: int,
+    law: LawQueries,
+    full: FullReading,
+    made: HeadEntries,
+    plan: tuple[int, int],
+    bits: int,
 ) -> list[Pair]:
     """All pairs of the heads that share one key head."""
     of, one = slice(number * layer.groups, (number + 1) * layer.groups), slice(number, number + 1)
@@ -151,12 +159,12 @@ def of_key_head(
     parts = full.queries[of], full.local[of], full.local_output[of]
     asked, output = Attending(*(x.flatten(0, 1) for x in parts)), full.output[of].flatten(0, 1)
     size, product, bounds, error = length_of(output), product_error(made, asked, output), {}, None
-    for kind, spread, values in spreads(clusters, own.eta[0].double(), asked.eta):
+    for kind, spread, values in spreads(clusters, own.eta[0].double(), asked.eta, bits):
         found = certificate(clusters, spread, values, asked)
         error = length_of(found.output - output)
         if bool((found.bound < error - ROUNDING * size).any()):
             raise AssertionError(f"{layer.name}, key head {number}: a bound from {kind} is below the error")
-        bounds[kind] = torch.stack([found.bound, found.mass, found.value]) / size
+        bounds[kind] = torch.stack([found.bound / size, found.mass / size, found.value / size, found.reach])
     whole = len(clusters.key) == len(clusters.offset)
     columns = {kind: [tuple(x) for x in rows.T.tolist()] for kind, rows in bounds.items()}
     return [
@@ -166,52 +174,62 @@ def of_key_head(
 
 
 @torch.no_grad()
-def pairs_of(loaded, ids: Tensor, length: int, every: int, keeps: list[float]) -> Iterator[tuple[float, list[Pair]]]:
+def pairs_of(loaded, ids: Tensor, options: argparse.Namespace) -> Iterator[tuple[float, list[Pair]]]:
     """All heads and queries of a text, at every budget."""
+    length = options.prefix
     compressor = Backtest(repeat=False, name="backtest+norepeat")
     prefix = prefill(loaded.model, ids[:length], loaded.tokenizer)
-    later = read_on(prefix, ids[length:], every)
-    evidence: Evidence = compressor.evidence(prefix)
+    later = read_on(prefix, ids[length:], options.every)
+    evidence = compressor.evidence(prefix)
     readings = [read_full(*x) for x in zip(prefix.layers, later.layers, strict=True)]
-    for keep in keeps:
+    for keep in options.keep:
         room, found = budget(prefix, keep, with_mass=True), []
         plan, made = compressor.plan(prefix, room, evidence), compressor.compress(prefix, room, evidence)
         plans = iter(zip(plan.entries.tolist(), plan.recent.tolist(), strict=True))
         for n, layer in enumerate(prefix.layers):
-            law = LawQueries.of(evidence.samples.all_of(n), length, layer.rotation, len(layer.keys))
+            law = LawQueries.of(evidence.samples.following[n], length, layer.rotation, len(layer.keys))
             for head, entries in enumerate(made[n]):
-                found += of_key_head(layer, head, law, readings[n], entries, next(plans))
+                found += of_key_head(layer, head, law, readings[n], entries, next(plans), options.bits)
         yield keep, found
 
 
 def table(pairs: dict[float, list[Pair]]) -> str:
-    """Markdown: what share of pairs is below a tenth of |o|, and how far bounds are above errors."""
-    head = ["keep", "pairs", "held whole", "error < |o|/10", "of `backtest`", *(f"{kind} < |o|/10" for kind in KINDS)]
-    head += [f"{kind} / error" for kind in KINDS]
-    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
-    for keep, some in pairs.items():
-        cells = [f"{keep:g}", f"{len(some)}", f"{share(p.whole for p in some):.0%}"]
-        cells += [f"{share(p.error < SMALL for p in some):.0%}", f"{share(p.product < SMALL for p in some):.0%}"]
-        cells += [f"{share(p.bounds[kind][0] < SMALL for p in some):.0%}" for kind in KINDS]
-        wrong = [p for p in some if not p.whole and p.error > ROUNDING]
-        cells += [f"{statistics.median(p.bounds[kind][0] / p.error for p in wrong):.3g}" for kind in KINDS]
-        lines.append(f"| {' | '.join(cells)} |")
+    """Markdown: what share of pairs is below a tenth of |o|, and the median of bounds over errors."""
+    lines = [f"| below \\|o\\|/10; median over the error | {' | '.join(f'keep {keep:g}' for keep in pairs)} |"]
+    lines += ["|---" * (len(pairs) + 1) + "|"]
+
+    def add(words: str, cell: Callable[[list[Pair]], str]) -> None:
+        lines.append(f"| {words} | {' | '.join(cell(some) for some in pairs.values())} |")
+
+    def bounds(kind: str) -> Callable[[list[Pair]], str]:
+        def cell(some: list[Pair]) -> str:
+            ratios = [p.bounds[kind][0] / p.error for p in some if not p.whole and p.error > ROUNDING]
+            return f"{share(p.bounds[kind][0] < SMALL for p in some):.0%}; {statistics.median(ratios):.3g}"
+
+        return cell
+
+    add("pairs of heads that hold every token", lambda some: f"{share(p.whole for p in some):.0%}")
+    add("the error itself", lambda some: f"{share(p.error < SMALL for p in some):.0%}")
+    add("the error of `backtest+norepeat`", lambda some: f"{share(p.product < SMALL for p in some):.0%}")
+    for kind in KINDS:
+        add(f"bound from {kind}", bounds(kind))
     return "\n".join(lines)
 
 
 def parts(pairs: dict[float, list[Pair]]) -> str:
-    """Markdown: medians over pairs that are not held whole, over |o|."""
-    head = ["keep", "error", "of `backtest`", *(f"{kind}: {part}" for kind in KINDS for part in ("masses", "values"))]
-    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
-    for keep, some in pairs.items():
-        some = [p for p in some if not p.whole]
-        numbers = [statistics.median(p.error for p in some), statistics.median(p.product for p in some)]
-        numbers += [statistics.median(p.bounds[kind][part] for p in some) for kind in KINDS for part in (1, 2)]
-        lines.append("| " + " | ".join([f"{keep:g}", *(f"{x:.2g}" for x in numbers)]) + " |")
+    """Markdown: medians of pairs that are not held whole: what masses add to the bound, what values add, and M."""
+    lines = [f"| masses; values; M | {' | '.join(f'keep {keep:g}' for keep in pairs)} |"]
+    lines += ["|---" * (len(pairs) + 1) + "|"]
+    for kind in KINDS:
+        cells = []
+        for some in pairs.values():
+            rows = zip(*(p.bounds[kind][1:] for p in some if not p.whole), strict=True)
+            cells.append("; ".join(f"{statistics.median(row):.2g}" for row in rows))
+        lines.append(f"| {kind} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def share(values: Iterator[bool]) -> float:
+def share(values: Iterable[bool]) -> float:
     return statistics.fmean(values)
 
 
@@ -222,11 +240,12 @@ def main() -> None:
     parser.add_argument("--prefix", type=int, default=1024, help="tokens that are compressed")
     parser.add_argument("--continuation", type=int, default=128, help="tokens after them, with the queries")
     parser.add_argument("--every", type=int, default=8, help="one query in so many")
-    parser.add_argument("--keep", default="0.5,0.25,0.125", help="shares of the bytes")
+    parser.add_argument("--keep", type=float, nargs="+", default=[0.5, 0.25, 0.125], help="shares of the bytes")
+    parser.add_argument("--bits", type=int, default=8, help="of the codes of keys")
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    loaded, keeps = load(options.model), [float(keep) for keep in options.keep.split(",")]
+    loaded = load(options.model)
     needed = options.prefix + options.continuation
     texts = windows(
         default_documents(CHARACTERS * needed, options.documents),
@@ -235,14 +254,22 @@ def main() -> None:
         options.continuation,
         options.documents,
     )
-    pairs: dict[float, list[Pair]] = {keep: [] for keep in keeps}
+    pairs: dict[float, list[Pair]] = {keep: [] for keep in options.keep}
     with on_cumulant(loaded.model):
         for text in texts:
             ids = text.input_ids[:needed]
-            for keep, found in pairs_of(loaded, ids, options.prefix, options.every, keeps):
+            for keep, found in pairs_of(loaded, ids, options):
                 pairs[keep] += found
                 print(f"{text.name} at {keep:g}: {len(found)} pairs", flush=True)
-    print("", table(pairs), "", "Medians of pairs that are not held whole, over |o|:", "", parts(pairs), sep="\n")
+    print(
+        "",
+        table(pairs),
+        "",
+        "Medians of pairs that are not held whole, masses and values over |o|, M in nats:",
+        "",
+        parts(pairs),
+        sep="\n",
+    )
 
 
 if __name__ == "__main__":

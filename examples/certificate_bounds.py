@@ -98,14 +98,16 @@ class Certificate(NamedTuple):
 
     output  (q, e) ô
     bound   (q,)
-    mass    (q,) what it is with values known exactly
-    value   (q,) what it is with masses known exactly, about
+    mass    (q,) the part of it that comes from masses
+    value   (q,) the part that comes from values
+    reach   (q,) mean M over clusters of several tokens: how far δ may go, in nats
     """
 
     output: Tensor
     bound: Tensor
     mass: Tensor
     value: Tensor
+    reach: Tensor
 
 
 def tangent_clusters(keys: Tensor, values: Tensor, cluster: Tensor, typical: Tensor) -> Clusters:
@@ -147,6 +149,24 @@ def exact_spread(clusters: Clusters, eta: Tensor) -> Spread:
     variance = zeros.scatter_add(1, index, clusters.weight * delta.square())
     below, above = (zeros.scatter_reduce(1, index, x, "amax") for x in (-delta, delta))
     return Spread(variance, variance, below, above)
+
+
+def coded_spread(clusters: Clusters, offset: Tensor, zeta: Tensor, bits: int = 8) -> Spread:
+    """From codes of every key: coordinates of its offset, rounded to ``bits`` bits of the largest, which is stored too.
+
+    δ_j is known up to s_j |ζ|₁ / 2, s_j the width of a step.
+
+    offset  (T, d) A^½(k_j − k̂_c)
+    zeta    (q, d) A^−½(η − η₀)
+    """
+    step = offset.abs().amax(1) / (2 ** (bits - 1) - 1)
+    coded = (offset / step.clamp_min(1e-300)[:, None]).round() * step[:, None]
+    delta, off = zeta @ coded.mT, zeta.abs().sum(1)[:, None] * step / 2  # (q, T)
+    index, zeros = clusters.cluster.expand(len(zeta), -1), delta.new_zeros(len(zeta), len(clusters.key))
+    most, least = delta.abs() + off, (delta.abs() - off).clamp_min(0)
+    variance, floor = (zeros.scatter_add(1, index, clusters.weight * x.square()) for x in (most, least))
+    below, above = (zeros.scatter_reduce(1, index, x + off, "amax") for x in (-delta, delta))
+    return Spread(variance, floor, below, above)
 
 
 def radius_spread(radius: Tensor, length: Tensor) -> Spread:
@@ -279,7 +299,9 @@ def certificate(clusters: Clusters, spread: Spread, values: ValueSpread, asked: 
     farthest = (torch.linalg.vector_norm(clusters.value - output[:, None], dim=-1) + values.radius).amax(-1)
     trivial = torch.maximum(farthest, torch.linalg.vector_norm(asked.local_output - output, dim=-1))
     bound = torch.where(vacuous, trivial, torch.minimum(mass + by_values, trivial))
-    return Certificate(output, bound, *(torch.where(vacuous, trivial, x) for x in (mass, by_values)))
+    several = (spread.above > 0).sum(-1).clamp_min(1)
+    parts = (torch.where(vacuous, trivial, x) for x in (mass, by_values))
+    return Certificate(output, bound, *parts, spread.above.sum(-1) / several)
 
 
 def attended(keys: Tensor, values: Tensor, asked: Attending) -> Tensor:

@@ -91,6 +91,7 @@ class Case:
             "radii": (by_radius, known(radius, radius)),
             "variance": (scalar, known(radius, deviation)),
             "full": (full, known(radius, deviation, of_values)),
+            "codes": (BOUNDS["coded_spread"](c, c.offset, zeta), known(radius, deviation)),
             "oracle": (exact, known(radius, deviation, of_values)),
         }
 
