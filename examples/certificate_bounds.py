@@ -299,9 +299,9 @@ def certificate(clusters: Clusters, spread: Spread, values: ValueSpread, asked: 
     farthest = (torch.linalg.vector_norm(clusters.value - output[:, None], dim=-1) + values.radius).amax(-1)
     trivial = torch.maximum(farthest, torch.linalg.vector_norm(asked.local_output - output, dim=-1))
     bound = torch.where(vacuous, trivial, torch.minimum(mass + by_values, trivial))
-    several = (spread.above > 0).sum(-1).clamp_min(1)
-    parts = (torch.where(vacuous, trivial, x) for x in (mass, by_values))
-    return Certificate(output, bound, *parts, spread.above.sum(-1) / several)
+    mass, by_values = (torch.where(vacuous, trivial, x) for x in (mass, by_values))
+    reach = spread.above.sum(-1) / (spread.above > 0).sum(-1).clamp_min(1)
+    return Certificate(output, bound, mass, by_values, reach)
 
 
 def attended(keys: Tensor, values: Tensor, asked: Attending) -> Tensor:

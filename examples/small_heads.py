@@ -35,13 +35,13 @@ from cumulant.observatory.record.bootstrap import draw_counts
 from cumulant.observatory.record.tables import head_rows
 from cumulant.observatory.runs.repeated import with_probe
 from cumulant.observatory.statistics.head_types import NEAR, head_types
-from cumulant.observatory.statistics.quantities import TARGETS, distance_names
+from cumulant.observatory.statistics.quantities import distance_names
 
 RUNS = Path(__file__).with_suffix(".jsonl")
 LAWS = {"norepeat": Backtest(repeat=False), "repeat": Backtest()}
 KEEPS = (0.25, 0.125)
 PREFIX, NEXT = 1024, 128
-QUANTITIES = ("entropy", "first_mass", "kl_to_base", "fisher_top", *TARGETS)  # the last but TARGETS brings the fits
+QUANTITIES = ("entropy", "first_mass", "kl_to_base", "fisher_top", "targets")  # the fourth brings the fits
 FAR = [name for name in distance_names() if int(name.split("_")[1]) > NEXT]
 DRAWS = 2000
 
@@ -144,8 +144,9 @@ def ranks(x: Tensor) -> Tensor:
     >>> ranks(torch.tensor([3.0, 1.0, 3.0]))
     tensor([2.5000, 1.0000, 2.5000])
     """
-    below = (x[..., :, None] > x[..., None, :]).sum(-1)
-    return below + ((x[..., :, None] == x[..., None, :]).sum(-1) + 1) / 2
+    ordered = x.sort(-1).values.contiguous()
+    below, up_to = (torch.searchsorted(ordered, x.contiguous(), side=side) for side in ("left", "right"))
+    return (below + up_to + 1).to(x.dtype) / 2
 
 
 def correlation(a: Tensor, b: Tensor) -> Tensor:
@@ -170,7 +171,7 @@ def within_layers(a: Tensor, b: Tensor, heads: int) -> Tensor:
 
 
 NAMES = {
-    "written": "|W_O o|² / |x|², what it writes",
+    "written": r"what it writes, \|W_O o\|² / \|x\|²",
     "far": f"attention more than {NEXT} tokens away",
     "distance": "mean distance",
     "entropy": "entropy",
@@ -215,14 +216,16 @@ def correlations(runs: list[dict]) -> Iterator[str]:
     yield f"| | {' | '.join(names)} | within a layer, {names[0]} | {names[-2]} |"
     yield "|---" * (len(names) + 3) + "|"
     once, drawn = torch.ones(len(runs)), draw_counts(len(runs), DRAWS)
-    heads = key_heads(runs)
+    heads, targets = key_heads(runs), {name: entries_of(runs, name, once) for name in names}
+    ranked = {name: [ranks(entries_of(runs, name, counts)) for counts in (once, drawn)] for name in names}
     for name, words in NAMES.items():
+        own = [ranks(predictor(name, runs, counts)) for counts in (once, drawn)]
         cells = []
         for entries in names:
-            pair = [(entries_of(runs, entries, c), predictor(name, runs, c)) for c in (once, drawn)]
-            cells.append(f"{float(rank_correlation(*pair[0])):+.2f} {ends(rank_correlation(*pair[1]))}")
+            value, draws = (correlation(*pair) for pair in zip(ranked[entries], own, strict=True))
+            cells.append(f"{float(value):+.2f} {ends(draws)}")
         for entries in (names[0], names[-2]):
-            inside = within_layers(entries_of(runs, entries, once), predictor(name, runs, once), heads)
+            inside = within_layers(targets[entries], own[0], heads)
             cells.append("–" if name == "depth" else f"{float(inside):+.2f}")
         yield f"| {words} | {' | '.join(cells)} |"
     together = [f"{all_together(runs, entries, once):.2f}" for entries in names]
