@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -33,11 +33,19 @@ class RepeatedPart(NamedTuple):
         )
 
 
-def repeated_parts(prefix: Prefix, part: int = 2048) -> Iterator[RepeatedPart]:
-    """The model repeats ``part`` tokens at a time after the whole prefix. Without a tokenizer nothing is asked, and the
-    prefix follows itself."""
-    for start in range(0, len(prefix), part):
-        stop = min(start + part, len(prefix))
+def parts_of(length: int, part: int) -> list[tuple[int, int]]:
+    """Where parts of at most ``part`` of ``length`` tokens start and stop.
+
+    >>> parts_of(5, 2)
+    [(0, 2), (2, 4), (4, 5)]
+    """
+    return [(start, min(start + part, length)) for start in range(0, length, part)]
+
+
+def repeated_parts(prefix: Prefix, parts: Sequence[tuple[int, int]]) -> Iterator[RepeatedPart]:
+    """The model repeats one part at a time after the whole prefix. Without a tokenizer nothing is asked, and the part
+    follows the prefix."""
+    for start, stop in parts:
         asked = _question(prefix, start)
         ids = torch.cat([asked, prefix.input_ids[start:stop]])
         with AttentionCalls(prefix.model) as calls:

@@ -15,9 +15,9 @@ pytest.importorskip("transformers", reason="install cumulant[hf] for caches")
 from cumulant.cache import Backtest, MeasureCache, compress, compress_prefix, on_cumulant, prefill
 from cumulant.cache.budget import budget
 from cumulant.cache.fitted.atoms import subset_atoms, tangent_atoms
-from cumulant.cache.fitted.backtest import SMALLEST, sizes_of
-from cumulant.cache.fitted.budgets import allocate, interpolated, shared_by_scores
-from cumulant.cache.fitted.law import QueryLaw, queries_after
+from cumulant.cache.fitted.backtest import RECENT, SMALLEST, Curves, judges_of, loss, sizes_of
+from cumulant.cache.fitted.budgets import LEAST, allocate, interpolated, shared_by_scores
+from cumulant.cache.fitted.law import REPEATED_PART, QueryLaw, drawn_parts, queries_after, sample_law
 from cumulant.cache.fitted.mass import expected_mass, shared_sigma_mass, tangent_mass
 from cumulant.cache.fitted.named import PARTS, method
 from cumulant.cache.fitted.query_law import own_context, repeated_queries, sample_queries
@@ -85,6 +85,25 @@ def test_the_local_context_of_a_token_is_itself_and_those_before_it(prefix: Any)
         torch.testing.assert_close(out[head, i], scores.softmax(0) @ layer.values[head // 2, window])
 
 
+def test_many_tokens_read_what_each_reads_alone(prefix: Any):
+    layer = prefix.layers[0]._replace(sinks=torch.full((4,), 0.5))
+    at = torch.arange(8, 128)
+    span = torch.randint(0, 9, (len(at),), generator=torch.Generator().manual_seed(0))
+    together = own_context(layer, at, span)
+    alone = [own_context(layer, at[i : i + 1], span[i : i + 1]) for i in range(len(at))]
+    for found, parts in zip(together, zip(*alone, strict=True), strict=True):
+        torch.testing.assert_close(found, torch.cat(parts, 1), atol=1e-4, rtol=1e-4)
+
+
+def test_parts_to_repeat_are_in_order_and_as_many_as_asked_for():
+    for length, share in itertools.product((100, 256, 257, 1024, 4096), (0.1, 0.5, 1.0)):
+        parts = drawn_parts(length, share, torch.Generator().manual_seed(0))
+        assert all(a < b for a, b in parts)
+        assert all(stop < start for (_, stop), (start, _) in itertools.pairwise(parts))  # neighbours are one part
+        held, whole = sum(b - a for a, b in parts), -(-length // REPEATED_PART)
+        assert abs(held - REPEATED_PART * max(round(share * whole), 1)) < REPEATED_PART
+
+
 def test_a_sink_of_the_model_is_part_of_the_local_context(prefix: Any):
     layer = prefix.layers[0]._replace(sinks=torch.full((4,), 2.0))
     at = torch.tensor([5])
@@ -98,7 +117,7 @@ def test_queries_of_a_repetition_are_those_of_the_text_read_twice(prefix: Any, m
     """Without a tokenizer nothing is asked: the prefix follows itself."""
     twice = prefill(model, torch.cat([prefix.input_ids, prefix.input_ids]))
     at = torch.tensor([2, 50, 127])
-    for sample, layer in zip(repeated_queries(prefix, at), twice.layers, strict=True):
+    for sample, layer in zip(repeated_queries(prefix, [(0, T)], at), twice.layers, strict=True):
         torch.testing.assert_close(sample.at(T, layer.rotation), layer.queries[:, T + at], atol=1e-3, rtol=1e-3)
         local, out = own_context(layer, T + at, at)
         torch.testing.assert_close(sample.local, local, atol=1e-3, rtol=1e-3)
@@ -269,6 +288,52 @@ def test_all_bytes_are_exact(prefix: Any, model: Any):
         full = model(following, past_key_values=prefix.copy_cache()).logits
         found = model(following, past_key_values=whole.cache(prefix)).logits
     assert (full.softmax(-1) - found.softmax(-1)).abs().max() < 0.02
+
+
+def test_a_head_takes_law_share_and_entries_that_served_it_best(prefix: Any):
+    """Head 0 is right with few entries fitted to the repetition, the others want all tokens that they can get."""
+    compressor, sizes = Backtest(), len(sizes_of(T))
+    evidence = compressor.evidence(prefix)
+    errors = torch.ones(2, 2, sizes, len(RECENT))
+    errors[1] = torch.linspace(9, 0, sizes)[:, None]
+    errors[1, 0, :, 1] -= 0.5  # the first law, with the last tokens alone
+    errors[0, 1, :, 0] = 0.0
+    curve = Curves(errors, torch.zeros_like(errors))
+    plan = compressor.plan(prefix, budget(prefix, 0.3, with_mass=True), evidence._replace(curves=[curve, curve]))
+    assert plan.law.tolist() == [1, 0, 1, 0]
+    assert plan.entries[0] == plan.entries[2] == sizes_of(T)[0]
+    assert plan.recent.tolist() == [int(RECENT[0] * plan.entries[0]), plan.entries[1]] * 2
+    assert plan.expected[0] <= LEAST
+
+
+def test_errors_of_a_backtest_are_those_of_its_entries_on_both_kinds_of_queries(prefix: Any):
+    layer, cut = prefix.layers[1], 96
+    samples = sample_law(prefix, QueryLaw(repeated=48), 16, torch.Generator().manual_seed(0))
+    tokens = KeyHeads.tokens(layer.keys[:, :cut], layer.values[:, :cut])
+    judges = judges_of(layer, tokens, samples.judges_of(1, queries_after(layer, cut, 8)))
+    made = KeyHeads.tokens(layer.keys[:, 40:cut], layer.values[:, 40:cut])
+    metric = torch.randn(4, 8, 8, generator=torch.Generator().manual_seed(1))
+    metric = metric.mT @ metric
+    found = loss(made, judges, metric)
+    for kind, sample in enumerate(samples.judges_of(1, queries_after(layer, cut, 8))):
+        eta = sample.at(cut, layer.rotation)
+        for key_head in range(2):
+            total = 0.0
+            for head in (2 * key_head, 2 * key_head + 1):
+                scores = [eta[head] @ x[key_head].T for x in (tokens.keys, made.keys)]
+                outputs = []
+                for score, values in zip(scores, (tokens.values, made.values), strict=True):
+                    p = torch.cat([score, sample.local[head][:, None]], 1).softmax(1)
+                    outputs.append(p[:, :-1] @ values[key_head] + p[:, -1:] * sample.local_output[head])
+                error = outputs[1] - outputs[0]
+                total += float((error @ metric[head] * error).sum(-1).mean())
+            torch.testing.assert_close(float(found[kind, key_head]), total, rtol=1e-3, atol=1e-5)
+
+
+def test_without_a_repetition_the_text_is_cut_half_way_too():
+    assert Backtest().settings.tokens(1024) == [128]
+    assert Backtest(repeat=False).settings.tokens(1024) == [128, 512]
+    assert Backtest(law=QueryLaw(repeated=0)).settings.tokens(200) == [50, 100]
 
 
 def test_the_same_seed_gives_the_same_entries(prefix: Any):

@@ -8,7 +8,7 @@ from torch import Tensor
 from cumulant.cache.budget import Budget
 from cumulant.cache.compressor import Compressor, Layers, chosen
 from cumulant.cache.prefix import LayerPrefix, Prefix
-from cumulant.cache.repetition import RepeatedPart, repeated_parts
+from cumulant.cache.repetition import RepeatedPart, parts_of, repeated_parts
 
 BLOCK = 128  # queries whose weights are held at once
 
@@ -32,7 +32,7 @@ class KVzip(Compressor):
         """(layers · key heads, T)"""
         parts = [
             torch.cat([self._largest(layer, repeated) for layer in prefix.layers])
-            for repeated in repeated_parts(prefix, self.part)
+            for repeated in repeated_parts(prefix, parts_of(len(prefix), self.part))
         ]
         scores = torch.cat(parts, 1)
         scores[:, : self.sinks] = torch.inf

@@ -9,30 +9,40 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from cumulant.cache.fitted.law import LawSamples, queries_after
+from cumulant.cache.fitted.law import LawSamples, QueryLaw, following_queries, queries_after
 from cumulant.cache.fitted.query_law import SampledQueries
-from cumulant.cache.fitted.readings import KeyHeads, LawQueries, Readings, attention, output, read
+from cumulant.cache.fitted.readings import KeyHeads, LawQueries, attention, output, read
 from cumulant.cache.fitted.recipe import EntryRecipe, fit
 from cumulant.cache.prefix import LayerPrefix
 
-SIZES = (1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)  # of the prefix, that a key head may hold
-RECENT = (0.25, 0.6, 1.0)  # of its entries, that may be the last tokens
-MANY = 0.25  # of the prefix, above which only the first share is tried
+SIZES = (1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1.0)  # of the prefix, that a key head may hold
+RECENT = (0.25, 1.0)  # of its entries, that may be the last tokens
+MANY = 0.125  # of the prefix, above which only the first share is tried
 SMALLEST = 8  # entries of a key head
 
 
 class BacktestSettings(NamedTuple):
-    """cuts: how many tokens before its end the prefix is cut; judging: queries of each kind that judge."""
+    """cuts: how far before its end the prefix is cut, in tokens, or below 1 as a share of it; judging: queries of each
+    kind that judge."""
 
-    cuts: tuple[int, ...] = (128,)
+    cuts: tuple[float, ...] = (128,)
     judging: int = 64
+
+    def tokens(self, length: int) -> list[int]:
+        """Cuts of ``length`` tokens; those too far back for it are at a quarter.
+
+        >>> BacktestSettings((128, 0.5)).tokens(1024), BacktestSettings((128, 0.5)).tokens(256)
+        ([128, 512], [64, 128])
+        """
+        return [int(cut * length) if cut < 1 else min(int(cut), length // 4) for cut in self.cuts]
 
 
 class Curves(NamedTuple):
-    """Errors of the key heads of a layer, |W_O (ô − o)|² over the squared norm of the residual stream.
+    """Errors of the key heads of a layer, |W_O (ô − o)|² over the squared norm of the residual stream, for every law of
+    `LawSamples.laws`, size of `sizes_of` and share of `RECENT`.
 
-    after     (key heads, sizes, recents) on queries after earlier cuts
-    repeated  (key heads, sizes, recents) on queries of a repetition; zeros without one
+    after     (key heads, laws, sizes, recents) on queries after earlier cuts
+    repeated  (key heads, laws, sizes, recents) on queries of a repetition; zeros without one
     """
 
     after: Tensor
@@ -43,28 +53,24 @@ class Curves(NamedTuple):
         return self.after + self.repeated
 
 
-class Trial(NamedTuple):
-    """A law to fit to, and queries to judge by, of one layer and the same tokens.
+class Judges(NamedTuple):
+    """Queries that judge entries, of one layer and the same tokens.
 
-    tokens   of the prefix up to the cut
-    law      queries that entries are fitted to
-    read     what they read
-    judged   queries that judge
-    target   (key heads, q, e) their outputs with all tokens
+    queries   those after the cut, then those of the repetition
+    target    (key heads, q, e) their outputs with all tokens
+    after     how many of a head are after the cut
     """
 
-    tokens: KeyHeads
-    law: LawQueries
-    read: Readings
-    judged: LawQueries
+    queries: LawQueries
     target: Tensor
+    after: int
 
 
 def sizes_of(length: int) -> list[int]:
     """Numbers of entries that are tried for a prefix of ``length`` tokens, growing, the last of them all tokens.
 
     >>> sizes_of(1024), sizes_of(48)
-    ([16, 32, 64, 128, 256, 512, 1024], [8, 12, 24, 48])
+    ([16, 32, 64, 128, 256, 1024], [8, 12, 48])
     """
     return sorted({min(max(int(share * length), SMALLEST), length) for share in SIZES})
 
@@ -73,61 +79,69 @@ def curves(
     layer: LayerPrefix,
     number: int,
     samples: LawSamples,
+    law: QueryLaw,
     settings: BacktestSettings,
     recipe: EntryRecipe,
     metric: Tensor | None,
+    generator: torch.Generator,
 ) -> Curves:
-    """The errors of a layer, the ``number``-th of the prefix, for every size of `sizes_of` and share of `RECENT`.
+    """The errors of a layer, the ``number``-th of the prefix, had its tokens been compressed at earlier cuts.
 
     metric  (heads, e, e) W_Oᵀ W_O; None: the identity
     """
-    length = layer.keys.shape[1]
-    sizes = sizes_of(length)
-    after = torch.zeros(len(layer.keys), len(sizes), len(RECENT))
-    for back in settings.cuts:
+    length, sizes = layer.keys.shape[1], sizes_of(layer.keys.shape[1])
+    of_cuts = []
+    for back in settings.tokens(length):
         cut = length - back
-        judged = queries_after(layer, cut, settings.judging)
-        after += errors(
-            recipe, trial(layer, cut, samples.before(number, cut), judged), [m * cut // length for m in sizes], metric
-        )
-    after, repeated = after / len(settings.cuts), torch.zeros_like(after)
-    if samples.repeated is not None and samples.judging is not None:
-        half = samples.repeated[number].every_other()
-        held_out = trial(layer, length, half, samples.judging[number])
-        repeated = errors(recipe, held_out, sizes, metric)
-    norm = layer.stream or 1.0
-    return Curves(after / norm, repeated / norm)
+        tokens = KeyHeads.tokens(layer.keys[:, :cut].float(), layer.values[:, :cut].float())
+        judges = judges_of(layer, tokens, samples.judges_of(number, queries_after(layer, cut, settings.judging)))
+        shorter = [m * cut // length for m in sizes]
+        following = following_queries(layer, cut, law.of_trials(), generator)
+        laws = [LawQueries.of(s, cut, layer.rotation, len(layer.keys)) for s in samples.trial_laws(number, following)]
+        many = [MANY if len(laws) > 1 and n == 0 else 1.0 for n in range(len(laws))]
+        tried = [errors(recipe, tokens, *pair, judges, shorter, metric) for pair in zip(laws, many, strict=True)]
+        of_cuts.append(torch.stack(tried, 2))
+    after, repeated = torch.stack(of_cuts).mean(0) / (layer.stream or 1.0)
+    return Curves(after, repeated)
 
 
-def trial(layer: LayerPrefix, length: int, law: SampledQueries, judged: SampledQueries) -> Trial:
-    """Both samples asked of the first ``length`` tokens of a layer."""
-    tokens = KeyHeads.tokens(layer.keys[:, :length].float(), layer.values[:, :length].float())
-    fitting, judging = (LawQueries.of(s, length, layer.rotation, len(layer.keys)) for s in (law, judged))
-    total, p = attention(tokens, judging)
-    return Trial(tokens, fitting, read(tokens, fitting), judging, output(tokens, judging, total, p))
+def judges_of(layer: LayerPrefix, tokens: KeyHeads, judging: Sequence[SampledQueries]) -> Judges:
+    """Both kinds of queries asked of the first tokens of a layer."""
+    sample = SampledQueries.joined(judging)
+    queries = LawQueries.of(sample, tokens.keys.shape[1], layer.rotation, len(layer.keys))
+    return Judges(queries, output(tokens, queries, *attention(tokens, queries)), len(judging[0].span))
 
 
-def errors(recipe: EntryRecipe, trial: Trial, sizes: Sequence[int], metric: Tensor | None) -> Tensor:
-    """(key heads, sizes, recents) the loss of a recipe, quickly made, with so many entries and recent shares."""
-    heads, length = trial.tokens.keys.shape[:2]
-    out = torch.zeros(heads, len(sizes), len(RECENT))
+def errors(
+    recipe: EntryRecipe,
+    tokens: KeyHeads,
+    law: LawQueries,
+    most: float,
+    judges: Judges,
+    sizes: Sequence[int],
+    metric: Tensor | None,
+) -> Tensor:
+    """(2, key heads, sizes, recents) the `loss` of a recipe, quickly made, with so many entries and recent shares.
+    Infinite beyond a share ``most`` of the tokens."""
+    heads, length = tokens.keys.shape[:2]
+    readings = read(tokens, law)
+    out = torch.zeros(2, heads, len(sizes), len(RECENT))
     for i, size in enumerate(sizes):
-        shares = RECENT if size <= MANY * length else RECENT[:1]
-        out[:, i, len(shares) :] = torch.inf
+        shares = RECENT if size <= MANY * length else RECENT[:1] if size <= most * length else ()
+        out[..., i, len(shares) :] = torch.inf
         for j, recent in enumerate(shares if size < length else ()):
-            quick = recipe.quick(size / length)
-            made = fit(quick, trial.tokens, trial.law, trial.read, size, int(recent * size))
-            out[:, i, j] = loss(made.entries, trial.judged, trial.target, metric)
+            made = fit(recipe.quick(size / length), tokens, law, readings, size, int(recent * size))
+            out[..., i, j] = loss(made.entries, judges, metric)
     return out
 
 
-def loss(entries: KeyHeads, judged: LawQueries, target: Tensor, metric: Tensor | None) -> Tensor:
-    """(key heads,) mean over queries of |W_O (ô − o)|², summed over the heads of a group."""
-    total, p = attention(entries, judged)
-    error = output(entries, judged, total, p) - target  # (key heads, group · q, e)
-    if metric is None:
-        return error.square().sum(-1).mean(-1)
-    groups = len(metric) // len(error)
-    error = error.unflatten(1, (groups, -1))
-    weighted = error @ metric.unflatten(0, (-1, groups)).to(error)
-    return (weighted * error).sum(-1).mean(-1).sum(-1)
+def loss(entries: KeyHeads, judges: Judges, metric: Tensor | None) -> Tensor:
+    """(2, key heads) mean over queries after the cut, and of a repetition, of |W_O (ô − o)|², summed over the heads of
+    a group."""
+    error = output(entries, judges.queries, *attention(entries, judges.queries)) - judges.target
+    groups = 1 if metric is None else len(metric) // len(error)
+    error = error.unflatten(1, (groups, -1))  # (key heads, group, q, e)
+    weighted = error if metric is None else error @ metric.unflatten(0, (-1, groups)).to(error)
+    squared = (weighted * error).sum(-1)
+    kinds = squared[..., : judges.after], squared[..., judges.after :]
+    return torch.stack([x.mean(-1).sum(-1) if x.shape[-1] else x.new_zeros(len(x)) for x in kinds])

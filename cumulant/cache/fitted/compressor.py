@@ -22,6 +22,7 @@ from cumulant.observatory.hooks.weights import head_outputs
 
 SHORTEST = 64  # tokens that a prefix needs to be cut and judged
 SAFE = 0.2  # of an equal share, that every key head gets where attention shares them out
+WITHOUT_REPETITION = (128, 0.5)  # cuts: the second asks from far back what a repetition would
 UNIFORM_RECENT = 0.25  # share of recent tokens where nothing was judged
 
 
@@ -37,11 +38,13 @@ class BacktestEvidence(NamedTuple):
 
 
 class HeadPlan(NamedTuple):
-    """What the key heads of all layers get, one after the other: entries, how many of these are the last tokens, and
-    the error that the backtest expects of them, |W_O (ô − o)|² over |x|²; NaN where nothing was judged."""
+    """What the key heads of all layers get, one after the other: entries, how many of these are the last tokens, which
+    law of `LawSamples.laws` they are fitted to, and the error that the backtest expects of them, |W_O (ô − o)|² over
+    |x|²; NaN where nothing was judged."""
 
     entries: Tensor
     recent: Tensor
+    law: Tensor
     expected: Tensor
 
 
@@ -58,7 +61,7 @@ class Backtest(Compressor):
        the repetition that nothing was fitted to, says what an entry is worth to it; entries go where they are worth
        most, over all heads of all layers.
 
-    law       see `QueryLaw`; ``repeat=False`` leaves the repetition out: a pass less, and less of what is hidden is found
+    law       see `QueryLaw`; ``repeat=False`` leaves the repetition out, which is half of the time
     recipe    see `EntryRecipe`
     budgets   "backtest"; "uniform": every key head as many; "adakv": by attention over the key heads of a layer. With
               the last two a quarter of the entries are recent tokens
@@ -93,7 +96,9 @@ class Backtest(Compressor):
         self.law = law if repeat else law._replace(repeated=0)
         self.recipe = EntryRecipe() if recipe is None else recipe
         self.budgets, self.seed, self.name = budgets, seed, name
-        self.settings = BacktestSettings() if settings is None else settings
+        if settings is None:
+            settings = BacktestSettings() if self.law.repeated else BacktestSettings(WITHOUT_REPETITION)
+        self.settings = settings
 
     def evidence(self, prefix: Prefix) -> BacktestEvidence:
         for layer in prefix.layers:
@@ -105,10 +110,11 @@ class Backtest(Compressor):
                 words = f"{self.name}: {len(prefix)} tokens are too few for a backtest, which needs {SHORTEST}"
                 warnings.warn(f"{words}: every key head gets as many entries", stacklevel=2)
             return BacktestEvidence(samples, None)
-        shortened = tuple(min(cut, len(prefix) // 4) for cut in self.settings.cuts)
-        settings = self.settings._replace(cuts=shortened)
         found = [
-            curves(layer, n, samples, settings, self.recipe, output_metric(prefix.model, layer))
+            curves(
+                *(layer, n, samples, self.law, self.settings, self.recipe),
+                *(output_metric(prefix.model, layer), generator),
+            )
             for n, layer in enumerate(prefix.layers)
         ]
         return BacktestEvidence(samples, found)
@@ -122,43 +128,45 @@ class Backtest(Compressor):
                 entries = torch.cat(
                     [self._by_attention(prefix, budget, evidence, n) for n in range(len(prefix.layers))]
                 )
-            return HeadPlan(entries, (UNIFORM_RECENT * entries).long(), torch.full((heads,), torch.nan))
-        errors, share = torch.cat([c.total() for c in evidence.curves]).min(-1)
+            mixed = torch.full((heads,), len(evidence.samples.laws(0)) - 1)
+            return HeadPlan(entries, (UNIFORM_RECENT * entries).long(), mixed, torch.full((heads,), torch.nan))
+        errors, best = torch.cat([c.total() for c in evidence.curves]).transpose(1, 2).flatten(2).min(-1)
         sizes = torch.tensor(sizes_of(len(prefix)))
         fine, grid = interpolated(errors, sizes)
         costs = [cost for cost, count in zip(budget.entry_bytes, budget.heads, strict=True) for _ in range(count)]
         entries = allocate(fine, grid, torch.tensor(costs), budget.bytes)
         near = (sizes.log() - entries[:, None].log()).abs().argmin(-1)
+        law, share = best[torch.arange(heads), near].div(len(RECENT), rounding_mode="floor"), best % len(RECENT)
         recent = torch.tensor(RECENT)[share[torch.arange(heads), near]] * entries
         at = torch.searchsorted(grid, entries.to(grid)).clamp_max(len(grid) - 1)
-        return HeadPlan(entries, recent.long(), fine[torch.arange(heads), at])
+        return HeadPlan(entries, recent.long(), law, fine[torch.arange(heads), at])
 
     def _by_attention(self, prefix: Prefix, budget: Budget, evidence: BacktestEvidence, number: int) -> Tensor:
         """Entries (key heads,) of a layer as AdaKV shares them: those that the law pays most, and a fifth for each."""
         layer, entries = prefix.layers[number], budget.per_head
         tokens = KeyHeads.tokens(layer.keys.float(), layer.values.float())
-        queries = LawQueries.of(evidence.samples.all_of(number), len(prefix), layer.rotation, len(layer.keys))
+        queries = LawQueries.of(evidence.samples.laws(number)[-1], len(prefix), layer.rotation, len(layer.keys))
         return shared_by_scores(read(tokens, queries).rms, budget.of_layer(number), max(1, int(SAFE * entries)))
 
     def compress(self, prefix: Prefix, budget: Budget, evidence: BacktestEvidence) -> Layers:
         plan = self.plan(prefix, budget, evidence)
-        per_head = iter(zip(plan.entries.tolist(), plan.recent.tolist(), strict=True))
+        per_head = iter(zip(plan.entries.tolist(), plan.recent.tolist(), plan.law.tolist(), strict=True))
         return [
             self._layer(layer, evidence.samples, n, [next(per_head) for _ in layer.keys])
             for n, layer in enumerate(prefix.layers)
         ]
 
     def _layer(
-        self, layer: LayerPrefix, samples: LawSamples, number: int, of_heads: list[tuple[int, int]]
+        self, layer: LayerPrefix, samples: LawSamples, number: int, of_heads: list[tuple[int, int, int]]
     ) -> list[HeadEntries]:
         """Head by head: each has its own number of entries."""
         tokens = KeyHeads.tokens(layer.keys.float(), layer.values.float())
         length = layer.keys.shape[1]
-        queries = LawQueries.of(samples.all_of(number), length, layer.rotation, len(layer.keys))
+        laws = [LawQueries.of(law, length, layer.rotation, len(layer.keys)) for law in samples.laws(number)]
         out = []
-        for head, (entries, recent) in enumerate(of_heads):
+        for head, (entries, recent, law) in enumerate(of_heads):
             own = KeyHeads(*(x[head : head + 1] for x in tokens))
-            asked = LawQueries(*(x[head : head + 1] for x in queries))
+            asked = LawQueries(*(x[head : head + 1] for x in laws[law]))
             made = fit(self.recipe, own, asked, read(own, asked), entries, recent)
             keys, values = made.entries.keys[0].to(layer.keys), made.entries.values[0].to(layer.values)
             out.append(HeadEntries(keys, values, made.entries.log_mass[0], made.positions[0]))

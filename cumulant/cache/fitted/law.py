@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from cumulant.cache.fitted.query_law import (
     SampledQueries,
@@ -16,7 +15,11 @@ from cumulant.cache.fitted.query_law import (
     spread_tokens,
 )
 from cumulant.cache.prefix import LayerPrefix, Prefix
+from cumulant.cache.repetition import parts_of
 from cumulant.checks import sentence
+
+REPEATED_PART = 256  # tokens
+TRIED = 96  # queries of each kind that trials are fitted to, at most
 
 
 class QueryLaw(NamedTuple):
@@ -24,57 +27,92 @@ class QueryLaw(NamedTuple):
 
     recent    of the last 256 tokens
     spread    of all tokens
-    repeated  of the model while it repeats the prefix, which takes one more pass; 0: it is not asked to
+    repeated  of the model while it repeats parts of the prefix; 0: it is not asked to
+    share     of the prefix that it repeats
     span      how far after the prefix the first two are asked, at most
     """
 
-    recent: int = 96
-    spread: int = 96
-    repeated: int = 192
+    recent: int = 160
+    spread: int = 160
+    repeated: int = 384
+    share: float = 0.5
     span: int = 128
+
+    def of_trials(self) -> QueryLaw:
+        """Fewer recent and spread ones, in the same proportion.
+
+        >>> QueryLaw(recent=300, spread=100).of_trials()[:2]
+        (72, 24)
+        """
+        part = min(TRIED / max(self.recent + self.spread, 1), 1.0)
+        return self._replace(recent=round(part * self.recent), spread=round(part * self.spread))
 
 
 class LawSamples(NamedTuple):
     """Queries of every layer of a prefix.
 
     following  recent and spread ones
-    tokens     (n,) which tokens these are of
     repeated   those of a repetition that entries are fitted to; None: there was none
     judging    others of the repetition, that entries are judged by
     """
 
     following: list[SampledQueries]
-    tokens: list[Tensor]
     repeated: list[SampledQueries] | None
     judging: list[SampledQueries] | None
 
-    def before(self, layer: int, cut: int) -> SampledQueries:
-        """Recent and spread ones of the first ``cut`` tokens."""
-        return self.following[layer].part(self.tokens[layer] < cut)
+    def laws(self, layer: int) -> list[SampledQueries]:
+        """What the entries of a layer may be fitted to: queries of the prefix alone, and mixed with those of the
+        repetition."""
+        following = self.following[layer]
+        return [following] + (
+            [] if self.repeated is None else [SampledQueries.joined([following, self.repeated[layer]])]
+        )
 
-    def all_of(self, layer: int) -> SampledQueries:
-        """The mixture for one layer."""
-        parts = [self.following[layer], *([] if self.repeated is None else [self.repeated[layer]])]
-        return SampledQueries.joined(parts)
+    def trial_laws(self, number: int, following: SampledQueries) -> list[SampledQueries]:
+        """The same for trials, with queries ``following`` an earlier cut."""
+        if self.repeated is None:
+            return [following]
+        return [following, SampledQueries.joined([following, self.repeated[number].thinned(TRIED)])]
+
+    def judges_of(self, layer: int, after: SampledQueries) -> list[SampledQueries]:
+        """What judges them: queries ``after`` the cut, and those of the repetition that nothing is fitted to."""
+        return [after] if self.judging is None else [after, self.judging[layer]]
 
 
 def sample_law(prefix: Prefix, law: QueryLaw, judging: int, generator: torch.Generator) -> LawSamples:
     """The queries of a law for every layer, and ``judging`` more of the repetition."""
-    tokens, following = [], []
-    for layer in prefix.layers:
-        drawn = spread_tokens(len(prefix), law.spread, generator), recent_tokens(len(prefix), law.recent, generator)
-        at = torch.cat(drawn).sort().values
-        tokens.append(at)
-        following.append(sample_queries(layer, at, drawn_spans(at, law.span, generator)))
+    following = [following_queries(layer, len(prefix), law, generator) for layer in prefix.layers]
     if not law.repeated:
-        return LawSamples(following, tokens, None, None)
-    drawn = torch.randperm(len(prefix), generator=generator)[: law.repeated + judging]
+        return LawSamples(following, None, None)
+    parts = drawn_parts(len(prefix), law.share, generator)
+    tokens_of_parts = torch.cat([torch.arange(start, stop) for start, stop in parts])
+    drawn = torch.randperm(len(tokens_of_parts), generator=generator)[: law.repeated + judging]
     fitted = torch.ones(len(drawn), dtype=torch.bool)
     fitted[: min(judging, len(drawn) // 4)] = False
     order = drawn.argsort()
-    samples = repeated_queries(prefix, drawn[order])
+    samples = repeated_queries(prefix, parts, tokens_of_parts[drawn[order]])
     fitted = fitted[order]
-    return LawSamples(following, tokens, *([sample.part(which) for sample in samples] for which in (fitted, ~fitted)))
+    return LawSamples(following, *([sample.part(which) for sample in samples] for which in (fitted, ~fitted)))
+
+
+def following_queries(layer: LayerPrefix, length: int, law: QueryLaw, generator: torch.Generator) -> SampledQueries:
+    """Recent and spread queries of the first ``length`` tokens of a layer, as if asked after them."""
+    drawn = spread_tokens(length, law.spread, generator), recent_tokens(length, law.recent, generator)
+    at = torch.cat(drawn).sort().values
+    return sample_queries(layer, at, drawn_spans(at, law.span, generator))
+
+
+def drawn_parts(length: int, share: float, generator: torch.Generator) -> list[tuple[int, int]]:
+    """Parts of 256 tokens, together about a ``share`` of ``length``, in their order; parts that follow each other are
+    one."""
+    parts = parts_of(length, REPEATED_PART)
+    chosen = torch.randperm(len(parts), generator=generator)[: max(round(share * len(parts)), 1)].sort().values
+    joined: list[tuple[int, int]] = []
+    for start, stop in (parts[i] for i in chosen.tolist()):
+        if joined and joined[-1][1] == start:
+            start = joined.pop()[0]
+        joined.append((start, stop))
+    return joined
 
 
 def queries_after(layer: LayerPrefix, cut: int, number: int) -> SampledQueries:

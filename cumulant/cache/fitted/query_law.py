@@ -15,7 +15,7 @@ from cumulant.cache.rotation import Rotation
 FIRST = 64  # the first tokens have queries like no later ones
 RECENT_WINDOW = 256  # last tokens that recent queries are drawn from
 UNDERFLOW = -80.0  # torch's exp is slow where it underflows
-NEAR = 16  # windows are gathered where they have fewer numbers than so many times all keys
+BLOCK = 32  # queries whose weights are held at once
 
 
 class SampledQueries(NamedTuple):
@@ -40,14 +40,16 @@ class SampledQueries(NamedTuple):
         return self.queries if rotation is None else rotation.turn(self.queries, length + self.span)
 
     def part(self, which: Tensor) -> SampledQueries:
-        """Those of its queries where ``which`` (n,) is true."""
+        """Those of its queries that ``which`` (n,) selects: numbers, or True and False."""
         return SampledQueries(
             self.queries[:, which], self.span[which], self.local[:, which], self.local_output[:, which]
         )
 
-    def every_other(self) -> SampledQueries:
-        """Half of its queries."""
-        return self.part(torch.arange(len(self.span), device=self.span.device) % 2 == 0)
+    def thinned(self, number: int) -> SampledQueries:
+        """At most ``number`` of its queries, evenly spaced."""
+        count = len(self.span)
+        which = torch.linspace(0, count - 1, min(number, count), device=self.span.device).round().long()
+        return self.part(which)
 
     @classmethod
     def joined(cls, samples: Sequence[SampledQueries]) -> SampledQueries:
@@ -79,22 +81,26 @@ def sample_queries(layer: LayerPrefix, at: Tensor, span: Tensor) -> SampledQueri
 
 def own_context(layer: LayerPrefix, at: Tensor, span: Tensor) -> tuple[Tensor, Tensor]:
     """What tokens ``at`` (n,) read of themselves and the ``span`` (n,) tokens before them, and of a sink: its
-    log-normalizer (heads, n) and output (heads, n, e)."""
-    queries, width = layer.queries[:, at].float(), int(span.max()) + 1
-    grouped = queries.unflatten(0, (len(layer.keys), -1))  # (key heads, group, n, d)
-    windows = at[:, None] + torch.arange(1 - width, 1, device=at.device)  # (n, width) tokens, the last its own
-    near = len(at) * width < layer.keys.shape[1] * NEAR  # else it is cheaper to look at all tokens
-    tokens = windows if near else torch.arange(layer.keys.shape[1], device=at.device).expand(len(at), -1)
-    outside = (tokens < (at - span)[:, None]) | (tokens < 0) | (tokens > at[:, None])
-    keys, values = (x[:, windows.clamp_min(0)] if near else x for x in (layer.keys, layer.values))
-    scores = torch.einsum("hgnd,hnwd->hgnw" if near else "hgnd,hwd->hgnw", grouped, keys.float())
+    log-normalizer (heads, n) and output (heads, n, e). Tokens in order share the keys that they look at."""
+    blocks = zip(at.split(BLOCK), span.split(BLOCK), strict=True)
+    local, output = zip(*(_of_block(layer, *block) for block in blocks), strict=True)
+    return torch.cat(local, 1), torch.cat(output, 1)
+
+
+def _of_block(layer: LayerPrefix, at: Tensor, span: Tensor) -> tuple[Tensor, Tensor]:
+    first = at - span
+    tokens = torch.arange(max(int(first.min()), 0), int(at.max()) + 1, device=at.device)
+    outside = (tokens < first[:, None]) | (tokens > at[:, None])
+    seen = slice(int(tokens[0]), int(tokens[-1]) + 1)
+    keys, values = (x[:, seen].float() for x in (layer.keys, layer.values))
+    grouped = layer.queries[:, at].float().unflatten(0, (len(layer.keys), -1))  # (key heads, group, n, d)
+    scores = (grouped.flatten(1, 2) @ keys.mT).unflatten(1, grouped.shape[1:3])
     highest = scores.masked_fill(outside, -torch.inf).amax(-1)
     weights = scores.sub_(highest[..., None]).clamp_min_(UNDERFLOW).exp_().masked_fill_(outside, 0)
     local = weights.sum(-1).log() + highest
     if layer.sinks is not None:
         local = torch.logaddexp(local, layer.sinks.to(local).view(*local.shape[:2], 1))
-    weights *= (highest - local).exp()[..., None]
-    output = torch.einsum("hgnw,hnwe->hgne" if near else "hgnw,hwe->hgne", weights, values.float())
+    output = (weights.flatten(1, 2) @ values).unflatten(1, local.shape[1:]) * (highest - local).exp()[..., None]
     return local.flatten(0, 1), output.flatten(0, 1)
 
 
@@ -115,17 +121,18 @@ def drawn_spans(at: Tensor, span: int, generator: torch.Generator) -> Tensor:
     return torch.minimum(torch.randint(0, span, (len(at),), generator=generator), at)
 
 
-def repeated_queries(prefix: Prefix, at: Tensor) -> list[SampledQueries]:
-    """For every layer, the queries of the model while it repeats the prefix, at tokens ``at`` (n,) of it, in order.
+def repeated_queries(prefix: Prefix, parts: Sequence[tuple[int, int]], at: Tensor) -> list[SampledQueries]:
+    """For every layer, the queries of the model while it repeats parts of the prefix, at tokens ``at`` (n,) of them, in
+    order.
 
     What a query reads of question and answer is its local context.
     """
-    parts: list[list[SampledQueries]] = []
-    for repeated in repeated_parts(prefix):
+    samples: list[list[SampledQueries]] = []
+    for repeated in repeated_parts(prefix, parts):
         which = repeated.asked + at[(at >= repeated.start) & (at < repeated.stop)] - repeated.start
         if len(which):
-            parts.append([_of_repetition(repeated.own_layer(layer), len(prefix), which) for layer in prefix.layers])
-    return [SampledQueries.joined(samples) for samples in zip(*parts, strict=True)]
+            samples.append([_of_repetition(repeated.own_layer(layer), len(prefix), which) for layer in prefix.layers])
+    return [SampledQueries.joined(of_layer) for of_layer in zip(*samples, strict=True)]
 
 
 def _of_repetition(own: LayerPrefix, length: int, which: Tensor) -> SampledQueries:

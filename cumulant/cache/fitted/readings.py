@@ -10,6 +10,8 @@ from torch import Tensor
 from cumulant.cache.fitted.query_law import UNDERFLOW, SampledQueries
 from cumulant.cache.rotation import Rotation
 
+RIDGE = 1e-9  # of a covariance of queries
+
 
 class KeyHeads(NamedTuple):
     """What the key heads of a layer hold, as many entries in each: Σ_j e^{w_j} δ_(k_j, v_j).
@@ -102,5 +104,6 @@ def metric_root(eta: Tensor) -> Tensor:
     """(key heads, d, d) L with L Lᵀ = Cov(η), of queries (key heads, r, d)."""
     centred = eta - eta.mean(1, keepdim=True)
     covariance = (centred.mT @ centred / eta.shape[1]).double()
-    values, vectors = torch.linalg.eigh(covariance)
-    return (vectors * values.clamp_min(0).sqrt()[:, None]).to(eta.dtype)
+    diagonal = covariance.diagonal(dim1=-2, dim2=-1)
+    diagonal += RIDGE * diagonal.mean(-1, keepdim=True) + torch.finfo(torch.float32).tiny  # fewer queries than axes
+    return torch.linalg.cholesky(covariance).to(eta.dtype)
