@@ -18,7 +18,7 @@ def test_there_are_scripts():
 SLOW = """entropy_collapse convex_inverse clusters_on_the_sphere phase_diagram hopfield_digits
 expansion_and_contraction metastability gaussian_equilibrium
 switching_counts switching_filters pre_norm_and_post_norm prediction_over_depth from_a_radar_table
-where_heads_look what_heads_cause cache_as_a_measure clipped_logits""".split()  # noqa: SIM905
+where_heads_look what_heads_cause cache_as_a_measure compressed_cache clipped_logits""".split()  # noqa: SIM905
 
 
 @pytest.mark.parametrize(
