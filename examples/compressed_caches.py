@@ -32,6 +32,12 @@ from cumulant.observatory.record.bootstrap import draw_counts
 
 RUNS = Path(__file__).with_suffix(".jsonl")
 METHODS = ("backtest", "backtest+norepeat", "matching", "kvzip", "h2o")
+TRIALS = {"backtest": 17, "backtest+norepeat": 17}  # settings that were looked at on the first eight documents
+COLUMNS = (
+    *("keep", "method", "KL, 512 tokens", "KL, 128 tokens", "times `backtest`'s", "windows where `backtest` has less"),
+    *("NLL", "found", "prefills", "settings tried"),
+)
+HEADER = f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|"
 KEEPS = (0.25, 0.125, 0.0625)
 SHORT = 128  # the nearer of two horizons
 
@@ -127,24 +133,34 @@ def geometric(runs: list[dict], name: str = "kl") -> tuple[float, float, float]:
     return math.exp(float(sums.sum() / counts.sum())), low, high
 
 
-def table(prefix: int) -> list[str]:
-    """Rows of Markdown: a method at a budget, against `backtest` on the same windows."""
-    rows = []
+def table(prefix: int) -> str:
+    """Markdown: every method at every budget, and how `backtest` does on the same windows."""
     runs = [r for r in saved() if r["prefix"] == prefix]
-    for keep in KEEPS:
-        ours = {(r["document"], r["window"]): r["kl"] for r in runs if (r["method"], r["keep"]) == ("backtest", keep)}
-        for name in dict.fromkeys(r["method"] for r in runs):
-            own = [r for r in runs if (r["method"], r["keep"]) == (name, keep)]
-            kl, low, high = geometric(own)
-            shared = [r for r in own if (r["document"], r["window"]) in ours]
-            ahead = sum(ours[r["document"], r["window"]] < r["kl"] for r in shared) / max(len(shared), 1)
-            nll, of = sum(r["nll"] for r in own) / len(own), sum(r["of"] for r in own)
-            found = f"{sum(r['right'] for r in own) / of:.2f}" if of else "–"
-            near = geometric(own, "kl_128")[0]
-            cells = [f"`{name}`", f"{keep:g}", f"{kl:.4f} [{low:.4f}, {high:.4f}]", f"{near:.4f}", f"{nll:+.4f}", found]
-            cells += ["–" if name == "backtest" else f"{ahead:.0%} of {len(shared)}"]
-            rows.append("| " + " | ".join([*cells, f"{sum(r['prefills'] for r in own) / len(own):.1f}"]) + " |")
-    return rows
+    names = sorted({r["method"] for r in runs}, key=METHODS.index)
+    return "\n".join([HEADER, *(row(runs, name, keep) for keep in KEEPS for name in names)])
+
+
+def row(runs: list[dict], name: str, keep: float) -> str:
+    """One row of the table."""
+    own, ours = ([r for r in runs if (r["method"], r["keep"]) == (n, keep)] for n in (name, "backtest"))
+    by_window = {(r["document"], r["window"]): r for r in ours}
+    shared = [r for r in own if (r["document"], r["window"]) in by_window]
+    less = sum(by_window[r["document"], r["window"]]["kl"] < r["kl"] for r in shared)
+    same_windows = [by_window[r["document"], r["window"]] for r in shared]
+    kl, low, high = geometric(own)
+    asked = sum(r["of"] for r in own)
+    cells = [f"{keep:g}", f"`{name}`", f"{kl:.4f} [{low:.4f}, {high:.4f}]", f"{geometric(own, 'kl_128')[0]:.4f}"]
+    if name == "backtest":
+        cells += ["1", "–"]
+    else:
+        cells += [f"{geometric(shared)[0] / geometric(same_windows)[0]:.2g}", f"{less} of {len(shared)}"]
+    cells += [f"{mean(own, 'nll'):+.4f}", f"{sum(r['right'] for r in own) / asked:.2f}" if asked else "–"]
+    return "| " + " | ".join([*cells, f"{mean(own, 'prefills'):.1f}", str(TRIALS.get(name, 1))]) + " |"
+
+
+def mean(runs: list[dict], name: str) -> float:
+    """Over windows."""
+    return sum(r[name] for r in runs) / len(runs)
 
 
 def main() -> None:
@@ -162,8 +178,8 @@ def main() -> None:
     options = parser.parse_args()
     if not options.table:
         measure(options)
-    print("| method | keep | KL | KL of 128 | NLL | found | backtest has less | prefills |")
-    print("|---|---|---|---|---|---|---|---|", *table(options.prefix), sep="\n")
+    for prefix in sorted({r["prefix"] for r in saved()}):
+        print(f"\n{prefix} tokens compressed\n\n{table(prefix)}")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ The text claims that with equal entries expected and measured errors go together
 0.8), and that where the backtest has chosen, ten times as many entries in some heads as in others, all heads together
 measure less than half the error. The choice spends what it knew: it makes expected errors alike, so that the
 correlation is lower. It is an estimate, not a bound: the claim is that the sum over heads is within a factor of four of
-the expected one; it is 0.8 times that here, 2.2 and 1.9 times on the pages "specialnames" and "compound".
+the expected one; it is half of that here, 1.0 and 0.8 times it on the pages "specialnames" and "compound".
 
 Run with a file name to save the figure (needs matplotlib).
 """
