@@ -148,6 +148,31 @@ def test_the_page_on_clipping_shows_the_stored_runs(clipped):
     assert {(row["experiment"], row["remedy"], row["seed"]) for row in rows} == planned
 
 
+@pytest.fixture(scope="module")
+def compressed():
+    return runpy.run_path(str(ROOT / "examples" / "compressed_caches.py"))
+
+
+def test_the_page_on_caches_shows_the_stored_runs(compressed):
+    page = (ROOT / "docs" / "cache.md").read_text(encoding="utf-8")
+    for prefix in (1024, 4096):
+        assert compressed["table"](prefix) in page
+
+
+def test_methods_are_compared_on_the_same_windows(compressed):
+    """Twice the KL on one of two windows is 1.4 times it in the geometric mean; other windows are left out."""
+    one = {"keep": 0.25, "prefix": 64, "nll": 0.0, "right": 1, "of": 4, "prefills": 1.0}
+    runs = [
+        one | {"method": method, "document": document, "window": 0, "kl": kl, "kl_128": kl}
+        for method, of_documents in (("backtest", [0.1, 0.2]), ("h2o", [0.2, 0.2, 9.0]))
+        for document, kl in enumerate(of_documents)
+    ]
+    cells = compressed["row"](runs, "h2o", 0.25).split(" | ")
+    assert cells[4:6] == ["1.4", "1 of 2"]
+    assert cells[7] == "0.25"
+    assert compressed["row"](runs, "backtest", 0.25).split(" | ")[4:6] == ["1", "–"]
+
+
 def test_a_run_is_dead_when_it_is_hardly_better_than_frequencies(clipped):
     dead = [clipped["is_dead"]({"nats": nats, "frequencies": 6.0}) for nats in (None, 6.2, 5.95, 5.85, 4.0)]
     assert dead == [True, True, True, False, False]
