@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,8 +26,10 @@ from cumulant.cache.audit.continuation import logits_after
 from cumulant.cache.audit.retrieval import retrieval_prefix, right_answers
 from cumulant.cache.audit.texts import CHARACTERS, TextWindow, default_documents, windows
 from cumulant.cache.audit.token_errors import full_predictions, token_errors
+from cumulant.cache.compressor import Compressor
 from cumulant.cache.fitted.named import method
 from cumulant.observatory import load
+from cumulant.observatory.models.load import Loaded
 from cumulant.observatory.record.bootstrap import draw_counts
 
 RUNS = Path(__file__).with_suffix(".jsonl")
@@ -59,7 +61,9 @@ def pieces(tokenizer, prefix: int, horizon: int, skip: int, documents: int, each
             yield Piece(document, number, document.input_ids[number * length : (number + 1) * length])
 
 
-def runs_of(piece: Piece, loaded, names: list[str], prefix: int) -> Iterator[dict]:
+def runs_of(
+    piece: Piece, loaded: Loaded, compressors: Mapping[str, Compressor], prefix: int, keeps: Sequence[float] = KEEPS
+) -> Iterator[dict]:
     """A line for every method and budget; questions are asked in the first window of a document."""
     ids, model = piece.input_ids, loaded.model
     read = prefill(model, ids[:prefix], loaded.tokenizer)
@@ -69,9 +73,8 @@ def runs_of(piece: Piece, loaded, names: list[str], prefix: int) -> Iterator[dic
     if piece.number == 0:
         asked = retrieval_prefix(loaded.tokenizer, piece.document.filler, prefix, piece.document.document)
         hidden = prefill(model, asked.input_ids, loaded.tokenizer)
-    for name in names:
-        compressor = method(name)
-        for keep in KEEPS:
+    for name, compressor in compressors.items():
+        for keep in keeps:
             made = compress_prefix(read, compressor, keep)
             logits, _ = logits_after(read, made.cache(read), ids[prefix:-1])
             errors = token_errors(predicted, logits)
@@ -105,13 +108,14 @@ def measure(options: argparse.Namespace) -> None:
     loaded = load("smollm2")
     done = {(r["method"], r["prefix"], r["document"], r["window"]) for r in saved()}
     with on_cumulant(loaded.model), torch.no_grad():
-        chosen = list(
+        all_pieces = list(
             pieces(loaded.tokenizer, options.prefix, options.horizon, options.skip, options.documents, options.windows)
         )
-        for piece in chosen[options.part :: options.parts]:
+        for piece in all_pieces[options.part :: options.parts]:
             key = options.prefix, piece.document.document, piece.number
             names = [name for name in options.methods.split(",") if (name, *key) not in done]
-            lines = [json.dumps(run) for run in runs_of(piece, loaded, names, options.prefix)] if names else []
+            chosen = {name: method(name) for name in names}
+            lines = [json.dumps(run) for run in runs_of(piece, loaded, chosen, options.prefix)] if names else []
             with RUNS.open("a", encoding="utf-8") as file:
                 file.writelines(f"{line}\n" for line in lines)
             print(f"document {piece.document.document}, window {piece.number}: {', '.join(names) or 'was there'}")

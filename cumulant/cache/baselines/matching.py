@@ -75,9 +75,12 @@ class Matching(Compressor):
 
     keys     "attention" or "omp"
     repeat   False: queries are the prefix's own, of all of it and turned on to later positions
+    own      with ``repeat``, how many of the prefix's own are mixed in, for every key head
+    recent   last tokens that stay as they are, in every head
     budgets  "curves" or "uniform"
     queries  for every key head, at most; None: all
     ridge    of the values' least squares
+    bounds   of log-masses; None: those above
     seed     of the queries that are drawn
 
     >>> import transformers
@@ -98,15 +101,18 @@ class Matching(Compressor):
         *,
         keys: str = "attention",
         repeat: bool = True,
+        own: int = 0,
+        recent: int = 0,
         budgets: str = "curves",
         queries: int | None = None,
         ridge: float = 1e-4,
+        bounds: tuple[float, float] | None = None,
         seed: int = 0,
         name: str = "matching",
     ):
-        self.keys, self.repeat, self.budgets = keys, repeat, budgets
+        self.keys, self.repeat, self.own, self.recent, self.budgets = keys, repeat, own, recent, budgets
         self.queries, self.seed, self.name = queries, seed, name
-        self.fit = ReferenceFit(BOUNDS[keys], ridge=ridge)
+        self.fit = ReferenceFit(BOUNDS[keys] if bounds is None else bounds, ridge=ridge)
 
     def evidence(self, prefix: Prefix) -> MatchingEvidence:
         for layer in prefix.layers:
@@ -114,7 +120,7 @@ class Matching(Compressor):
         references, errors, orders = [], [], []
         for layer, sample in zip(prefix.layers, self.samples(prefix), strict=True):
             judging = _judging(len(sample.span))
-            whole, fitting, judged = Reference.of(layer, sample, ~judging, judging)
+            whole, fitting, judged = Reference.of(layer, sample, ~judging, judging, recent=self.recent)
             references.append(whole)
             orders.append(self._order(whole, len(prefix)))
             if self.budgets == "curves":
@@ -127,13 +133,17 @@ class Matching(Compressor):
         """Reference queries of every layer; those that judge, with what they read beside the prefix."""
         generator = torch.Generator().manual_seed(self.seed)
         groups = max(layer.groups for layer in prefix.layers)
-        number = len(prefix) if self.queries is None else min(-(-self.queries // groups), len(prefix))
+        most = groups * len(prefix) if self.queries is None else self.queries
+        number, own = (min(-(-count // groups), len(prefix)) for count in (most, self.own if self.repeat else most))
+        parts: list[list[SampledQueries]] = []
         if self.repeat:
             at = torch.randperm(len(prefix), generator=generator)[:number].sort().values
-            return repeated_queries(prefix, parts_of(len(prefix), REPEATED_PART), at, _judging(len(at)))
-        at = spread_tokens(len(prefix), number, generator).sort().values
-        span = drawn_spans(at, SPAN, generator)
-        return [sample_queries(layer, at, span) for layer in prefix.layers]
+            parts.append(repeated_queries(prefix, parts_of(len(prefix), REPEATED_PART), at, _judging(len(at))))
+        if own:
+            at = spread_tokens(len(prefix), own, generator).sort().values
+            span = drawn_spans(at, SPAN, generator)
+            parts.append([sample_queries(layer, at, span) for layer in prefix.layers])
+        return [SampledQueries.joined(of_layer) for of_layer in zip(*parts, strict=True)]
 
     def _order(self, reference: Reference, length: int) -> Tensor | None:
         if self.keys != "omp":

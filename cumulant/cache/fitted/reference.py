@@ -18,15 +18,19 @@ from cumulant.cache.prefix import LayerPrefix
 class Reference(NamedTuple):
     """The tokens of key heads that are compressed, and what reference queries read of them and of nothing else.
 
-    first   the tokens before them, which stay as they are
-    tokens  n of each key head
+    exact   the first tokens and the last ones, which stay as they are: the latest of the last first
+    which   (number of exact ones,) where they are
+    start   where the tokens between these begin
+    tokens  n of each key head, the tokens between
     asked   the queries, with what they read beside the prefix
     rms     (key heads, n) (E p_j²)^½ of the attention p that the queries pay these tokens
     output  (key heads, r, e) Σ_j p_j v_j
     target  their mass Σ_j e^⟨η,k_j⟩, relative to the largest term
     """
 
-    first: KeyHeads
+    exact: KeyHeads
+    which: Tensor
+    start: int
     tokens: KeyHeads
     asked: LawQueries
     rms: Tensor
@@ -34,19 +38,22 @@ class Reference(NamedTuple):
     target: MassTarget
 
     @classmethod
-    def of(cls, layer: LayerPrefix, sample: SampledQueries, *parts: Tensor) -> list[Reference]:
-        """All but the first 4 tokens of a layer (of a very short prefix, its later half), as all queries of a sample
-        read them, and as those read them where each of ``parts`` (queries of a head,) is true."""
+    def of(cls, layer: LayerPrefix, sample: SampledQueries, *parts: Tensor, recent: int = 0) -> list[Reference]:
+        """All but the first 4 tokens of a layer and the last ``recent`` ones (of a very short prefix, its later half),
+        as all queries of a sample read them, and as those read them where each of ``parts`` (queries of a head,) is
+        true."""
         tokens = KeyHeads.tokens(layer.keys.float(), layer.values.float())
         length = layer.keys.shape[1]
         before = min(SINKS, length // 2)
-        first, tokens = (KeyHeads(*(x[:, part] for x in tokens)) for part in (slice(before), slice(before, None)))
+        last = length - min(recent, (length - before) // 2)
+        which = torch.cat([torch.arange(before), torch.arange(length - 1, last - 1, -1)]).to(layer.keys.device)
+        exact, tokens = (KeyHeads(*(x[:, part] for x in tokens)) for part in (which, slice(before, last)))
         asked = LawQueries.of(sample, length, layer.rotation, len(layer.keys))
         total, p = attention(tokens, asked.alone())
         largest, out = p.amax(-1), p @ tokens.values
         squares = p.square_()
         target = MassTarget(total + largest.log(), 1 / largest)
-        whole = cls(first, tokens, asked, squares.mean(1).sqrt(), out, target)
+        whole = cls(exact, which, before, tokens, asked, squares.mean(1).sqrt(), out, target)
         each = (part.repeat(layer.groups) for part in parts)
         return [whole, *(whole._part(part, squares[:, part].mean(1).sqrt()) for part in each)]
 
@@ -57,9 +64,9 @@ class Reference(NamedTuple):
     def head(self, number: int) -> Reference:
         """Those of one key head."""
         one = slice(number, number + 1)
-        first, tokens = (KeyHeads(*(x[one] for x in part)) for part in (self.first, self.tokens))
+        exact, tokens = (KeyHeads(*(x[one] for x in part)) for part in (self.exact, self.tokens))
         asked, target = LawQueries(*(x[one] for x in self.asked)), MassTarget(*(x[one] for x in self.target))
-        return Reference(first, tokens, asked, self.rms[one], self.output[one], target)
+        return Reference(exact, self.which, self.start, tokens, asked, self.rms[one], self.output[one], target)
 
     def whole_output(self) -> Tensor:
         """(key heads, r, e) what the queries read of all tokens and beside them."""
@@ -68,7 +75,7 @@ class Reference(NamedTuple):
         shares = ((part - context).exp()[..., None] for part in (self.asked.local, total))
         parts = (share * x for share, x in zip(shares, (self.asked.local_output, self.output), strict=True))
         queries = LawQueries(self.asked.eta, context, sum(parts, torch.zeros(())))
-        return output(self.first, queries, *attention(self.first, queries))
+        return output(self.exact, queries, *attention(self.exact, queries))
 
 
 class ReferenceFit(NamedTuple):
@@ -85,22 +92,21 @@ class ReferenceFit(NamedTuple):
 
 
 def matched(reference: Reference, number: int, order: Tensor | None, fit: ReferenceFit) -> tuple[KeyHeads, Tensor]:
-    """``number`` entries of each key head, the first tokens among them, and which token's key each has.
+    """``number`` entries of each key head, the exact tokens among them, and which token's key each has.
 
         Σ_c e^{w_c + ⟨η,k_c⟩} ≈ Σ_j e^⟨η,k_j⟩,    Σ_c p̂_c v̂_c ≈ Σ_j p_j v_j
 
     order  (key heads, n') tokens whose keys are taken, the first first; then, or with None, by attention
     """
-    before = reference.first.keys.shape[1]
-    first = min(before, number - 1)
-    chosen = _chosen(reference.rms, number - first, order)
+    exact = reference.which[: number - 1]
+    chosen = _chosen(reference.rms, number - len(exact), order)
     keys, values = (x.gather(1, chosen[..., None].expand(-1, -1, x.shape[-1])) for x in reference.tokens[:2])
     queries = reference.asked.alone()
     log_mass = matched_mass(keys, queries, reference.target, fit.bounds, fit.steps)
     fitted = refitted(KeyHeads(keys, values, log_mass), queries, reference.output, fit.ridge)
-    whole = KeyHeads(*(torch.cat([a[:, :first], b], 1) for a, b in zip(reference.first, fitted, strict=True)))
-    positions = torch.arange(first, device=chosen.device).expand(len(chosen), -1)
-    return whole, torch.cat([positions, chosen + before], 1)
+    parts = zip(reference.exact, fitted, strict=True)
+    whole = KeyHeads(*(torch.cat([a[:, : len(exact)], b], 1) for a, b in parts))
+    return whole, torch.cat([exact.expand(len(chosen), -1), chosen + reference.start], 1)
 
 
 def _chosen(scores: Tensor, number: int, order: Tensor | None) -> Tensor:
