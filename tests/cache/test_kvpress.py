@@ -8,13 +8,14 @@ import torch
 from tests.cache.prefixes import decoder, ids
 
 pytest.importorskip("transformers", reason="install cumulant[hf] for caches")
+
+from cumulant.cache import compress_prefix, on_cumulant, prefill
+
 kvpress = pytest.importorskip(
     "kvpress",
     reason="it asks for an older transformers: pip install --no-deps kvpress cachetools fire termcolor datasets peft "
     "dill multiprocess xxhash pyarrow pandas",
 )
-
-from cumulant.cache import compress_prefix, on_cumulant, prefill
 
 PRESSES = {
     "knorm": lambda: kvpress.KnormPress(0.5),
