@@ -7,7 +7,7 @@
 #pragma once
 #include <cstdint>
 
-#define CUMULANT_ABI_VERSION 2
+#define CUMULANT_ABI_VERSION 3
 
 extern "C" {
 
@@ -54,6 +54,38 @@ struct Call {
   // Fisher product: (rows, width) contiguous. Forward: fisher = Cov_p(x) vector. Backward: d_fisher comes in, d_vector goes out.
   const void *vector, *d_fisher;
   void *fisher, *d_vector;
+};
+
+// A loss over atoms: scores s_ij = <eta_i, x_j> + b_j of rows i, t_ij the positives (losses.h).
+struct LossCall {
+  int64_t rows, atoms, width;
+  int64_t first;                 // number of row 0 among all rows, for exclude_self
+  int64_t precision;             // bytes of every number: 4 or 8
+  int64_t exclude_self, threads;
+  int64_t block;                 // atoms of one row of block_top, so of one block
+  double softcap;                // s becomes softcap · tanh(s / softcap); 0: not
+  const void *eta, *atom, *bias; // rows of numbers side by side; bias (atoms) or null
+  int64_t eta_row, atom_row;     // strides of rows
+  const int64_t* index;          // (rows): the positive of each, negative for none; or
+  const uint8_t* table;          // which atoms are positives of a row
+  int64_t table_row, table_column;
+  const void *row_count, *column_count;  // numbers of positives, at least 1; column_count null where columns are not asked for
+
+  // the first pass writes Σ_j exp(s_ij) = mass · exp(top), the mean score of the positives and that of all atoms, in rows and,
+  // where column_top is not null, in columns. The second pass reads top and mass. row_mean may be null
+  void *row_top, *row_mass, *row_picked, *row_mean;
+  void *column_top, *column_mass, *column_picked;
+  // exp(s_ij − block_top[j / block][i]) at [j][i], rows in lanes; `lead` is the stride of j, a multiple of a vector and at least
+  // as large as rows; slope, laid out alike, is the derivative of the cap. Null: nothing is kept, and the second pass computes
+  // scores again
+  void *kept, *block_top, *slope;
+  int64_t lead;
+
+  // second pass: with a_ij = row_weight_i p_ij + column_weight_j q_ij − uniform_i − t_ij (row_positive_i + column_positive_j), where
+  // p and q are the softmax of rows and columns, t_ij is 0 or 1, and a_ij is multiplied by the derivative of the cap:
+  // d_eta += a x, d_atoms += aᵀ eta, d_bias += aᵀ 1; contiguous. Null: zero, or not wanted
+  const void *row_weight, *row_positive, *uniform, *column_weight, *column_positive;
+  void *d_eta, *d_atoms, *d_bias;
 };
 
 }
