@@ -60,8 +60,8 @@ class Call(ctypes.Structure):
 
 class LossCall(ctypes.Structure):
     _fields_ = (
-        *_integers("rows", "atoms", "width", "first", "precision", "exclude_self", "threads", "block"),
-        ("softcap", ctypes.c_double),
+        *_integers("rows", "atoms", "width", "precision", "threads", "exclude_self", "strip", "block"),
+        *((name, ctypes.c_double) for name in ("softcap", "smoothing")),
         *_pointers("eta", "atom", "bias"),
         *_integers("eta_row", "atom_row"),
         *_pointers("index", "table"),
@@ -70,12 +70,12 @@ class LossCall(ctypes.Structure):
         *_pointers("row_top", "row_mass", "row_picked", "row_mean", "column_top", "column_mass", "column_picked"),
         *_pointers("kept", "block_top", "slope"),
         *_integers("lead"),
-        *_pointers("row_weight", "row_positive", "uniform", "column_weight", "column_positive"),
+        *_pointers("row_weight", "row_tilt", "row_positive", "column_weight", "column_tilt", "column_positive"),
         *_pointers("d_eta", "d_atoms", "d_bias"),
     )
 
 
 ENTRY_POINTS: dict[str, type[ctypes.Structure]] = {  # cumulant_forward(const Call*), …
     **dict.fromkeys(("forward", "backward", "fisher", "fisher_backward"), Call),
-    **dict.fromkeys(("loss_sums", "loss_gradients"), LossCall),
+    **dict.fromkeys(("loss_sums", "loss_gradients", "loss_both"), LossCall),
 }

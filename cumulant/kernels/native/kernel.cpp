@@ -54,9 +54,6 @@ EXPORT int64_t cumulant_fisher(const Call* c) {
 EXPORT int64_t cumulant_fisher_backward(const Call* c) {
   return guarded([&] { return c->precision == 4 ? Fisher<float, PANEL_VECTORS>::backward(*c) : Fisher<double, PANEL_VECTORS>::backward(*c); });
 }
-EXPORT int64_t cumulant_loss_sums(const LossCall* c) {
-  return guarded([&] { return c->precision == 4 ? Losses<float>(*c).sums() : Losses<double>(*c).sums(); });
-}
-EXPORT int64_t cumulant_loss_gradients(const LossCall* c) {
-  return guarded([&] { return c->precision == 4 ? Losses<float>(*c).gradients() : Losses<double>(*c).gradients(); });
-}
+EXPORT int64_t cumulant_loss_sums(const LossCall* c) { return guarded([&] { return losses(*c, true, false); }); }
+EXPORT int64_t cumulant_loss_gradients(const LossCall* c) { return guarded([&] { return losses(*c, false, true); }); }
+EXPORT int64_t cumulant_loss_both(const LossCall* c) { return guarded([&] { return losses(*c, true, true); }); }

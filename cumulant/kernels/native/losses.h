@@ -34,7 +34,6 @@ template <class T> INLINE Vec<T> tanh_of(Vec<T> x) {
 template <class T> struct Losses {
   typedef Vec<T> V;
   static constexpr int L = LANES<T>;
-  static constexpr int64_t STRIP = 256;  // rows at a time where no strip is kept
 
   const LossCall& c;
   const int64_t wide, blocks, chunks;  // width in whole vectors; blocks of atoms; tasks, each a range of blocks
@@ -59,7 +58,6 @@ template <class T> struct Losses {
   };
   struct Block {
     int64_t number, first, count;
-    const T* atoms() const { return rows; }
     const T* rows;
   };
 
@@ -85,21 +83,38 @@ template <class T> struct Losses {
     const int64_t first = b * c.block;
     return {b, first, std::min(c.block, c.atoms - first), (const T*)c.atom + first * c.atom_row};
   }
+  // The block after this one if it is among those before `end`: its atoms, gradients of them, what is kept of it.
+  bool follows(const Block& b, int64_t end) const { return b.number + 1 < end; }
+  Lines atoms_after(const Block& b, int64_t end) const {
+    return follows(b, end) ? atoms_of(block(b.number + 1)) : Lines();
+  }
+  Lines atoms_of(const Block& b) const { return Lines(b.rows, b.count, c.width, c.atom_row); }
+  Lines gradients_after(const Block& b, int64_t end) const {
+    if (!c.d_atoms || !follows(b, end)) return Lines();
+    const Block after = block(b.number + 1);
+    return Lines((const T*)c.d_atoms + after.first * c.width, after.count, c.width, c.width);
+  }
+  Lines kept_after(const Block& b, int64_t end) const {
+    if (!c.kept || !follows(b, end)) return Lines();
+    const Block after = block(b.number + 1);
+    return Lines((const T*)c.kept + after.first * c.lead, after.count, c.lead, c.lead);
+  }
   void fill(T* to, const T* from) const {
     std::copy(from, from + c.width, to);
     std::fill(to + c.width, to + wide, T(0));
   }
 
   // ---------------------------------------------------------------- scores of a block
-  void scores(const Strip& s, const Block& b, T* tile, int64_t lead, T* slope) const {
+  void scores(const Strip& s, const Block& b, T* tile, int64_t lead, T* slope, Lines next) const {
+    Ahead ahead{next, {}};
     by_slabs(s.lanes, [&](int64_t lane, auto vectors) {
       constexpr int N = decltype(vectors)::value;
-      product<T, N, false, true>(b.count, c.width, b.rows, c.atom_row, s.panels + lane * c.width, N * L, tile + lane, lead);
+      product<T, N, false, true>(b.count, c.width, b.rows, c.atom_row, s.panels + lane * c.width, N * L, tile + lane, lead, ahead);
     });
     if (c.bias || c.softcap) adjust(s, b, tile, lead, slope);
     if (c.exclude_self)
       for (int64_t i = 0; i < s.rows; i++) {
-        const int64_t j = c.first + s.first + i - b.first;
+        const int64_t j = s.first + i - b.first;
         if (j >= 0 && j < b.count) tile[j * lead + i] = MINUS_INF<T>;
       }
   }
@@ -132,7 +147,7 @@ template <class T> struct Losses {
     }
     for (int64_t i = 0; i < s.rows; i++) {
       const uint8_t* row = c.table + (s.first + i) * c.table_row + b.first * c.table_column;
-      const int64_t own = c.exclude_self ? c.first + s.first + i - b.first : -1;
+      const int64_t own = c.exclude_self ? s.first + i - b.first : -1;
       for (int64_t j = 0; j < b.count; j++) {
         uint64_t eight;
         if (c.table_column == 1 && j + 8 <= b.count && (std::memcpy(&eight, row + j, 8), eight == 0)) { j += 7; continue; }
@@ -203,38 +218,26 @@ template <class T> struct Losses {
     });
   }
 
-  int64_t sums() const {
-    const int64_t most = std::min(c.rows, c.kept ? c.rows : STRIP), lanes = whole(most);
-    Scratch shared;
-    shared.reserve((lanes * c.width + chunks * PARTS * lanes) * sizeof(T) + 2 * 64);
-    T *panels = shared.take<T>(lanes * c.width), *partial = shared.take<T>(chunks * PARTS * lanes);
-    if (c.column_top) {
-      std::fill((T*)c.column_top, (T*)c.column_top + c.atoms, MINUS_INF<T>);
-      std::fill((T*)c.column_mass, (T*)c.column_mass + c.atoms, T(0));
-      std::fill((T*)c.column_picked, (T*)c.column_picked + c.atoms, T(0));
-    }
-    for (int64_t first = 0; first < c.rows; first += most) {
-      const Strip s = strip(first, std::min(most, c.rows - first), panels, nullptr);
-      parallel(c.threads, chunks, [&](int64_t t) {
-        const RowSums own = parts(partial + t * PARTS * lanes, lanes);
-        std::fill(own.top, own.top + lanes, MINUS_INF<T>);
-        std::fill(own.mass, own.mass + (PARTS - 1) * lanes, T(0));
-        Scratch& memory = scratch();
-        memory.reserve(c.kept ? 0 : c.block * lanes * sizeof(T) + 64);
-        T* space = c.kept ? nullptr : memory.take<T>(c.block * lanes);
-        for (int64_t n = t * blocks / chunks; n < (t + 1) * blocks / chunks; n++) {
-          const Block b = block(n);
-          const int64_t lead = c.kept ? c.lead : lanes;
-          T* tile = c.kept ? (T*)c.kept + b.first * lead : space;
-          scores(s, b, tile, lead, c.slope ? (T*)c.slope + b.first * lead : nullptr);
-          pick(s, b, tile, lead, own.picked);
-          if (c.column_top) add_columns(s, b, tile, lead);
-          add_rows(s.lanes, b.count, tile, lead, own, c.kept ? (T*)c.block_top + n * lead : nullptr);
-        }
-      });
-      for (int64_t i = 0; i < s.rows; i++) join(partial, lanes, i, first + i);
-    }
-    return 0;
+  void first_pass(const Strip& s, T* partial) const {
+    const int64_t lanes = whole(c.strip);
+    parallel(c.threads, chunks, [&](int64_t t) {
+      const RowSums own = parts(partial + t * PARTS * lanes, lanes);
+      std::fill(own.top, own.top + lanes, MINUS_INF<T>);
+      std::fill(own.mass, own.mass + (PARTS - 1) * lanes, T(0));
+      Scratch& memory = scratch();
+      memory.reserve(c.kept ? 0 : c.block * lanes * sizeof(T) + 64);
+      T* space = c.kept ? nullptr : memory.take<T>(c.block * lanes);
+      const int64_t end = (t + 1) * blocks / chunks, lead = c.kept ? c.lead : lanes;
+      for (int64_t n = t * blocks / chunks; n < end; n++) {
+        const Block b = block(n);
+        T* tile = c.kept ? (T*)c.kept + b.first * lead : space;
+        scores(s, b, tile, lead, c.slope ? (T*)c.slope + b.first * lead : nullptr, atoms_after(b, end));
+        pick(s, b, tile, lead, own.picked);
+        if (c.column_top) add_columns(s, b, tile, lead);
+        add_rows(s.lanes, b.count, tile, lead, own, c.kept ? (T*)c.block_top + n * lead : nullptr);
+      }
+    });
+    for (int64_t i = 0; i < s.rows; i++) join(partial, lanes, i, s.first + i);
   }
   // row i of a strip: the sums of all tasks, in order
   void join(T* partial, int64_t lanes, int64_t i, int64_t row) const {
@@ -253,62 +256,77 @@ template <class T> struct Losses {
   }
 
   // ---------------------------------------------------------------- the second pass
-  static T finite_top(T top, T mass) { return mass == 0 ? T(0) : top; }
-  static T per_mass(const void* weight, int64_t i, T mass) { return mass == 0 || !weight ? T(0) : ((const T*)weight)[i] / mass; }
-
-  // The factor of what was kept of a block, row by row.
-  void factors_of_kept(const Strip& s, const Block& b, T* factor) const {
-    const T* tops = (const T*)c.block_top + b.number * c.lead;
-    std::fill(factor + s.rows, factor + s.lanes, T(0));
+  struct Space { T *tile, *slope, *tops, *weight, *positive, *factor, *atoms, *fresh; };
+  struct Weights { T top, weight, positive; };  // of p relative to top, and of positives; all 0 where there is nothing to sum
+  static Weights weights(T top, T mass, const void* weight, const void* tilt, const void* positive, int64_t i) {
+    if (mass == 0) return {0, 0, 0};
+    T on = weight ? ((const T*)weight)[i] : T(0);
+    if (tilt) on += ((const T*)tilt)[i] * (top + std::log(mass));
+    return {top, on / mass, positive ? ((const T*)positive)[i] : T(0)};
+  }
+  void weights_of_rows(const Strip& s, const Space& m) const {
+    std::fill(m.tops, m.tops + s.lanes, T(0));
+    std::fill(m.weight, m.weight + s.lanes, T(0));
     for (int64_t i = 0; i < s.rows; i++) {
-      const T mass = ((const T*)c.row_mass)[s.first + i], top = finite_top(((const T*)c.row_top)[s.first + i], mass);
-      factor[i] = per_mass(c.row_weight, s.first + i, mass);
-      if (tops[i] != top) factor[i] *= std::exp(tops[i] - top);
+      const int64_t row = s.first + i;
+      const Weights w = weights(((const T*)c.row_top)[row], ((const T*)c.row_mass)[row], c.row_weight, c.row_tilt, c.row_positive, row);
+      m.tops[i] = w.top;
+      m.weight[i] = w.weight;
+      m.positive[i] = w.positive;
     }
   }
-  void weigh_kept(const Strip& s, const Block& b, T* tile, int64_t lead, const T* factor) const {
+  Weights weights_of_column(int64_t j) const {
+    if (!c.column_weight) return {0, 0, 0};
+    return weights(((const T*)c.column_top)[j], ((const T*)c.column_mass)[j], c.column_weight, c.column_tilt, c.column_positive, j);
+  }
+
+  void weigh_kept(const Strip& s, const Block& b, T* tile, int64_t lead, const Space& m) const {
+    const T* tops = (const T*)c.block_top + b.number * c.lead;
+    std::copy(m.weight, m.weight + s.lanes, m.factor);
+    for (int64_t i = 0; i < s.rows; i++)
+      if (tops[i] != m.tops[i]) m.factor[i] *= std::exp(tops[i] - m.tops[i]);
     for (int64_t j = 0; j < b.count; j++)
-      for (int64_t i = 0; i < s.lanes; i += L) store<T>(tile + j * lead + i, load<T>(tile + j * lead + i) * at<T>(factor + i));
+      for (int64_t i = 0; i < s.lanes; i += L) store<T>(tile + j * lead + i, load<T>(tile + j * lead + i) * at<T>(m.factor + i));
   }
   // Scores become row_weight p + column_weight q.
-  void weigh_scores(const Strip& s, const Block& b, T* tile, int64_t lead, const T* tops, const T* factor) const {
+  void weigh_scores(const Strip& s, const Block& b, T* tile, int64_t lead, const Space& m) const {
     for (int64_t j = 0; j < b.count; j++) {
-      const int64_t column = b.first + j;
-      const T mass = c.column_weight ? ((const T*)c.column_mass)[column] : T(0), scale = per_mass(c.column_weight, column, mass);
-      const T top = c.column_weight ? finite_top(((const T*)c.column_top)[column], mass) : T(0);
+      const Weights column = weights_of_column(b.first + j);
       by_fours(0, int(s.lanes / L), [&](int v, auto vectors) {
         constexpr int K = decltype(vectors)::value;
         T* to = tile + j * lead + v * L;
         V p[K], q[K];
-        UNROLL for (int k = 0; k < K; k++) { q[k] = load<T>(to + k * L); p[k] = q[k] - at<T>(tops + (v + k) * L); q[k] = q[k] - top; }
+        UNROLL for (int k = 0; k < K; k++) { q[k] = load<T>(to + k * L); p[k] = q[k] - at<T>(m.tops + (v + k) * L); q[k] = q[k] - column.top; }
         exponential<T, K>(p);
         if (c.column_weight) exponential<T, K>(q);
         UNROLL for (int k = 0; k < K; k++) {
-          p[k] = p[k] * at<T>(factor + (v + k) * L);
-          store<T>(to + k * L, c.column_weight ? p[k] + q[k] * scale : p[k]);
+          p[k] = p[k] * at<T>(m.weight + (v + k) * L);
+          store<T>(to + k * L, c.column_weight ? p[k] + q[k] * column.weight : p[k]);
         }
       });
     }
   }
-  void subtract(const Strip& s, const Block& b, T* tile, int64_t lead, const T* slope) const {
-    const T *uniform = (const T*)c.uniform, *row = (const T*)c.row_positive, *column = (const T*)c.column_positive;
-    if (uniform)
+  void subtract(const Strip& s, const Block& b, T* tile, int64_t lead, const Space& m, const T* slope) const {
+    if (c.smoothing)
       for (int64_t j = 0; j < b.count; j++)
-        for (int64_t i = 0; i < s.rows; i++) tile[j * lead + i] -= uniform[s.first + i];
-    positives(s, b, [&](int64_t i, int64_t j) { tile[j * lead + i] -= (row ? row[s.first + i] : T(0)) + (column ? column[b.first + j] : T(0)); });
+        for (int64_t i = 0; i < s.rows; i++) tile[j * lead + i] -= m.positive[i] * T(c.smoothing / double(c.atoms));
+    const T share = T(1 - c.smoothing), *rows = (const T*)c.row_count + s.first, *columns = (const T*)c.column_count;
+    positives(s, b, [&](int64_t i, int64_t j) {
+      const T of_column = c.column_weight ? weights_of_column(b.first + j).positive / columns[b.first + j] : T(0);
+      tile[j * lead + i] -= m.positive[i] * share / rows[i] + of_column;
+    });
     if (slope)
       for (int64_t j = 0; j < b.count; j++)
         for (int64_t i = 0; i < s.lanes; i += L) store<T>(tile + j * lead + i, load<T>(tile + j * lead + i) * load<T>(slope + j * lead + i));
   }
 
-  struct Space { T *tile, *slope, *tops, *factor, *atoms, *fresh; };
-  void absorb(const Strip& s, const Block& b, const T* tile, int64_t lead, const Space& m, T* d_eta, int64_t d_eta_row) const {
+  void absorb(const Strip& s, const Block& b, const T* tile, int64_t lead, const Space& m, T* d_eta, int64_t d_eta_row, Ahead& own, Ahead& after) const {
     if (c.d_atoms) {
       T* to = (T*)c.d_atoms + b.first * c.width;
-      if (wide == c.width) wide_product<T, true>(b.count, s.rows, tile, lead, s.eta, s.eta_row, to, c.width, wide);
+      if (wide == c.width) wide_product<T, true>(b.count, s.rows, tile, lead, s.eta, s.eta_row, to, c.width, wide, own);
       else {
         std::fill(m.fresh, m.fresh + b.count * wide, T(0));
-        wide_product<T, true>(b.count, s.rows, tile, lead, s.eta, s.eta_row, m.fresh, wide, wide);
+        wide_product<T, true>(b.count, s.rows, tile, lead, s.eta, s.eta_row, m.fresh, wide, wide, own);
         for (int64_t j = 0; j < b.count; j++)
           for (int64_t k = 0; k < c.width; k++) to[j * c.width + k] += m.fresh[j * wide + k];
       }
@@ -319,7 +337,7 @@ template <class T> struct Losses {
         for (int64_t j = 0; j < b.count; j++) fill(m.atoms + j * wide, b.rows + j * c.atom_row);
         rows = m.atoms;
       }
-      wide_product<T, false>(s.rows, b.count, tile, lead, rows, wide == c.width ? c.atom_row : wide, d_eta, d_eta_row, wide);
+      wide_product<T, false>(s.rows, b.count, tile, lead, rows, wide == c.width ? c.atom_row : wide, d_eta, d_eta_row, wide, after);
     }
     if (c.d_bias)
       for (int64_t j = 0; j < b.count; j++) {
@@ -329,55 +347,57 @@ template <class T> struct Losses {
       }
   }
 
-  int64_t gradients() const {
-    const int64_t most = std::min(c.rows, c.kept ? c.rows : STRIP), lanes = whole(most), lead = c.kept ? c.lead : lanes;
-    const bool pad = wide != c.width, own = c.d_eta && (chunks > 1 || pad);
-    const int64_t tile = c.kept ? 0 : c.block * lanes, slope = c.softcap && !c.kept ? c.block * lanes : 0;
-    const int64_t spare = pad ? c.block * wide : 0;
+  void second_pass(const Strip& s, T* partial) const {
+    const int64_t lanes = whole(c.strip), lead = c.kept ? c.lead : lanes;
+    const int64_t tile = c.kept ? 0 : c.block * lanes, slope = c.softcap && !c.kept ? tile : 0;
+    const int64_t spare = wide != c.width ? c.block * wide : 0;
+    T* d_eta = c.d_eta ? (T*)c.d_eta + s.first * c.width : nullptr;
+    if (partial) std::fill(partial, partial + chunks * c.strip * wide, T(0));
+    parallel(c.threads, chunks, [&](int64_t t) {
+      Scratch& memory = scratch();
+      memory.reserve((tile + slope + 4 * lanes + 2 * spare) * sizeof(T) + 8 * 64);
+      const Space m{memory.take<T>(tile), memory.take<T>(slope), memory.take<T>(lanes), memory.take<T>(lanes), memory.take<T>(lanes), memory.take<T>(lanes), memory.take<T>(spare), memory.take<T>(spare)};
+      weights_of_rows(s, m);
+      const int64_t end = (t + 1) * blocks / chunks;
+      for (int64_t n = t * blocks / chunks; n < end; n++) {
+        const Block b = block(n);
+        T* a = c.kept ? (T*)c.kept + b.first * lead : m.tile;
+        T* cap = !c.softcap ? nullptr : c.kept ? (T*)c.slope + b.first * lead : m.slope;
+        if (c.kept) weigh_kept(s, b, a, lead, m);
+        else { scores(s, b, a, lead, cap, Lines()); weigh_scores(s, b, a, lead, m); }
+        subtract(s, b, a, lead, m, cap);
+        Ahead own{c.kept ? atoms_of(b) : Lines(), {}}, after{c.kept ? kept_after(b, end) : atoms_after(b, end), gradients_after(b, end)};
+        absorb(s, b, a, lead, m, partial ? partial + t * c.strip * wide : d_eta, partial ? wide : c.width, own, after);
+      }
+    });
+    for (int64_t t = 0; partial && t < chunks; t++)
+      for (int64_t i = 0; i < s.rows; i++)
+        for (int64_t k = 0; k < c.width; k++) d_eta[i * c.width + k] += partial[(t * c.strip + i) * wide + k];
+  }
+
+  // Either pass over all rows, or, with `kept`, both over each strip.
+  int64_t run(bool first, bool second) const {
+    const int64_t lanes = whole(c.strip), pad = second && wide != c.width ? c.strip * wide : 0, transposed = first || !c.kept ? lanes * c.width : 0;
+    const int64_t sums = first ? chunks * PARTS * lanes : 0, sent = second && c.d_eta && (chunks > 1 || pad) ? chunks * c.strip * wide : 0;
     Scratch shared;
-    shared.reserve(((c.kept ? 0 : lanes * c.width) + (pad ? most * wide : 0) + (own ? chunks * most * wide : 0)) * sizeof(T) + 3 * 64);
-    T *panels = c.kept ? nullptr : shared.take<T>(lanes * c.width), *padded = pad ? shared.take<T>(most * wide) : nullptr;
-    T* partial = own ? shared.take<T>(chunks * most * wide) : nullptr;
-    for (int64_t first = 0; first < c.rows; first += most) {
-      const Strip s = strip(first, std::min(most, c.rows - first), panels, padded);
-      T* d_eta = c.d_eta ? (T*)c.d_eta + first * c.width : nullptr;
-      if (own) std::fill(partial, partial + chunks * most * wide, T(0));
-      parallel(c.threads, chunks, [&](int64_t t) {
-        Scratch& memory = scratch();
-        memory.reserve((tile + slope + 2 * lanes + 2 * spare) * sizeof(T) + 6 * 64);
-        Space m{};
-        if (tile) m.tile = memory.take<T>(tile);
-        if (slope) m.slope = memory.take<T>(slope);
-        m.tops = memory.take<T>(lanes);
-        m.factor = memory.take<T>(lanes);
-        if (spare) { m.atoms = memory.take<T>(spare); m.fresh = memory.take<T>(spare); }
-        if (!c.kept) factors_of_rows(s, m);
-        for (int64_t n = t * blocks / chunks; n < (t + 1) * blocks / chunks; n++) {
-          const Block b = block(n);
-          T* a = c.kept ? (T*)c.kept + b.first * lead : m.tile;
-          T* cap = c.kept ? c.slope ? (T*)c.slope + b.first * lead : nullptr : m.slope;
-          if (c.kept) { factors_of_kept(s, b, m.factor); weigh_kept(s, b, a, lead, m.factor); }
-          else { scores(s, b, a, lead, cap); weigh_scores(s, b, a, lead, m.tops, m.factor); }
-          subtract(s, b, a, lead, cap);
-          absorb(s, b, a, lead, m, own ? partial + t * most * wide : d_eta, own ? wide : c.width);
-        }
-      });
-      if (own)
-        for (int64_t t = 0; t < chunks; t++)
-          for (int64_t i = 0; i < s.rows; i++)
-            for (int64_t k = 0; k < c.width; k++) d_eta[i * c.width + k] += partial[(t * most + i) * wide + k];
+    shared.reserve((pad + transposed + sums + sent) * sizeof(T) + 4 * 64);
+    T *panels = shared.take<T>(transposed), *padded = shared.take<T>(pad), *row_sums = shared.take<T>(sums), *d_eta = shared.take<T>(sent);
+    if (first && c.column_top) {
+      std::fill((T*)c.column_top, (T*)c.column_top + c.atoms, MINUS_INF<T>);
+      std::fill((T*)c.column_mass, (T*)c.column_mass + c.atoms, T(0));
+      std::fill((T*)c.column_picked, (T*)c.column_picked + c.atoms, T(0));
+    }
+    for (int64_t row = 0; row < c.rows; row += c.strip) {
+      const Strip s = strip(row, std::min(c.strip, c.rows - row), transposed ? panels : nullptr, pad ? padded : nullptr);
+      if (first) first_pass(s, row_sums);
+      if (second) second_pass(s, sent ? d_eta : nullptr);
     }
     return 0;
   }
-  void factors_of_rows(const Strip& s, const Space& m) const {
-    std::fill(m.tops, m.tops + s.lanes, T(0));
-    std::fill(m.factor, m.factor + s.lanes, T(0));
-    for (int64_t i = 0; i < s.rows; i++) {
-      const T mass = ((const T*)c.row_mass)[s.first + i];
-      m.tops[i] = finite_top(((const T*)c.row_top)[s.first + i], mass);
-      m.factor[i] = per_mass(c.row_weight, s.first + i, mass);
-    }
-  }
 };
+
+inline int64_t losses(const LossCall& c, bool first, bool second) {
+  return c.precision == 4 ? Losses<float>(c).run(first, second) : Losses<double>(c).run(first, second);
+}
 
 }  // namespace

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -10,7 +12,8 @@ from cumulant.kernels.native.call import PLAIN, enter
 from cumulant.kernels.strips import ROWS, STRIP, Index, LogSum, Side
 from cumulant.kernels.sweep import Sweep, together
 
-LANES = 64  # rows in a multiple of the lanes of every instruction set, and of all vectors of its largest tile
+LANES = 64  # rows are taken in multiples of this, the lanes of the widest tile of any instruction set
+UNKEPT = 256  # rows of a strip of which nothing is kept
 KEPT = 1 << 20  # scores that a strip may have in any case
 CACHED = 160 << 10  # numbers of the atoms and scores of a block, which three products read
 BLOCKS = 32, 256  # atoms of a block, at least and at most
@@ -33,113 +36,72 @@ class NativeSweep(Sweep):
     """In C++: where gradients are wanted, exponentials of a strip are kept between its two passes."""
 
     def _one_sided(self, weight: Tensor | None, extra: Tensor | None) -> tuple[Tensor, Tensor]:
-        if weight is None:
-            return together([self._rows(Pass(self, slice(0, self.n), self.n))])
-        sides, rows = [], self._strip_rows()
-        space = Space(self, rows)
-        for i in range(0, self.n, rows):
-            strip = slice(i, min(i + rows, self.n))
-            both = Pass(self, strip, rows, space)
-            side = self._rows(both)
-            sides.append(side)
-            on_p, on_t = side.weights(weight[strip], None if extra is None else extra[strip])
-            if self.plan.smoothing:
-                both.give("uniform", on_t * (self.plan.smoothing / self.m))
-                on_t = on_t * (1 - self.plan.smoothing)
-            both.give("row_weight", on_p)
-            both.give("row_positive", on_t / side.counts.clamp_min(1))
-            both.pull()
-        return together(sides)
+        call = LossArguments(self, kept=weight is not None)
+        if weight is not None:
+            call.weigh("row", self.counts, weight, extra)
+        rows = self._side(call, "row", self.n)
+        mean = call.result("row_mean", self.n) if self.plan.smoothing else None
+        call.run("loss_sums" if weight is None else "loss_both")
+        return together([rows(self.counts, mean)])
 
     def _two_sided(self, weight: Tensor | None, extra: Tensor | None) -> tuple[Tensor, Tensor]:
         """Nothing is kept: scores are computed again once the sums of columns are known."""
-        both = Pass(self, slice(0, self.n), self.n)
-        counts = self.positives.column_counts
-        both.give("column_count", counts.clamp_min(1))
-        sums = LogSum(both.result("column_top", self.m), both.result("column_mass", self.m))
-        positive = both.result("column_picked", self.m)
-        rows = self._rows(both)
-        columns = Side.of(sums, positive, counts, self.plan.z_loss)
+        call, counts = LossArguments(self, kept=False), self.positives.column_counts
+        call.give("column_count", counts.clamp_min(1))
+        rows, columns = self._side(call, "row", self.n), self._side(call, "column", self.m)
+        call.run("loss_sums")
         if weight is not None:
-            for name, side, lines in (("row", rows, slice(0, self.n)), ("column", columns, slice(self.n, None))):
-                on_p, on_t = side.weights(weight[lines], None if extra is None else extra[lines])
-                both.give(f"{name}_weight", on_p)
-                both.give(f"{name}_positive", on_t / side.counts.clamp_min(1))
-            both.pull()
-        return together([rows, columns])
+            for name, lines, own in (("row", slice(0, self.n), self.counts), ("column", slice(self.n, None), counts)):
+                call.weigh(name, own, weight[lines], None if extra is None else extra[lines])
+            call.run("loss_gradients")
+        return together([rows(self.counts, None), columns(counts, None)])
 
-    def _rows(self, both: Pass) -> Side:
-        """The first pass over some rows."""
-        count = both.strip.stop - both.strip.start
-        sums = LogSum(both.result("row_top", count), both.result("row_mass", count))
-        positive = both.result("row_picked", count)
-        mean = both.result("row_mean", count) if self.plan.smoothing else None
-        enter("loss_sums", both.call)
-        if mean is not None:
-            positive = (1 - self.plan.smoothing) * positive + self.plan.smoothing * mean
-        return Side.of(sums, positive, self.counts[both.strip], self.plan.z_loss)
+    def _side(self, call: LossArguments, name: str, lines: int) -> Callable[[Tensor, Tensor | None], Side]:
+        """What makes the losses of one side of the sums that the call will have written."""
+        top, mass, picked = (call.result(f"{name}_{part}", lines) for part in ("top", "mass", "picked"))
 
-    def _strip_rows(self) -> int:
-        """Rows of a strip whose exponentials are kept: as `Tiling.of`, in strips of about one size."""
-        buffers = 1 if self.plan.softcap is None else 2
-        most = max(32, min(self.eta.shape[1], 256), STRIP // (self.m * buffers))
-        most = min(most, max(ROWS, KEPT // self.m))
-        most = most // LANES * LANES or most
-        strips = -(-self.n // most)
-        return min(self.n, -(-self.n // (strips * LANES)) * LANES)
+        def side(counts: Tensor, mean: Tensor | None) -> Side:
+            share = self.plan.smoothing
+            positive = picked if mean is None else (1 - share) * picked + share * mean
+            return Side.of(LogSum(top, mass), positive, counts, self.plan.z_loss)
+
+        return side
 
 
-class Space:
-    """Memory for what is kept of a strip; used again by the next."""
+class LossArguments:
+    """The arguments of a call, and the tensors that must live as long as it runs."""
 
-    def __init__(self, sweep: Sweep, rows: int):
-        self.lead = -(-rows // LANES) * LANES
-        self.block = block_of(sweep, self.lead)
-        self.kept = sweep.eta.new_empty(sweep.m, self.lead)
-        self.tops = sweep.eta.new_empty(-(-sweep.m // self.block), self.lead)
-        self.slope = None if sweep.plan.softcap is None else torch.empty_like(self.kept)
-
-
-def block_of(sweep: Sweep, rows: int) -> int:
-    """Atoms of a block: it stays in cache with its scores, and there is one for every thread."""
-    least, most = BLOCKS
-    shared = -(-sweep.m // (8 * torch.get_num_threads())) * 8
-    return max(least, min(most, shared, CACHED // (sweep.eta.shape[1] + rows) // 8 * 8))
-
-
-class Pass:
-    """The arguments of both passes over some rows, and the tensors that must live as long as they run."""
-
-    def __init__(self, sweep: Sweep, strip: slice, rows: int, space: Space | None = None):
-        self.sweep, self.strip, self.alive = sweep, strip, []
+    def __init__(self, sweep: Sweep, kept: bool):
+        self.sweep, self.alive = sweep, []
         c = self.call = LossCall()
-        plan, d = sweep.plan, sweep.eta.shape[1]
-        c.rows, c.atoms, c.width, c.first = strip.stop - strip.start, sweep.m, d, strip.start
+        plan, rows = sweep.plan, strip_rows(sweep) if kept else min(sweep.n, UNKEPT)
+        c.rows, c.atoms, c.width = sweep.n, sweep.m, sweep.eta.shape[1]
         c.precision, c.exclude_self = sweep.eta.element_size(), int(plan.exclude_self)
-        c.softcap = plan.softcap or 0.0
-        c.block = block_of(sweep, min(rows, 4 * LANES)) if space is None else space.block
-        c.eta_row = self.give("eta", _packed(sweep.eta[strip])).stride(0)
+        c.strip, c.block = rows, block_atoms(sweep, rows)
+        c.softcap, c.smoothing = plan.softcap or 0.0, plan.smoothing
+        c.eta_row = self.give("eta", _packed(sweep.eta)).stride(0)
         c.atom_row = self.give("atom", _packed(sweep.atoms)).stride(0)
         if sweep.bias is not None:
-            self.give("bias", sweep.bias)
+            self.give("bias", sweep.bias.resolve_neg().contiguous())
         if isinstance(sweep.positives, Index):
-            self.give("index", sweep.positives.index[strip])
+            self.give("index", sweep.positives.index.contiguous())
         else:
-            table = sweep.positives.table[strip]
-            c.table_row, c.table_column = table.stride()
-            self.alive.append(table)
-            c.table = table.data_ptr()
-        self.give("row_count", sweep.counts[strip].clamp_min(1))
-        if space is not None:
-            c.kept, c.block_top, c.lead = space.kept.data_ptr(), space.tops.data_ptr(), space.lead
-            c.slope = None if space.slope is None else space.slope.data_ptr()
+            c.table_row, c.table_column = self.give("table", sweep.positives.table).stride()
+        self.give("row_count", sweep.counts.clamp_min(1))
+        if kept:
+            self._keep(rows)
+
+    def _keep(self, rows: int) -> None:
+        """Room for the exponentials of a strip."""
+        lead = self.call.lead = -(-rows // LANES) * LANES
+        self.result("kept", self.sweep.m * lead)
+        self.result("block_top", -(-self.sweep.m // self.call.block) * lead)
+        if self.sweep.plan.softcap is not None:
+            self.result("slope", self.sweep.m * lead)
 
     def give(self, name: str, tensor: Tensor) -> Tensor:
-        """An argument: integers of one number per row as they are, or numbers of the dtype of the sums."""
-        if name not in ("eta", "atom", "index"):
-            tensor = tensor.to(self.sweep.eta.dtype)
-        if name not in ("eta", "atom"):
-            tensor = tensor.detach().resolve_neg().contiguous()
+        """An argument: floating-point numbers of the precision of the sums, integers as they are; counts become such."""
+        tensor = tensor.to(self.sweep.eta.dtype) if name.endswith("count") else tensor
         self.alive.append(tensor)
         setattr(self.call, name, tensor.data_ptr())
         return tensor
@@ -147,13 +109,35 @@ class Pass:
     def result(self, name: str, count: int) -> Tensor:
         return self.give(name, self.sweep.eta.new_empty(count))
 
-    def pull(self) -> None:
-        """The second pass: adds to the gradients of the sweep."""
-        eta, atoms, bias = self.sweep.gradients
-        for name, tensor in (("d_eta", None if eta is None else eta[self.strip]), ("d_atoms", atoms), ("d_bias", bias)):
-            if tensor is not None:
-                setattr(self.call, name, tensor.data_ptr())
-        enter("loss_gradients", self.call)
+    def weigh(self, name: str, counts: Tensor, weight: Tensor, extra: Tensor | None) -> None:
+        """Weights of the losses and log-normalizers of one side, as `Side.weights`; what is empty has none."""
+        positive = torch.where(counts == 0, 0, weight)
+        self.give(f"{name}_positive", positive)
+        self.give(f"{name}_weight", positive if extra is None else positive + extra)
+        if self.sweep.plan.z_loss:
+            self.give(f"{name}_tilt", 2 * self.sweep.plan.z_loss * positive)
+
+    def run(self, entry: str) -> None:
+        for name, tensor in zip(("d_eta", "d_atoms", "d_bias"), self.sweep.gradients, strict=True):
+            setattr(self.call, name, None if tensor is None else tensor.data_ptr())
+        enter(entry, self.call)
+
+
+def strip_rows(sweep: Sweep) -> int:
+    """Rows of a strip whose exponentials are kept: as many as `Tiling.of` takes, in strips of about one size."""
+    buffers = 1 if sweep.plan.softcap is None else 2
+    most = max(32, min(sweep.eta.shape[1], 256), STRIP // (sweep.m * buffers))
+    most = min(most, max(ROWS, KEPT // sweep.m))
+    most = most // LANES * LANES or most
+    strips = -(-sweep.n // most)
+    return min(sweep.n, -(-sweep.n // (strips * LANES)) * LANES)
+
+
+def block_atoms(sweep: Sweep, rows: int) -> int:
+    """Atoms of a block: it stays in cache with its scores, and there is one for every thread."""
+    least, most = BLOCKS
+    shared = -(-sweep.m // (8 * torch.get_num_threads())) * 8
+    return max(least, min(most, shared, CACHED // (sweep.eta.shape[1] + rows) // 8 * 8))
 
 
 def _packed(tensor: Tensor) -> Tensor:
