@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from cumulant.checks import sentence
+from cumulant.checks import known, sentence
 from cumulant.kernels.autocast import without_autocast
 from cumulant.kernels.dense import normalize
 from cumulant.kernels.native.call import entries, recorded
@@ -71,7 +71,8 @@ class LossFunction(torch.autograd.Function):
     @staticmethod
     def forward(eta, atoms, bias, weight, positives, plan: LossPlan, wanted: Needs):
         nothing = (False, False, False)
-        result = sweep_of(eta, atoms, bias, positives, plan).run(weight, None, wanted if weight is not None else nothing)
+        needs = nothing if weight is None else wanted
+        result = sweep_of(eta, atoms, bias, positives, plan).run(weight, None, needs)
         value = result.loss if weight is None else (weight * result.loss).sum()
         return (value, result.log_normalizer, *result.gradients)
 
@@ -95,7 +96,9 @@ class LossFunction(torch.autograd.Function):
             return (None,) * 7
         gradients, ctx.gradients = ctx.gradients, ()
         if gradients and grad_log is None and needs == ctx.wanted and not torch.is_grad_enabled():
-            return (*_spread((g.mul_(grad) for g in gradients), needs), None, None, None, None)
+            if not (grad.is_cpu and known(grad == 1)):  # elsewhere the question costs more than the product
+                gradients = tuple(g.mul_(grad) for g in gradients)
+            return (*_spread(gradients, needs), None, None, None, None)
         pulled = LossGradients.apply(eta, atoms, bias, each, grad_log, positives, ctx.plan, needs)
         return (*_spread(pulled, needs), None, None, None, None)
 

@@ -39,7 +39,8 @@ template <class T> struct Losses {
   const int64_t wide, blocks, chunks;  // width in whole vectors; blocks of atoms; tasks, each a range of blocks
   static int64_t whole(int64_t count) { return (count + L - 1) / L * L; }
   explicit Losses(const LossCall& call)
-      : c(call), wide(whole(c.width)), blocks((c.atoms + c.block - 1) / c.block), chunks(std::max<int64_t>(1, std::min(blocks, c.threads > 1 ? 3 * c.threads : 1))) {}
+      : c(call), wide(whole(c.width)), blocks((c.atoms + c.block - 1) / c.block),
+        chunks(std::max<int64_t>(1, std::min(blocks, c.threads > 1 ? 3 * c.threads : 1))) {}
 
   // f(first, count of vectors) for lanes from 0 to `lanes`, as many vectors at a time as the product takes
   template <class F> static void by_slabs(int64_t lanes, F&& f) {
@@ -320,7 +321,9 @@ template <class T> struct Losses {
         for (int64_t i = 0; i < s.lanes; i += L) store<T>(tile + j * lead + i, load<T>(tile + j * lead + i) * load<T>(slope + j * lead + i));
   }
 
-  void absorb(const Strip& s, const Block& b, const T* tile, int64_t lead, const Space& m, T* d_eta, int64_t d_eta_row, Ahead& own, Ahead& after) const {
+  // Coefficients of the scores → gradients
+  void absorb(const Strip& s, const Block& b, const T* tile, int64_t lead, const Space& m, T* d_eta, int64_t d_eta_row,
+              Ahead& own, Ahead& after) const {
     if (c.d_atoms) {
       T* to = (T*)c.d_atoms + b.first * c.width;
       if (wide == c.width) wide_product<T, true>(b.count, s.rows, tile, lead, s.eta, s.eta_row, to, c.width, wide, own);
@@ -356,7 +359,8 @@ template <class T> struct Losses {
     parallel(c.threads, chunks, [&](int64_t t) {
       Scratch& memory = scratch();
       memory.reserve((tile + slope + 4 * lanes + 2 * spare) * sizeof(T) + 8 * 64);
-      const Space m{memory.take<T>(tile), memory.take<T>(slope), memory.take<T>(lanes), memory.take<T>(lanes), memory.take<T>(lanes), memory.take<T>(lanes), memory.take<T>(spare), memory.take<T>(spare)};
+      auto take = [&](int64_t count) { return memory.take<T>(count); };
+      const Space m{take(tile), take(slope), take(lanes), take(lanes), take(lanes), take(lanes), take(spare), take(spare)};
       weights_of_rows(s, m);
       const int64_t end = (t + 1) * blocks / chunks;
       for (int64_t n = t * blocks / chunks; n < end; n++) {

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
@@ -15,7 +13,7 @@ from cumulant.kernels.sweep import Sweep, together
 LANES = 64  # rows are taken in multiples of this, the lanes of the widest tile of any instruction set
 UNKEPT = 256  # rows of a strip of which nothing is kept
 KEPT = 1 << 20  # scores that a strip may have in any case
-CACHED = 160 << 10  # numbers of the atoms and scores of a block, which three products read
+CACHED = 96 << 10  # numbers of the atoms and scores of a block, which three products read
 BLOCKS = 32, 256  # atoms of a block, at least and at most
 
 
@@ -39,33 +37,25 @@ class NativeSweep(Sweep):
         call = LossArguments(self, kept=weight is not None)
         if weight is not None:
             call.weigh("row", self.counts, weight, extra)
-        rows = self._side(call, "row", self.n)
+        sums, positive = call.sums("row", self.n)
         mean = call.result("row_mean", self.n) if self.plan.smoothing else None
         call.run("loss_sums" if weight is None else "loss_both")
-        return together([rows(self.counts, mean)])
+        if mean is not None:
+            positive = (1 - self.plan.smoothing) * positive + self.plan.smoothing * mean
+        return together([Side.of(sums, positive, self.counts, self.plan.z_loss)])
 
     def _two_sided(self, weight: Tensor | None, extra: Tensor | None) -> tuple[Tensor, Tensor]:
         """Nothing is kept: scores are computed again once the sums of columns are known."""
         call, counts = LossArguments(self, kept=False), self.positives.column_counts
         call.give("column_count", counts.clamp_min(1))
-        rows, columns = self._side(call, "row", self.n), self._side(call, "column", self.m)
+        rows, columns = call.sums("row", self.n), call.sums("column", self.m)
         call.run("loss_sums")
         if weight is not None:
             for name, lines, own in (("row", slice(0, self.n), self.counts), ("column", slice(self.n, None), counts)):
                 call.weigh(name, own, weight[lines], None if extra is None else extra[lines])
             call.run("loss_gradients")
-        return together([rows(self.counts, None), columns(counts, None)])
-
-    def _side(self, call: LossArguments, name: str, lines: int) -> Callable[[Tensor, Tensor | None], Side]:
-        """What makes the losses of one side of the sums that the call will have written."""
-        top, mass, picked = (call.result(f"{name}_{part}", lines) for part in ("top", "mass", "picked"))
-
-        def side(counts: Tensor, mean: Tensor | None) -> Side:
-            share = self.plan.smoothing
-            positive = picked if mean is None else (1 - share) * picked + share * mean
-            return Side.of(LogSum(top, mass), positive, counts, self.plan.z_loss)
-
-        return side
+        z = self.plan.z_loss
+        return together([Side.of(*rows, self.counts, z), Side.of(*columns, counts, z)])
 
 
 class LossArguments:
@@ -100,14 +90,20 @@ class LossArguments:
             self.result("slope", self.sweep.m * lead)
 
     def give(self, name: str, tensor: Tensor) -> Tensor:
-        """An argument: floating-point numbers of the precision of the sums, integers as they are; counts become such."""
+        """An argument as it is, but counts in the precision of the sums, weights without strides."""
         tensor = tensor.to(self.sweep.eta.dtype) if name.endswith("count") else tensor
+        tensor = tensor.contiguous() if name.endswith(("weight", "tilt", "positive")) else tensor
         self.alive.append(tensor)
         setattr(self.call, name, tensor.data_ptr())
         return tensor
 
     def result(self, name: str, count: int) -> Tensor:
         return self.give(name, self.sweep.eta.new_empty(count))
+
+    def sums(self, name: str, lines: int) -> tuple[LogSum, Tensor]:
+        """What will be the sums of exponentials and the mean scores of positives of one side."""
+        top, mass, picked = (self.result(f"{name}_{part}", lines) for part in ("top", "mass", "picked"))
+        return LogSum(top, mass), picked
 
     def weigh(self, name: str, counts: Tensor, weight: Tensor, extra: Tensor | None) -> None:
         """Weights of the losses and log-normalizers of one side, as `Side.weights`; what is empty has none."""

@@ -41,7 +41,9 @@ def clear():
     library.library.cache_clear()
 
 
-def build(directory, target=None, source=SOURCE, version=library.ABI_VERSION, size=SIZE, loss_size=LOSS_SIZE, name=None):
+def build(
+    directory, target=None, source=SOURCE, version=library.ABI_VERSION, size=SIZE, loss_size=LOSS_SIZE, name=None
+):
     """A library with nothing but an identity, in the file of ``target``."""
     target = target or targets.runnable()[0]
     path = directory / target.library
