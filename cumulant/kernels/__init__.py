@@ -20,6 +20,7 @@ they lie, before anything is flattened:
     native/kernel.cpp    entry points; x86_64_v4.cpp, x86_64_v3.cpp, aarch64.cpp include it, one library each
         arguments.h  pool.h  vectors.h  microkernel.h      what is given, threads and memory, lanes, the one product
         panel.h  forward.h  few_rows.h  backward.h  fisher.h      queries in lanes, and the four passes
+        losses.h                                                  the two passes of a loss
 
 "dense" (few scores) goes to dense.py, the reference. "streaming", "fused" and "native" on flattened inputs go through
 
@@ -35,7 +36,8 @@ one after another in one storage, of their own number in each.
 
 `fisher_product` shares all but the sweep, which is in fisher.py. autocast.py casts arguments as torch.autocast does.
 
-Losses G − ⟨η, x⁺⟩ over many atoms have a sweep of their own: losses.py, with tiles and positives in strips.py.
+Losses G − ⟨η, x⁺⟩ over many atoms have a sweep of their own: losses.py is what autograd sees, sweep.py the sweep in
+torch, with tiles and positives in strips.py, native/losses.py that in C++ (losses.h).
 
 Over several processes: collectives.py (`Ranks`) has sums and rings with gradients, sharded_sums.py the statistics as
 numbers that add over ranks, sharded.py `sharded_moments` and `deal`, sharded_losses.py the losses.

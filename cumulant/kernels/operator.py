@@ -27,7 +27,7 @@ from cumulant.kernels.fisher import FisherProduct, reference_product
 from cumulant.kernels.inputs import Inputs, Plan
 from cumulant.kernels.moments import ATOMS_AS_VALUES, STATISTICS, Moments, mixing_weights
 from cumulant.kernels.native import flat as native
-from cumulant.kernels.native.call import entries
+from cumulant.kernels.native.call import entries, recorded
 from cumulant.kernels.native.direct import Arguments, MomentsSettings, Shapes, serve
 from cumulant.kernels.native.library import why_not
 from cumulant.kernels.recompute import reference
@@ -103,14 +103,6 @@ def scaled_moments(x: Arguments, sink: float | Tensor | None, settings: MomentsS
         if fields is not None:
             return as_record(x, fields, _nonempty(x, settings))
     return _flat_record(x, settings, backend)
-
-
-def recorded() -> bool:
-    """Whether operators of torch are recorded or replaced as they are called: by the compiler, by torch.jit.trace, by a
-    mode such as that of fake tensors. A call of the native kernel would escape them."""
-    if torch.compiler.is_compiling():
-        return True
-    return torch._C._len_torch_dispatch_stack() > 0 or torch._C._get_tracing_state() is not None  # pyright: ignore[reportAttributeAccessIssue, reportPrivateUsage]
 
 
 def _nonempty(x: Arguments, settings: MomentsSettings) -> bool:

@@ -15,10 +15,10 @@ from cumulant.kernels.dense import accumulate
 from cumulant.kernels.moments import Moments
 from cumulant.kernels.native import masses
 from cumulant.kernels.native.arguments import MAX_BINS
-from cumulant.kernels.native.call import entries
+from cumulant.kernels.native.call import entries, recorded
 from cumulant.kernels.native.direct import Arguments, MomentsSettings, Shapes
 from cumulant.kernels.native.masses import Masses
-from cumulant.kernels.operator import as_record, recorded, scaled_moments, statistics_of
+from cumulant.kernels.operator import as_record, scaled_moments, statistics_of
 from cumulant.kernels.pullback import TRACES
 from cumulant.kernels.request import Request
 from cumulant.typing import PerQuery

@@ -13,9 +13,9 @@ from cumulant.kernels.autocast import autocast
 from cumulant.kernels.dense import accumulate
 from cumulant.kernels.moments import Moments
 from cumulant.kernels.native.arguments import Call
-from cumulant.kernels.native.call import PLAIN, entries
+from cumulant.kernels.native.call import PLAIN, entries, recorded
 from cumulant.kernels.native.direct import PLANS, Arguments, DirectPlan, MomentsSettings, Shapes, make_plan
-from cumulant.kernels.operator import as_record, recorded, scaled_moments
+from cumulant.kernels.operator import as_record, scaled_moments
 
 
 class RaggedAtoms(NamedTuple):

@@ -13,6 +13,7 @@ from torch import Tensor
 from cumulant import contrastive, duality, hopfield, regression
 from cumulant.contrastive import info_nce, linear_cross_entropy
 
+pytestmark = pytest.mark.usefixtures("kernel")
 HALVES = [torch.bfloat16, torch.float16]
 N, M, D = 7, 9, 4
 TARGETS = torch.tensor([0, 3, -100, 8, 1, 1, 5])

@@ -24,9 +24,10 @@ from cumulant.contrastive import (
     sgns_optimum,
     vmf_nll,
 )
-from cumulant.kernels import moments, strips
+from cumulant.kernels import moments
 from tests.compare import close
 
+pytestmark = pytest.mark.usefixtures("kernel")
 SIZES = [(1, 1, 3), (1, 63, 2), (63, 63, 5), (100, 163, 4), (385, 900, 8)]  # 384 rows and 896 columns are one block
 
 
@@ -51,13 +52,6 @@ def same(ours, plain, *tensors: Tensor, tolerance: float = 1e-11):
         results.append([value, *first, *lazy, *torch.autograd.grad(mixed, inputs, materialize_grads=True)])
     for mine, theirs in zip(*results, strict=True):
         close(mine, theirs, tolerance)
-
-
-@pytest.fixture
-def small_blocks(monkeypatch):
-    """Strips of 32 rows and chunks of 64 columns, so that few points already need several."""
-    monkeypatch.setattr(strips, "ROWS", 32)
-    monkeypatch.setattr(strips, "COLUMNS", 64)
 
 
 # ---------------------------------------------------------------------- InfoNCE

@@ -7,7 +7,7 @@
 #pragma once
 #include <cstdint>
 
-#define CUMULANT_ABI_VERSION 2
+#define CUMULANT_ABI_VERSION 3
 
 extern "C" {
 
@@ -54,6 +54,38 @@ struct Call {
   // Fisher product: (rows, width) contiguous. Forward: fisher = Cov_p(x) vector. Backward: d_fisher comes in, d_vector goes out.
   const void *vector, *d_fisher;
   void *fisher, *d_vector;
+};
+
+// A loss over atoms: scores s_ij = <eta_i, x_j> + b_j of rows i, t_ij = 1 where j is a positive of i (losses.h). Numbers are of
+// one precision, rows of eta and atoms contiguous, all else contiguous.
+struct LossCall {
+  int64_t rows, atoms, width, precision, threads;
+  int64_t exclude_self;          // row i and atom i are one point, and do not meet
+  int64_t strip, block;          // rows and atoms that are taken at once
+  double softcap;                // s becomes softcap · tanh(s / softcap); 0: not
+  double smoothing;              // t_ij / count_i becomes (1 − smoothing) t_ij / count_i + smoothing / atoms
+  const void *eta, *atom, *bias; // bias (atoms), or null
+  int64_t eta_row, atom_row;     // strides of rows
+  const int64_t* index;          // (rows): the positive of each, negative for none; or
+  const uint8_t* table;          // t
+  int64_t table_row, table_column;
+  const void *row_count, *column_count;  // numbers of positives, at least 1; null where columns are not asked for
+
+  // The first pass writes Σ_j exp(s_ij) = mass · exp(top), the mean score of the positives and that of all atoms (row_mean may be
+  // null), of rows and, unless these are null, of columns. The second reads top and mass.
+  void *row_top, *row_mass, *row_picked, *row_mean;
+  void *column_top, *column_mass, *column_picked;
+
+  // Room for a strip between the passes: exp(s_ij − block_top[j / block][i]) at [j][i] with rows in lanes; `lead`, the stride of j,
+  // is a multiple of a vector and at least as large as strip; slope, laid out alike, is for the derivative of the cap. Null:
+  // scores are computed again.
+  void *kept, *block_top, *slope;
+  int64_t lead;
+
+  // The second pass adds the gradients of Σ_i weight_i G_i + ½ tilt_i G_i² − positive_i Σ_j t_ij s_ij / count_i over rows and, unless
+  // these are null, over columns; a row or column with nothing to sum has none. Each of the d_ may be null: not wanted.
+  const void *row_weight, *row_tilt, *row_positive, *column_weight, *column_tilt, *column_positive;
+  void *d_eta, *d_atoms, *d_bias;
 };
 
 }

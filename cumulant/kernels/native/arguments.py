@@ -2,7 +2,6 @@
 
 import ctypes
 
-ENTRY_POINTS = ("forward", "backward", "fisher", "fisher_backward")  # cumulant_forward(const Call*), …
 ROW_RESULTS = (  # statistics of a query: one number, or a vector of the width of values or atoms
     *("log_normalizer", "mean", "atom_mean", "mean_score", "score_variance", "mean_log_weight"),
     *("value_trace", "atom_trace", "max_score", "log_sum_square", "sink_mass", "max_logit"),
@@ -57,3 +56,26 @@ class Call(ctypes.Structure):
         *_operands("d_per_pair"),
         *_pointers("vector", "d_fisher", "fisher", "d_vector"),
     )
+
+
+class LossCall(ctypes.Structure):
+    _fields_ = (
+        *_integers("rows", "atoms", "width", "precision", "threads", "exclude_self", "strip", "block"),
+        *((name, ctypes.c_double) for name in ("softcap", "smoothing")),
+        *_pointers("eta", "atom", "bias"),
+        *_integers("eta_row", "atom_row"),
+        *_pointers("index", "table"),
+        *_integers("table_row", "table_column"),
+        *_pointers("row_count", "column_count"),
+        *_pointers("row_top", "row_mass", "row_picked", "row_mean", "column_top", "column_mass", "column_picked"),
+        *_pointers("kept", "block_top", "slope"),
+        *_integers("lead"),
+        *_pointers("row_weight", "row_tilt", "row_positive", "column_weight", "column_tilt", "column_positive"),
+        *_pointers("d_eta", "d_atoms", "d_bias"),
+    )
+
+
+ENTRY_POINTS: dict[str, type[ctypes.Structure]] = {  # cumulant_forward(const Call*), …
+    **dict.fromkeys(("forward", "backward", "fisher", "fisher_backward"), Call),
+    **dict.fromkeys(("loss_sums", "loss_gradients", "loss_both"), LossCall),
+}

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from cumulant.kernels.native.arguments import ENTRY_POINTS, Call, Operand
+from cumulant.kernels.native.arguments import ENTRY_POINTS, Call, LossCall, Operand
 from cumulant.kernels.native.library import library
 
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 3, torch.bool: 4, torch.uint8: 4}
@@ -22,19 +22,27 @@ Entry = Callable[[object], int]
 
 @cache
 def entries() -> dict[str, Entry] | None:
-    """forward, backward, fisher and fisher_backward by name; None where no native kernel serves."""
+    """Every entry point by its name; None where no native kernel serves."""
     loaded = library()
     if loaded is None:
         return None
     found = {}
-    for name in ENTRY_POINTS:
+    for name, arguments in ENTRY_POINTS.items():
         function = getattr(loaded.functions, f"cumulant_{name}")
-        function.argtypes, function.restype = (ctypes.POINTER(Call),), ctypes.c_int64
+        function.argtypes, function.restype = (ctypes.POINTER(arguments),), ctypes.c_int64
         found[name] = function
     return found
 
 
-def enter(name: str, call: Call, threads: int | None = None) -> int:
+def recorded() -> bool:
+    """Whether operators of torch are recorded or replaced as they are called: by the compiler, by torch.jit.trace, by a
+    mode such as that of fake tensors. A call of the native kernel would escape them."""
+    if torch.compiler.is_compiling():
+        return True
+    return torch._C._len_torch_dispatch_stack() > 0 or torch._C._get_tracing_state() is not None  # pyright: ignore[reportAttributeAccessIssue, reportPrivateUsage]
+
+
+def enter(name: str, call: Call | LossCall, threads: int | None = None) -> int:
     """Run an entry point, with torch's number of threads by default; the number of irregular results."""
     functions = entries()
     assert functions is not None

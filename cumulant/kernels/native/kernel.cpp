@@ -7,6 +7,7 @@
 //   panel.h        queries in lanes: statistics of a block, merged over blocks
 //   forward.h      many queries        few_rows.h  at most four: decoding
 //   backward.h     gradients           fisher.h    Cov_p(x) u and its gradient
+//   losses.h       losses over many atoms: sums of rows and columns, gradients
 //
 // Each returns the number of irregular results (not finite: the caller computes them in a slower, careful way), or −1 where
 // there was no memory.
@@ -15,6 +16,7 @@
 #include "backward.h"
 #include "few_rows.h"
 #include "fisher.h"
+#include "losses.h"
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
@@ -28,6 +30,7 @@ template <class F> int64_t guarded(F&& run) {
 
 EXPORT int64_t cumulant_abi_version(void) { return CUMULANT_ABI_VERSION; }
 EXPORT int64_t cumulant_call_bytes(void) { return sizeof(Call); }
+EXPORT int64_t cumulant_loss_call_bytes(void) { return sizeof(LossCall); }
 EXPORT const char* cumulant_instruction_set(void) {
 #if defined(__AVX512F__)
   return "x86-64-v4";
@@ -51,3 +54,6 @@ EXPORT int64_t cumulant_fisher(const Call* c) {
 EXPORT int64_t cumulant_fisher_backward(const Call* c) {
   return guarded([&] { return c->precision == 4 ? Fisher<float, PANEL_VECTORS>::backward(*c) : Fisher<double, PANEL_VECTORS>::backward(*c); });
 }
+EXPORT int64_t cumulant_loss_sums(const LossCall* c) { return guarded([&] { return losses(*c, true, false); }); }
+EXPORT int64_t cumulant_loss_gradients(const LossCall* c) { return guarded([&] { return losses(*c, false, true); }); }
+EXPORT int64_t cumulant_loss_both(const LossCall* c) { return guarded([&] { return losses(*c, true, true); }); }

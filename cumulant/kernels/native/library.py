@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 from cumulant.checks import sentence
 from cumulant.kernels.native import targets
-from cumulant.kernels.native.arguments import ENTRY_POINTS, Call
+from cumulant.kernels.native.arguments import ENTRY_POINTS, Call, LossCall
 from cumulant.kernels.native.targets import MESSAGE, SWITCH, InstructionSet
 
-ABI_VERSION = 2  # that of kernel.cpp; raise both when an argument or an entry point changes
+ABI_VERSION = 3  # that of kernel.cpp; raise both when an argument or an entry point changes
 ELF_HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 ELF_SEGMENT = struct.Struct("<IIQQQQQQ")
 LOADED = 1  # the type of segments that are mapped into memory
@@ -121,14 +121,16 @@ def _checked(target: InstructionSet, path: Path, functions: ctypes.CDLL) -> Libr
         version.argtypes, version.restype = (), ctypes.c_int64
         if version() != ABI_VERSION:
             return refused(f"version {ABI_VERSION} of its interface", f"version {version()}")
-        size, name = functions.cumulant_call_bytes, functions.cumulant_instruction_set
+        sizes = {Call: functions.cumulant_call_bytes, LossCall: functions.cumulant_loss_call_bytes}
+        name = functions.cumulant_instruction_set
         for entry in ENTRY_POINTS:
             getattr(functions, f"cumulant_{entry}")
     except AttributeError as error:
         return refused("a library of this kernel", str(error).removeprefix(f"{path}: "))
-    size.argtypes, size.restype = (), ctypes.c_int64
-    if size() != ctypes.sizeof(Call):
-        return refused(f"arguments of {ctypes.sizeof(Call)} bytes", f"{size()} bytes")
+    for arguments, size in sizes.items():
+        size.argtypes, size.restype = (), ctypes.c_int64
+        if size() != ctypes.sizeof(arguments):
+            return refused(f"arguments of {ctypes.sizeof(arguments)} bytes", f"{size()} bytes")
     name.argtypes, name.restype = (), ctypes.c_char_p
     compiled_for = (name() or b"").decode("ascii", "replace")
     if compiled_for != target.name:

@@ -10,16 +10,17 @@ import pytest
 import torch
 
 from cumulant.kernels.native import library, targets
-from cumulant.kernels.native.arguments import ENTRY_POINTS, Call
+from cumulant.kernels.native.arguments import ENTRY_POINTS, Call, LossCall
 
 IDENTITY = """
 #include <stdint.h>
 extern "C" int64_t cumulant_abi_version(void) {{ return {version}; }}
 extern "C" int64_t cumulant_call_bytes(void) {{ return {size}; }}
+extern "C" int64_t cumulant_loss_call_bytes(void) {{ return {loss_size}; }}
 extern "C" const char* cumulant_instruction_set(void) {{ return "{name}"; }}
 """
 SOURCE = IDENTITY + "".join(f'extern "C" int64_t cumulant_{name}(void*) {{{{ return 0; }}}}\n' for name in ENTRY_POINTS)
-SIZE = ctypes.sizeof(Call)
+SIZE, LOSS_SIZE = ctypes.sizeof(Call), ctypes.sizeof(LossCall)
 SWITCH = targets.SWITCH
 compiled = pytest.mark.skipif(not targets.compiler(), reason="install g++ to run")
 native = pytest.mark.skipif(not targets.runnable(), reason="runs on processors with AVX2, and on aarch64")
@@ -40,11 +41,13 @@ def clear():
     library.library.cache_clear()
 
 
-def build(directory, target=None, source=SOURCE, version=library.ABI_VERSION, size=SIZE, name=None):
+def build(
+    directory, target=None, source=SOURCE, version=library.ABI_VERSION, size=SIZE, loss_size=LOSS_SIZE, name=None
+):
     """A library with nothing but an identity, in the file of ``target``."""
     target = target or targets.runnable()[0]
     path = directory / target.library
-    text = source.format(version=version, size=size, name=name or target.name)
+    text = source.format(version=version, size=size, loss_size=loss_size, name=name or target.name)
     command = [*targets.compiler(), "-shared", "-fPIC", "-x", "c++", "-", "-o", path]
     subprocess.run(command, input=text, text=True, check=True)
     return path
@@ -177,9 +180,10 @@ def test_a_library_without_the_functions_is_refused(directory, source, missing):
 
 @native
 @compiled
-def test_a_library_with_other_arguments_is_refused(directory):
-    path = build(directory, size=SIZE - 8)
-    got = f"expected arguments of {SIZE} bytes, got {SIZE - 8} bytes. Install cumulant again."
+@pytest.mark.parametrize(("name", "bytes_"), [("size", SIZE), ("loss_size", LOSS_SIZE)])
+def test_a_library_with_other_arguments_is_refused(directory, name, bytes_):
+    path = build(directory, **{name: bytes_ - 8})
+    got = f"expected arguments of {bytes_} bytes, got {bytes_ - 8} bytes. Install cumulant again."
     assert refused() == f"{path}: {got}"
 
 
