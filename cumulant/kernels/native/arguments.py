@@ -2,7 +2,6 @@
 
 import ctypes
 
-ENTRY_POINTS = ("forward", "backward", "fisher", "fisher_backward")  # cumulant_forward(const Call*), …
 ROW_RESULTS = (  # statistics of a query: one number, or a vector of the width of values or atoms
     *("log_normalizer", "mean", "atom_mean", "mean_score", "score_variance", "mean_log_weight"),
     *("value_trace", "atom_trace", "max_score", "log_sum_square", "sink_mass", "max_logit"),
@@ -57,3 +56,47 @@ class Call(ctypes.Structure):
         *_operands("d_per_pair"),
         *_pointers("vector", "d_fisher", "fisher", "d_vector"),
     )
+
+
+class Lanes(ctypes.Structure):
+    _fields_ = (("data", ctypes.c_void_p), ("axes", ctypes.c_int64 * 3), *_integers("row", "lane"))
+
+
+class Normalization(ctypes.Structure):
+    _fields_ = (
+        *_integers("terms", "count", "precision", "threads", "stride"),
+        *_pointers("log_weights", "log_total", "shares"),
+    )
+
+
+class Collapse(ctypes.Structure):
+    _fields_ = (
+        ("axes", ctypes.c_int64 * 3),
+        *_integers("sources", "dim", "batch", "precision", "threads"),
+        ("weights", Lanes),
+        ("moments", Lanes),
+        *_integers("moment_source"),
+        *_pointers("result"),
+    )
+
+
+class Elimination(ctypes.Structure):
+    _fields_ = (
+        ("axes", ctypes.c_int64 * 3),
+        *_integers("observations", "dim", "batch", "precision", "threads"),
+        ("joint", Lanes),
+        ("floors", Lanes),
+        ("bounds", Lanes),
+        *_pointers("y", "observed", "rest", "log_likelihood", "vague"),
+    )
+
+
+ENTRY_POINTS: dict[str, type[ctypes.Structure]] = {  # cumulant_forward(const Call*), …
+    "forward": Call,
+    "backward": Call,
+    "fisher": Call,
+    "fisher_backward": Call,
+    "normalize": Normalization,
+    "collapse": Collapse,
+    "eliminate": Elimination,
+}

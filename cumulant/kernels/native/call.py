@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from cumulant.kernels.native.arguments import ENTRY_POINTS, Call, Operand
+from cumulant.kernels.native.arguments import ENTRY_POINTS, Call, Collapse, Elimination, Normalization, Operand
 from cumulant.kernels.native.library import library
 
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 3, torch.bool: 4, torch.uint8: 4}
@@ -22,19 +22,19 @@ Entry = Callable[[object], int]
 
 @cache
 def entries() -> dict[str, Entry] | None:
-    """forward, backward, fisher and fisher_backward by name; None where no native kernel serves."""
+    """The functions of `ENTRY_POINTS` by name; None where no native kernel serves."""
     loaded = library()
     if loaded is None:
         return None
     found = {}
-    for name in ENTRY_POINTS:
+    for name, structure in ENTRY_POINTS.items():
         function = getattr(loaded.functions, f"cumulant_{name}")
-        function.argtypes, function.restype = (ctypes.POINTER(Call),), ctypes.c_int64
+        function.argtypes, function.restype = (ctypes.POINTER(structure),), ctypes.c_int64
         found[name] = function
     return found
 
 
-def enter(name: str, call: Call, threads: int | None = None) -> int:
+def enter(name: str, call: Call | Normalization | Collapse | Elimination, threads: int | None = None) -> int:
     """Run an entry point, with torch's number of threads by default; the number of irregular results."""
     functions = entries()
     assert functions is not None

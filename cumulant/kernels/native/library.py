@@ -15,7 +15,7 @@ from cumulant.kernels.native import targets
 from cumulant.kernels.native.arguments import ENTRY_POINTS, Call
 from cumulant.kernels.native.targets import MESSAGE, SWITCH, InstructionSet
 
-ABI_VERSION = 2  # that of kernel.cpp; raise both when an argument or an entry point changes
+ABI_VERSION = 3  # that of kernel.cpp; raise both when an argument or an entry point changes
 ELF_HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 ELF_SEGMENT = struct.Struct("<IIQQQQQQ")
 LOADED = 1  # the type of segments that are mapped into memory
