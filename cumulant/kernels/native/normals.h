@@ -12,25 +12,19 @@ namespace {
 
 constexpr int64_t TOGETHER = 512;  // sequences of a task
 
-// Some of the lanes: as many sequences as there are left. What lies in the others is 0.
-struct Some {
-  int64_t count;
-  template <class T> Vec<T> load(const T* p) const {
-    Vec<T> v{};
-    std::memcpy(&v, p, count * sizeof(T));
-    return v;
-  }
-  template <class T> void store(T* p, Vec<T> v) const { std::memcpy(p, &v, count * sizeof(T)); }
-};
-template <class T> struct All {
-  static constexpr int64_t count = LANES<T>;
-  INLINE Vec<T> load(const T* p) const { return ::load<T>(p); }
-  INLINE void store(T* p, Vec<T> v) const { ::store<T>(p, v); }
-};
+template <class V, class T> INLINE V read(const T* p) { V v; std::memcpy(&v, p, sizeof v); return v; }
+template <class V, class T> INLINE void write(T* p, V v) { std::memcpy(p, &v, sizeof v); }
+template <class V, class T> constexpr int WIDTH = sizeof(V) / sizeof(T);
+
+// f(sequence, 0) for whole vectors of sequences, then for single ones; 0 is of the type that holds them
 template <class T, class F> INLINE void over_sequences(int64_t first, int64_t last, F&& f) {
-  for (; first + LANES<T> <= last; first += LANES<T>) f(first, All<T>());
-  if (first < last) f(first, Some{last - first});
+  for (; first + LANES<T> <= last; first += LANES<T>) f(first, Vec<T>{});
+  for (; first < last; first++) f(first, T(0));
 }
+template <class T> INLINE Vec<T> exp_of(Vec<T> x) { return exponential(x); }
+template <class T> INLINE T exp_of(T x) { return exponential(splat<T>(x))[0]; }
+template <class T> INLINE Vec<T> log_of(Vec<T> x) { return logarithm<T>(x); }
+template <class T> INLINE T log_of(T x) { return logarithm<T>(splat<T>(x))[0]; }
 
 // f(hypothesis, its index on each axis, first sequence, last sequence) on all threads
 template <class F> void over_hypotheses(const int64_t (&axes)[3], int64_t batch, int64_t threads, F&& f) {
@@ -48,9 +42,9 @@ template <class T> struct Entries {
   int64_t row, lane;
   Entries(const Lanes& x, const int64_t* index)
       : data((const T*)x.data + index[0] * x.axes[0] + index[1] * x.axes[1] + index[2] * x.axes[2]), row(x.row), lane(x.lane) {}
-  template <class Part> INLINE Vec<T> at(int64_t entry, int64_t sequence, Part part) const {
+  template <class V> INLINE V at(int64_t entry, int64_t sequence, V zero) const {
     const T* p = data + entry * row;
-    return lane ? part.load(p + sequence) : splat<T>(*p);
+    return lane ? read<V>(p + sequence) : zero + *p;
   }
 };
 
@@ -60,16 +54,17 @@ template <class T> int64_t normalize(const Normalization& c) {
   over_hypotheses(axes, c.count, c.threads, [&](int64_t, const int64_t*, int64_t first, int64_t last) {
     const T* logs = (const T*)c.log_weights;
     T *log_total = (T*)c.log_total, *shares = (T*)c.shares;
-    over_sequences<T>(first, last, [&](int64_t b, auto part) {
-      Vec<T> top = part.load(logs + b), total = splat<T>(0);
-      for (int64_t i = 1; i < n; i++) top = larger(top, part.load(logs + i * c.stride + b));
+    over_sequences<T>(first, last, [&](int64_t b, auto zero) {
+      typedef decltype(zero) V;
+      V top = read<V>(logs + b), total = zero;
+      for (int64_t i = 1; i < n; i++) top = larger(top, read<V>(logs + i * c.stride + b));
       for (int64_t i = 0; i < n; i++) {
-        const Vec<T> term = exponential(part.load(logs + i * c.stride + b) - top);
+        const V term = exp_of<T>(read<V>(logs + i * c.stride + b) - top);
         total += term;
-        part.store(shares + i * c.count + b, term);
+        write(shares + i * c.count + b, term);
       }
-      part.store(log_total + b, logarithm<T>(total) + top);
-      for (int64_t i = 0; i < n; i++) part.store(shares + i * c.count + b, part.load(shares + i * c.count + b) / total);
+      write(log_total + b, log_of<T>(total) + top);
+      for (int64_t i = 0; i < n; i++) write(shares + i * c.count + b, read<V>(shares + i * c.count + b) / total);
     });
   });
   return 0;
@@ -77,30 +72,31 @@ template <class T> int64_t normalize(const Normalization& c) {
 
 // m = Σ_i w_i m_i,  P = Σ_i w_i (P_i + (m_i − m)(m_i − m)ᵀ)
 template <class T> int64_t collapse(const Collapse& c) {
-  typedef Vec<T> V;
   const int64_t d = c.dim, n = c.sources, entries = (d + 1) * (d + 2) / 2;
   over_hypotheses(c.axes, c.batch, c.threads, [&](int64_t h, const int64_t* index, int64_t first, int64_t last) {
     Scratch& memory = scratch();
-    memory.reserve(2 * Scratch::rounded(n * d * sizeof(V)) + Scratch::rounded(n * sizeof(V)));
-    V *apart = memory.take<V>(n * d), *scaled = memory.take<V>(n * d), *weight = memory.take<V>(n);
+    memory.reserve(2 * Scratch::rounded(n * d * sizeof(Vec<T>)) + Scratch::rounded(n * sizeof(Vec<T>)));
+    void *differences = memory.take<Vec<T>>(n * d), *products = memory.take<Vec<T>>(n * d), *factors = memory.take<Vec<T>>(n);
     Entries<T> weights(c.weights, index), moments(c.moments, index);
     T* result = (T*)c.result + h * entries * c.batch;
-    over_sequences<T>(first, last, [&](int64_t b, auto part) {
-      for (int64_t i = 0; i < n; i++) weight[i] = weights.at(i, b, part);
+    over_sequences<T>(first, last, [&](int64_t b, auto zero) {
+      typedef decltype(zero) V;
+      V *apart = (V*)differences, *scaled = (V*)products, *weight = (V*)factors;
+      for (int64_t i = 0; i < n; i++) weight[i] = weights.at(i, b, zero);
       auto moment = [&](int64_t i, int64_t e) {
         Entries<T> source = moments;
         source.data += i * c.moment_source;
-        return source.at(e, b, part);
+        return source.at(e, b, zero);
       };
       auto total = [&](int64_t e) {
-        V sum = splat<T>(0);
+        V sum = zero;
         for (int64_t i = 0; i < n; i++) sum += weight[i] * moment(i, e);
         return sum;
       };
       int64_t e = 0;
       for (; e <= d; e++) {
         const V mean = total(e);
-        part.store(result + e * c.batch + b, mean);
+        write(result + e * c.batch + b, mean);
         for (int64_t i = 0; e && i < n; i++) {
           apart[i * d + e - 1] = moment(i, e) - mean;
           scaled[i * d + e - 1] = weight[i] * apart[i * d + e - 1];
@@ -110,7 +106,7 @@ template <class T> int64_t collapse(const Collapse& c) {
         for (int64_t column = row; column < d; column++, e++) {
           V sum = total(e);
           for (int64_t i = 0; i < n; i++) sum += scaled[i * d + row] * apart[i * d + column];
-          part.store(result + e * c.batch + b, sum);
+          write(result + e * c.batch + b, sum);
         }
     });
   });
@@ -120,41 +116,42 @@ template <class T> int64_t collapse(const Collapse& c) {
 // The rows of y out of the triangle of (y, 1, x), which takes |y − ŷ|² in units of its variance off the 1; the number of
 // hypotheses and sequences in which a variance is beyond its bound.
 template <class T> int64_t eliminate(const Elimination& c) {
-  typedef Vec<T> V;
   constexpr T LOG_TWO_PI = T(1.8378770664093454836);
   const int64_t m = c.observations, n = m + c.dim + 1, entries = n * (n + 1) / 2, left = (c.dim + 1) * (c.dim + 2) / 2;
   std::atomic<int64_t> beyond{0};
   over_hypotheses(c.axes, c.batch, c.threads, [&](int64_t h, const int64_t* index, int64_t first, int64_t last) {
     Scratch& memory = scratch();
-    memory.reserve(Scratch::rounded(entries * sizeof(V)) + Scratch::rounded(n * sizeof(V)));
-    V *triangle = memory.take<V>(entries), *gain = memory.take<V>(n);
+    memory.reserve(Scratch::rounded(entries * sizeof(Vec<T>)) + Scratch::rounded(n * sizeof(Vec<T>)));
+    void *whole = memory.take<Vec<T>>(entries), *quotients = memory.take<Vec<T>>(n);
     const Entries<T> joint(c.joint, index), floors(c.floors, index), bounds(c.bounds, index);
     T *rest = (T*)c.rest + h * left * c.batch, *log_likelihood = (T*)c.log_likelihood + h * c.batch;
     uint8_t* vague = c.vague + h * c.batch;
-    over_sequences<T>(first, last, [&](int64_t b, auto part) {
-      for (int64_t e = 0; e < entries; e++) triangle[e] = joint.at(e, b, part);
-      V* row = triangle;
-      V surprise = splat<T>(1), far = splat<T>(0);
+    over_sequences<T>(first, last, [&](int64_t b, auto zero) {
+      typedef decltype(zero) V;
+      V *triangle = (V*)whole, *gain = (V*)quotients, *row = triangle, surprise = zero + T(1), far = zero;
+      for (int64_t e = 0; e < entries; e++) triangle[e] = joint.at(e, b, zero);
       for (int64_t k = 0; k < m; k++) {
         const int64_t columns = n - k;
-        V seen = splat<T>(1);
-        if (c.observed)
-          for (int64_t i = 0; i < part.count; i++) seen[i] = c.observed[k * c.batch + b + i];
-        if (c.y) row[m - k] -= part.load((const T*)c.y + k * c.batch + b);
-        const V least = floors.at(k, b, part), variance = row[0] < least ? least : row[0];  // NaN stays
-        surprise += seen > T(0) ? logarithm<T>(variance) + LOG_TWO_PI : splat<T>(0);
-        far = variance > bounds.at(k, b, part) ? far + seen : far;
-        for (int64_t j = 1; j < columns; j++) gain[j] = seen > T(0) ? row[j] / variance : splat<T>(0);
+        T flags[WIDTH<V, T>];
+        for (int i = 0; i < WIDTH<V, T>; i++) flags[i] = c.observed ? c.observed[k * c.batch + b + i] : 1;
+        const V seen = read<V>(flags), least = floors.at(k, b, zero);
+        if (c.y) row[m - k] -= read<V>((const T*)c.y + k * c.batch + b);
+        const V variance = row[0] < least ? least : row[0];  // NaN stays
+        surprise += seen > zero ? log_of<T>(variance) + LOG_TWO_PI : zero;
+        far = variance > bounds.at(k, b, zero) ? far + seen : far;
+        for (int64_t j = 1; j < columns; j++) gain[j] = seen > zero ? row[j] / variance : zero;
         V* to = row + columns;
         for (int64_t i = 1; i < columns; i++)
           for (int64_t j = i; j < columns; j++) *to++ -= row[i] * gain[j];
         row += columns;
       }
-      part.store(log_likelihood + b, (row[0] - surprise) * T(0.5));
-      row[0] = splat<T>(1);
-      for (int64_t e = 0; e < left; e++) part.store(rest + e * c.batch + b, row[e]);
+      write(log_likelihood + b, (row[0] - surprise) * T(0.5));
+      row[0] = zero + T(1);
+      for (int64_t e = 0; e < left; e++) write(rest + e * c.batch + b, row[e]);
+      T times[WIDTH<V, T>];
+      write(times, far);
       int64_t count = 0;
-      for (int64_t i = 0; i < part.count; i++) count += vague[b + i] = far[i] > 0;
+      for (int i = 0; i < WIDTH<V, T>; i++) count += vague[b + i] = times[i] > 0;
       if (count) beyond += count;
     });
   });

@@ -16,7 +16,8 @@ from torch._C._functorch import peek_interpreter_stack  # pyright: ignore[report
 from torch.autograd import forward_ad
 
 from cumulant.kernels.native.arguments import Collapse, Elimination, Lanes, Normalization
-from cumulant.kernels.native.call import PLAIN, enter, entries
+from cumulant.kernels.native.call import PLAIN, enter
+from cumulant.kernels.native.call import entries as entry_points
 from cumulant.kernels.operator import recorded
 
 AXES = 3  # of hypotheses, besides one that is collapsed
@@ -50,19 +51,27 @@ def normalize(log_weights: Tensor) -> tuple[Tensor, Tensor] | None:
 def collapse(weights: Tensor, moments: Tensor, axis: int, dim: int) -> Tensor | None:
     """The moments of mixtures along a hypothesis axis; None where the kernel does not serve.
 
-    weights (*hypotheses, batch), moments (*hypotheses, (dim+1)(dim+2)/2, batch), axes of size 1 shared.
+    weights (*hypotheses, batch), moments (*hypotheses, (dim+1)(dim+2)/2, batch), axes of moments and batch shared where
+    they have size 1.
     """
-    *hypotheses, batch = weights.shape
-    sources = hypotheses.pop(axis)
-    if len(hypotheses) > AXES or sources > SOURCES or not _serves(weights, moments):
+    *hypotheses, shared = weights.shape
+    *own, entries, batch = moments.shape
+    batch = max(shared, batch)
+    sources = hypotheses[axis]
+    if len(own) != len(hypotheses) or any(b not in (1, a) for a, b in zip(hypotheses, own, strict=True)):
         return None
-    moments = moments.expand(*weights.shape[:-1], moments.shape[-2], batch)
-    if not weights.numel() or not _side_by_side(weights) or not _side_by_side(moments):
+    if len(own) > AXES + 1 or sources > SOURCES or not weights.numel() or not moments.numel():
         return None
+    if not _serves(weights, moments):
+        return None
+    weights, moments = weights.expand(*hypotheses, batch), moments.expand(*hypotheses, entries, batch)
+    if not _side_by_side(weights) or not _side_by_side(moments):
+        return None
+    hypotheses.pop(axis)
     *first, _ = weights.stride()
     *second, row, _ = moments.stride()
     source = first.pop(axis), second.pop(axis)
-    result = torch.empty(*hypotheses, moments.shape[-2], batch, dtype=weights.dtype)
+    result = torch.empty(*hypotheses, entries, batch, dtype=weights.dtype)
     call = Collapse(
         *(_axes(hypotheses, 1), sources, dim, batch, weights.element_size(), 1),
         *(_lanes(weights, first, source[0]), _lanes(moments, second, row), source[1], result.data_ptr()),
@@ -104,12 +113,12 @@ def _axes(values: Sequence[int], fill: int) -> tuple[int, ...]:
 
 
 def _lanes(tensor: Tensor, axes: Sequence[int], row: int) -> Lanes:
-    return Lanes(tensor.data_ptr(), _axes(axes, 0), row, tensor.stride(-1))
+    return Lanes(tensor.data_ptr(), _axes(axes, 0), row, int(tensor.stride(-1) > 0))
 
 
 def _side_by_side(tensor: Tensor) -> bool:
     """Whether sequences are neighbours in memory, or all the same."""
-    return tensor.stride(-1) in (0, 1)
+    return tensor.shape[-1] == 1 or tensor.stride(-1) in (0, 1)
 
 
 def _threads(tensor: Tensor) -> int | None:
@@ -119,7 +128,7 @@ def _threads(tensor: Tensor) -> int | None:
 
 def _serves(*tensors: Tensor) -> bool:
     """Whether there is a kernel, and tensors are numbers in memory of which no derivative is wanted."""
-    if entries() is None or recorded() or peek_interpreter_stack() is not None:
+    if entry_points() is None or recorded() or peek_interpreter_stack() is not None:
         return False
     if forward_ad._current_level >= 0:  # pyright: ignore[reportPrivateUsage]
         return False

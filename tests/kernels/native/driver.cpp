@@ -1,6 +1,6 @@
 // The native kernel without Python: every entry point on made-up inputs, compared with loops in double.
 //
-//   driver numbers [cases] [seed]   forward, backward, Fisher product and its gradient; chosen cases, then drawn ones
+//   driver numbers [cases] [seed]   forward, backward, Fisher product and its gradient, normal laws; chosen cases, then drawn ones
 //   driver threads                  many calls at once, calls inside tasks of the pool
 //   driver fork                     calls in a parent and in its children, while another thread of the parent calls too; not
 //                                   under AddressSanitizer, whose allocator may be left locked in a child (that of glibc is not)
@@ -569,6 +569,8 @@ void check(const Case& a) {
   check_fisher(x, ref);
 }
 
+#include "normal_cases.h"
+
 // ---------------------------------------------------------------- which cases
 Case drawn(uint64_t seed) {
   Random random{seed};
@@ -636,6 +638,7 @@ std::vector<Case> chosen() {
 void numbers(int64_t count, uint64_t seed) {
   for (const Case& a : chosen()) check(a);
   for (int64_t i = 0; i < count; i++) check(drawn(seed + uint64_t(i)));
+  for (int64_t i = 0; i < count; i++) check_normals(seed + uint64_t(i));
 }
 
 // many callers at once: one of them has the pool, the others work alone
@@ -647,6 +650,7 @@ void many_callers(int callers, int calls) {
         Case a = drawn(uint64_t(1000 + t * 100 + i));
         a.threads = 3;
         check(a);
+        check_normals(uint64_t(6000 + t * 100 + i));
       }
     });
   for (auto& thread : threads) thread.join();
