@@ -12,7 +12,7 @@ so that covariances are symmetric by construction. Two operations do not depend 
     collapse   Σ_i w_i P_i + Σ_{i<k} w_i w_k (m_i − m_k)(m_i − m_k)ᵀ: no squares are subtracted, so that coordinates may
                lie far from the origin
 
-On the CPU, where no derivative is wanted, the native kernel goes through each in one pass; what follows here is in torch.
+On the CPU, where no derivative is wanted, the native kernel does each in one pass (`cumulant.kernels.native.normals`).
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Normal(NamedTuple):
 
 
 class Elimination(NamedTuple):
-    """The belief after an observation, its log-likelihood, and where half of the digits were lost, (*hypotheses, batch), or
-    None if nowhere."""
+    """The belief after an observation, its log-likelihood, and where half of the digits were lost, (*hypotheses,
+    batch), or None if nowhere."""
 
     updated: Updated
     vague: Tensor | None

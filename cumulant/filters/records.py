@@ -13,7 +13,6 @@ from cumulant.display import html_table, one_line
 from cumulant.filters.protocol import Belief, Propagator
 from cumulant.kernels.native import normals
 
-
 LARGE_PAGE = 1 << 21  # bytes of one, and where it may begin
 LARGE_FROM = 1 << 22
 DTYPES = {torch.float32: np.float32, torch.float64: np.float64}

@@ -20,6 +20,7 @@ they lie, before anything is flattened:
     native/kernel.cpp    entry points; x86_64_v4.cpp, x86_64_v3.cpp, aarch64.cpp include it, one library each
         arguments.h  pool.h  vectors.h  microkernel.h      what is given, threads and memory, lanes, the one product
         panel.h  forward.h  few_rows.h  backward.h  fisher.h      queries in lanes, and the four passes
+    native/normals.py    normal laws of many sequences, for `cumulant.filters`, in normals.h
 
 "dense" (few scores) goes to dense.py, the reference. "streaming", "fused" and "native" on flattened inputs go through
 

@@ -26,8 +26,8 @@ ALONE = 1 << 15  # numbers up to which threads do not pay
 
 
 class Eliminated(NamedTuple):
-    """What is left of a triangle, (*hypotheses, ·, batch), log p(y) (*hypotheses, batch), and where a variance was beyond
-    its bound, (*hypotheses, batch), or None if nowhere."""
+    """What is left of a triangle, (*hypotheses, ·, batch), log p(y) (*hypotheses, batch), and where a variance was
+    beyond its bound, (*hypotheses, batch), or None if nowhere."""
 
     rest: Tensor
     log_likelihood: Tensor
@@ -54,20 +54,17 @@ def collapse(weights: Tensor, moments: Tensor, axis: int, dim: int) -> Tensor | 
     weights (*hypotheses, batch), moments (*hypotheses, (dim+1)(dim+2)/2, batch), axes of moments and batch shared where
     they have size 1.
     """
-    *hypotheses, shared = weights.shape
+    *hypotheses, _ = weights.shape
     *own, entries, batch = moments.shape
-    batch = max(shared, batch)
-    sources = hypotheses[axis]
-    if len(own) != len(hypotheses) or any(b not in (1, a) for a, b in zip(hypotheses, own, strict=True)):
-        return None
-    if len(own) > AXES + 1 or sources > SOURCES or not weights.numel() or not moments.numel():
-        return None
-    if not _serves(weights, moments):
+    batch = max(batch, weights.shape[-1])
+    fits = len(own) == len(hypotheses) and all(b in (1, a) for a, b in zip(hypotheses, own, strict=True))
+    small = len(own) <= AXES + 1 and hypotheses[axis] <= SOURCES
+    if not (fits and small and weights.numel() and moments.numel() and _serves(weights, moments)):
         return None
     weights, moments = weights.expand(*hypotheses, batch), moments.expand(*hypotheses, entries, batch)
     if not _side_by_side(weights) or not _side_by_side(moments):
         return None
-    hypotheses.pop(axis)
+    sources = hypotheses.pop(axis)
     *first, _ = weights.stride()
     *second, row, _ = moments.stride()
     source = first.pop(axis), second.pop(axis)
