@@ -34,7 +34,9 @@ from cumulant.observatory.record.bootstrap import draw_counts
 
 RUNS = Path(__file__).with_suffix(".jsonl")
 METHODS = ("backtest", "backtest+norepeat", "matching+norepeat", "matching", "kvzip", "h2o")
-TRIALS = dict.fromkeys(("backtest", "backtest+norepeat", "matching", "matching+norepeat"), 17)  # settings tried on the first eight
+TRIALS = dict.fromkeys(
+    ("backtest", "backtest+norepeat", "matching", "matching+norepeat"), 17
+)  # settings tried on the first eight
 COLUMNS = (
     *("keep", "method", "KL, 512 tokens", "KL, 128 tokens", "times `backtest`'s", "windows where `backtest` has less"),
     *("NLL", "found", "prefills", "settings tried"),

@@ -12,7 +12,7 @@ Where the prediction is so vague that elimination would lose digits, the update 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import log
+from math import sqrt
 from typing import Any
 
 import torch
@@ -123,10 +123,9 @@ class NonlinearGaussian(PackedNormal):
         for again in range(1, max(mode.iterations for mode in self.modes)):
             law = self._linearised_about(result.updated.belief, moments, law, again, t)
             result = self._conditioned(moments, law, y, observed, t)
-        vague = result.vague.any(-2)
-        if not vague.any():
+        if result.vague is None:
             return result.updated
-        return self._update_by_joseph(vague, moments, law, y, observed, result.updated)
+        return self._update_by_joseph(result.vague, moments, law, y, observed, result.updated)
 
     def collapse(self, weights: Tensor, belief: Normal, axis: int) -> Normal:
         if not self.state_angles:
@@ -178,10 +177,10 @@ class NonlinearGaussian(PackedNormal):
             rows += [law.covariance[k, k:], away[k, None], law.cross[:, k]]
         joint = torch.cat([*(row.movedim(0, -2) for row in rows), moments], -2)
         self._check("observation", joint, t, away)
-        floor, bound = self._bounds(law)
+        floor, bounds = self._bounds(law)
         info = torch.finfo(y.dtype)
         least = info.eps * law.covariance.detach().diagonal().movedim(-1, -2).abs() + info.tiny
-        return self.condition(joint, None, observed, torch.maximum(floor, least).split(1, -2), bound)
+        return self.condition(joint, None, observed, torch.maximum(floor, least), bounds)
 
     def _away(self, law: ModeMoments, y: Tensor) -> Tensor:
         """What was predicted, seen from y: (m, *older, M, batch)."""
@@ -191,7 +190,7 @@ class NonlinearGaussian(PackedNormal):
     def _bounds(self, law: ModeMoments) -> tuple[Tensor, Tensor]:
         """The variances (…, M, m, batch or 1) of the entries of y given x and the entries before, 0 if not known.
 
-        And the logarithms of variances from which elimination loses half of the digits.
+        And the variances from which elimination loses half of the digits.
         """
         rest = law.unexplained
         last = self.bounds
@@ -202,10 +201,9 @@ class NonlinearGaussian(PackedNormal):
         else:
             root = semidefinite_root(rest.detach().flatten(2)).diagonal()  # (n, m)
             floor = root.square().mT.unflatten(1, rest.shape[2:]).movedim(0, -2)
-        positive, half = floor > 0, log(torch.finfo(floor.dtype).eps) / 2
-        bound = torch.where(positive, torch.where(positive, floor, 1).log() - half, torch.inf)
-        self.bounds = None if rest is None or rest.shape[-1] > 1 else (rest.detach(), floor, bound)
-        return floor, bound
+        bounds = torch.where(floor > 0, floor / sqrt(torch.finfo(floor.dtype).eps), torch.inf)
+        self.bounds = None if rest is None or rest.shape[-1] > 1 else (rest.detach(), floor, bounds)
+        return floor, bounds
 
     def _linearised_about(
         self, posterior: Normal, moments: Tensor, before: ModeMoments, again: int, t: int

@@ -11,7 +11,7 @@ Three facts make a step cheap, of which the last two are those of every packed n
 
 from __future__ import annotations
 
-from math import log
+from math import sqrt
 from typing import NamedTuple
 
 import torch
@@ -47,20 +47,19 @@ class Maps(NamedTuple):
     gain     (m+d, d)  [H F; F]
     offset   (p, 1)    what 1, noise and offsets add to the moments of (y, 1, x')
     product  (p, q)    the map from the moments of (1, x) to them, all included; None where it would be large
-    floors   (1, 1)    for each entry of y its variance given x and the entries before it: none can have less
-    bound    (m, 1)    log of the variance from which elimination would lose half of the digits
+    floors   (m, 1)    for each entry of y its variance given x and the entries before it: none can have less
+    bounds   (m, 1)    the variance from which elimination would lose half of the digits
     """
 
     gain: Tensor
     offset: Tensor
     product: Tensor | None
-    floors: tuple[Tensor, ...]
-    bound: Tensor
+    floors: Tensor
+    bounds: Tensor
 
     def at(self, index: int) -> Maps:
         product = None if self.product is None else self.product[index]
-        floors = tuple(floor[index] for floor in self.floors)
-        return Maps(self.gain[index], self.offset[index], product, floors, self.bound[index])
+        return Maps(self.gain[index], self.offset[index], product, self.floors[index], self.bounds[index])
 
 
 class LinearGaussian(PackedNormal):
@@ -112,8 +111,8 @@ class LinearGaussian(PackedNormal):
             rest = rest.expand(*rest.shape[:-1], y.shape[-1])
         if not self.m:
             return Updated(Normal(rest), torch.zeros_like(rest.select(-2, 0)))
-        updated, vague = self.condition(rest, y, observed, maps.floors, maps.bound)
-        return self._update_by_joseph(vague.any(-2), predicted, y, observed, t, updated) if vague.any() else updated
+        updated, vague = self.condition(rest, y, observed, maps.floors, maps.bounds)
+        return updated if vague is None else self._update_by_joseph(vague, predicted, y, observed, t, updated)
 
     def _update_by_joseph(
         self, where: Tensor, predicted: Normal, y: Tensor, observed: Tensor | None, t: int, fast: Updated
@@ -183,9 +182,8 @@ class LinearGaussian(PackedNormal):
         if not self.own:
             return maps
         gain = self._of_copies(maps.gain.movedim(0, -1))
-        columns = (self._of_copies(part[..., 0].movedim(0, -1)) for part in (maps.offset, maps.bound, *maps.floors))
-        offset, bound, *floors = columns
-        return Maps(gain, offset, None, tuple(floors), bound)
+        columns = (self._of_copies(part[..., 0].movedim(0, -1)) for part in (maps.offset, maps.floors, maps.bounds))
+        return Maps(gain, next(columns), None, *columns)
 
 
 def _form(parameters: Parameters, *, squared: bool = True) -> Maps:
@@ -202,7 +200,7 @@ def _form(parameters: Parameters, *, squared: bool = True) -> Maps:
         joint = _joint_moments(gain.flatten(0, -3), unit).unflatten(0, gain.shape[:-2])
         joint = torch.cat([offset, joint[..., 1:]], -1)
     floor = torch.linalg.cholesky(r.detach()).diagonal(dim1=-2, dim2=-1).square()[..., None]
-    return Maps(gain, offset, joint, floor.split(1, -2), floor.log() - log(torch.finfo(h.dtype).eps) / 2)
+    return Maps(gain, offset, joint, floor, floor / sqrt(torch.finfo(h.dtype).eps))
 
 
 def moment_map(dynamics: Tensor, noise: Tensor) -> Tensor | None:

@@ -11,6 +11,8 @@ so that covariances are symmetric by construction. Two operations do not depend 
                y from its prediction off the 1; a missing entry is a row not used, which is the marginal over it
     collapse   Σ_i w_i P_i + Σ_{i<k} w_i w_k (m_i − m_k)(m_i − m_k)ᵀ: no squares are subtracted, so that coordinates may
                lie far from the origin
+
+On the CPU, where no derivative is wanted, the native kernel does each in one pass (`cumulant.kernels.native.normals`).
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ import torch
 from torch import Tensor
 
 from cumulant.filters.protocol import Propagator, Start, StateMoments, Updated, contract, log_probabilities
+from cumulant.kernels.native import normals
 
 PAIRED = 8  # modes up to which a collapse goes over pairs of them
 
@@ -37,10 +40,11 @@ class Normal(NamedTuple):
 
 
 class Elimination(NamedTuple):
-    """The belief after an observation, its log-likelihood, and the hypotheses where half of the digits were lost."""
+    """The belief after an observation, its log-likelihood, and where half of the digits were lost, (*hypotheses,
+    batch), or None if nowhere."""
 
     updated: Updated
-    vague: Tensor
+    vague: Tensor | None
 
 
 class PackedNormal(Propagator):
@@ -83,31 +87,41 @@ class PackedNormal(Propagator):
         return None
 
     def collapse(self, weights: Tensor, belief: Normal, axis: int) -> Normal:
-        moments, modes = belief.moments, weights.shape[axis]
-        total = contract(weights, moments, axis)
+        moments = normals.collapse(weights, belief.moments, axis, self.d)
+        return Normal(self._collapsed(weights, belief.moments, axis) if moments is None else moments)
+
+    def _collapsed(self, weights: Tensor, moments: Tensor, axis: int) -> Tensor:
+        modes, total = weights.shape[axis], contract(weights, moments, axis)
         mean, covariance = moments.narrow(-2, 1, self.d), total.narrow(-2, self.d + 1, self.size - self.d - 1)
         targets = weights.numel() * self.size // max(moments.numel(), 1)
         if modes - 1 > 2 * targets or modes > PAIRED:  # fewer differences to the mean than between modes
             apart = mean - total.narrow(-2, 1, self.d).unsqueeze(axis)
             contract(weights, self._outer(apart), axis, onto=covariance)
-            return Normal(total)
+            return total
         for lag in range(1, modes):  # all pairs of modes, without copies of the means
             rest = modes - lag
             apart = mean.narrow(axis, lag, rest) - mean.narrow(axis, 0, rest)
             share = weights.narrow(axis, lag, rest) * weights.narrow(axis, 0, rest)
             contract(share, self._outer(apart), axis, onto=covariance)
-        return Normal(total)
+        return total
 
     def condition(
-        self, joint: Tensor, y: Tensor | None, observed: Tensor | None, floors: tuple[Tensor, ...], bound: Tensor
+        self, joint: Tensor, y: Tensor | None, observed: Tensor | None, floors: Tensor, bounds: Tensor
     ) -> Elimination:
         """Condition the triangle of (y, 1, x) on y (m, batch), entries that were not ``observed`` left out.
 
         y None is 0: the triangle has what was predicted less what was observed.
 
-        floors  (…, 1, 1) for each entry of y its variance given x and the entries before it: none can have less
-        bound   (…, m, 1) log of the variance from which elimination loses half of the digits
+        floors  (…, m, 1) for each entry of y its variance given x and the entries before it: none can have less
+        bounds  (…, m, 1) the variance from which elimination loses half of the digits
         """
+        done = normals.eliminate(joint, y, observed, floors, bounds, self.d)
+        moments, log_likelihood, vague = self._eliminated(joint, y, observed, floors, bounds) if done is None else done
+        return Elimination(Updated(Normal(moments), log_likelihood), vague)
+
+    def _eliminated(
+        self, joint: Tensor, y: Tensor | None, observed: Tensor | None, floors: Tensor, bounds: Tensor
+    ) -> normals.Eliminated:
         rest, variances = joint, []
         for entry in range(self.m):
             left = self.m + self.d - entry
@@ -116,22 +130,21 @@ class PackedNormal(Propagator):
                 row = row.clone() if entry == 0 else row  # what was predicted stays as it was
                 row.select(-2, self.m - entry).sub_(y[entry])
             variance, cross = torch.split_with_sizes(row, (1, left), -2)
-            variances.append(torch.maximum(variance, floors[entry]))
+            variances.append(torch.maximum(variance, floors.narrow(-2, entry, 1)))
             gain = cross / variances[-1]
             if observed is not None:
                 gain = torch.where(observed[entry], gain, 0)
             first, second = self._order(left)
             rest = torch.addcmul(rest, cross.index_select(-2, first), gain.index_select(-2, second), value=-1)
-        spread = torch.cat(variances, -2).log()
-        vague = spread > bound
-        constant = 1 + self.m * log(2 * pi)
+        variance = torch.cat(variances, -2)
+        spread, vague, constant = variance.log(), variance > bounds, 1 + self.m * log(2 * pi)
         if observed is not None:
             spread, vague = torch.where(observed, spread, 0), vague & observed
             constant = 1 + observed.to(joint.dtype).sum(0) * log(2 * pi)
         corner = rest.select(-2, 0)
         log_likelihood = (corner - spread.sum(-2) - constant) / 2
         corner.fill_(1)
-        return Elimination(Updated(Normal(rest), log_likelihood), vague)
+        return normals.Eliminated(rest, log_likelihood, vague.any(-2) if vague.any() else None)
 
     def _outer(self, vectors: Tensor) -> Tensor:
         first, second = self._order(self.d)

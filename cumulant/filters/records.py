@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,6 +11,11 @@ from torch import Tensor
 
 from cumulant.display import html_table, one_line
 from cumulant.filters.protocol import Belief, Propagator
+from cumulant.kernels.native import normals
+
+LARGE_PAGE = 1 << 21  # bytes of one, and where it may begin
+LARGE_FROM = 1 << 22
+DTYPES = {torch.float32: np.float32, torch.float64: np.float64}
 
 
 class Filtered(NamedTuple):
@@ -87,18 +93,22 @@ class StepBeliefs(NamedTuple):
 
 
 class Normalized(NamedTuple):
-    """log Σ exp along an axis, and the terms divided by that sum."""
+    """log Σ exp along the first axis, and the terms divided by that sum."""
 
     log_total: Tensor
     weights: Tensor
 
 
-def normalize(log_weights: Tensor, axis: int) -> Normalized:
-    """log Σ exp and softmax of finite entries; torch.logsumexp checks for infinities first, which takes longer."""
-    top = log_weights.detach().amax(axis, keepdim=True)
+def normalize(log_weights: Tensor) -> Normalized:
+    """log Σ exp along the first axis and softmax of finite entries; torch.logsumexp checks for infinities first, which
+    takes longer."""
+    done = normals.normalize(log_weights)
+    if done is not None:
+        return Normalized(*done)
+    top = log_weights.detach().amax(0, keepdim=True)
     terms = torch.exp(log_weights - top)
-    total = terms.sum(axis, keepdim=True)
-    return Normalized((total.log() + top).squeeze(axis), terms / total)
+    total = terms.sum(0, keepdim=True)
+    return Normalized((total.log() + top).squeeze(0), terms / total)
 
 
 def to_filtered(propagator: Propagator, steps: list[StepBeliefs], batch: int) -> Filtered:
@@ -149,11 +159,17 @@ class RecordBuffer:
 
 
 def _allocate(leaf: Tensor, steps: int) -> Tensor:
-    """Memory for all steps. NumPy uses large pages, which halves the cost of the first access."""
-    if leaf.device.type == "cpu" and leaf.dtype in (torch.float32, torch.float64):
-        dtype = np.float32 if leaf.dtype == torch.float32 else np.float64
-        return torch.from_numpy(np.empty((steps, *leaf.shape[1:]), dtype=dtype))
-    return leaf.new_empty(steps, *leaf.shape[1:])
+    """Memory for all steps, of the CPU in large pages: there are hundreds of times fewer to be had at the first access.
+
+    NumPy asks for large pages from LARGE_FROM bytes on; what is not touched of them costs nothing.
+    """
+    shape = (steps, *leaf.shape[1:])
+    count, size = prod(shape), leaf.element_size()
+    if leaf.device.type != "cpu" or leaf.dtype not in DTYPES or count * size < LARGE_PAGE // 2:
+        return leaf.new_empty(shape)
+    raw = np.empty(max(count * size + LARGE_PAGE, LARGE_FROM), dtype=np.uint8)
+    begin = -raw.ctypes.data % LARGE_PAGE
+    return torch.from_numpy(raw[begin : begin + count * size].view(DTYPES[leaf.dtype])).reshape(shape)
 
 
 def _stack(hypotheses: list[Hypotheses], batch: int) -> Hypotheses:

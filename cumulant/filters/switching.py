@@ -287,7 +287,7 @@ def predict(state: FilterState) -> Prediction:
     if moves:
         weights = prior.log_weights.unsqueeze(-2) + propagator.log_transition(t)  # (…, i, j, batch)
         if axes == 0:
-            weights = normalize(weights, 0).log_total
+            weights = normalize(weights).log_total
         prior = Hypotheses(weights, _map_leaves(prior.belief, lambda leaf: leaf.unsqueeze(axes)))
         axes += 1
     prior, axes = collapse(propagator, prior, axes, before), min(axes, before)
@@ -307,7 +307,7 @@ def observe(state: FilterState, y: Tensor, observed: Tensor | None, prediction: 
     possible = prior.log_weights.detach() > -(torch.finfo(y.dtype).max ** 0.625)
     top = torch.where(possible, log_likelihood.detach(), -torch.inf).flatten(0, -2).amax(0)
     joint = prior.log_weights + (log_likelihood - top)
-    rest = normalize(joint.flatten(0, -2), 0).log_total
+    rest = normalize(joint.flatten(0, -2)).log_total
     evidence = rest + top
     if not len(y):
         evidence = torch.zeros_like(evidence)
@@ -334,7 +334,7 @@ def collapse(propagator: Propagator, hypotheses: Hypotheses, axes: int, keep: in
     """Collapse the oldest modes until ``keep`` index the belief; the weights keep the newest mode in any case."""
     log_weights, belief = hypotheses
     for _ in range(axes - keep):
-        log_total, weights = normalize(log_weights, 0)
+        log_total, weights = normalize(log_weights)
         belief = propagator.collapse(weights, belief, 0)
         log_weights = log_total if log_weights.ndim > 2 else log_weights
     return Hypotheses(log_weights, belief)

@@ -21,6 +21,7 @@ they lie, before anything is flattened:
         arguments.h  pool.h  vectors.h  microkernel.h      what is given, threads and memory, lanes, the one product
         panel.h  forward.h  few_rows.h  backward.h  fisher.h      queries in lanes, and the four passes
         losses.h                                                  the two passes of a loss
+    native/normals.py    normal laws of many sequences, for `cumulant.filters`, in normals.h
 
 "dense" (few scores) goes to dense.py, the reference. "streaming", "fused" and "native" on flattened inputs go through
 

@@ -132,8 +132,8 @@ def _newest(prior: Hypotheses, axes: int) -> Tensor:
     """Probabilities (M, batch) of the newest mode."""
     weights = prior.log_weights
     weights = weights.flatten(0, -3) if weights.ndim > 2 else weights[None]
-    total = normalize(weights, 0).log_total if len(weights) > 1 else weights[0]
-    return normalize(total, 0).weights
+    total = normalize(weights).log_total if len(weights) > 1 else weights[0]
+    return normalize(total).weights
 
 
 def _reject(law: ObservedLaw, row: Tensor, groups: Sequence[Sequence[int]], limits: Tensor, angles) -> Tensor:

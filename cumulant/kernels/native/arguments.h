@@ -88,4 +88,38 @@ struct LossCall {
   void *d_eta, *d_atoms, *d_bias;
 };
 
+// Normal laws of many sequences (normals.h): hypotheses over three axes, entries in rows, sequences side by side. Strides of
+// arguments count numbers; results are contiguous.
+struct Lanes {
+  const void* data;
+  int64_t axes[3];  // strides of the axes of hypotheses, 0: shared
+  int64_t row;      // from entry to entry
+  int64_t lane;     // 1, or 0: the same for all sequences
+};
+
+struct Normalization {
+  int64_t terms, count, precision, threads;
+  int64_t stride;               // from term to term
+  const void* log_weights;      // (terms, count)
+  void *log_total, *shares;     // (count), (terms, count)
+};
+
+struct Collapse {
+  int64_t axes[3], sources, dim, batch;     // hypotheses that stay, those that are merged, size of the state, sequences
+  int64_t precision, threads;
+  Lanes weights, moments;                   // the sources are the rows of weights
+  int64_t moment_source;                    // stride
+  void* result;                             // (hypotheses, entries, batch)
+};
+
+struct Elimination {
+  int64_t axes[3], observations, dim, batch;
+  int64_t precision, threads;
+  Lanes joint, floors, bounds;
+  const void* y;                            // (observations, batch), or null: 0
+  const uint8_t* observed;                  // (observations, batch), 0 = missing; or null: nothing is
+  void *rest, *log_likelihood;              // (hypotheses, entries left, batch), (hypotheses, batch)
+  uint8_t* vague;                           // (hypotheses, batch): whether a variance is beyond its bound
+};
+
 }

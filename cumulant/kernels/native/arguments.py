@@ -75,7 +75,43 @@ class LossCall(ctypes.Structure):
     )
 
 
+class Lanes(ctypes.Structure):
+    _fields_ = (("data", ctypes.c_void_p), ("axes", ctypes.c_int64 * 3), *_integers("row", "lane"))
+
+
+class Normalization(ctypes.Structure):
+    _fields_ = (
+        *_integers("terms", "count", "precision", "threads", "stride"),
+        *_pointers("log_weights", "log_total", "shares"),
+    )
+
+
+class Collapse(ctypes.Structure):
+    _fields_ = (
+        ("axes", ctypes.c_int64 * 3),
+        *_integers("sources", "dim", "batch", "precision", "threads"),
+        ("weights", Lanes),
+        ("moments", Lanes),
+        *_integers("moment_source"),
+        *_pointers("result"),
+    )
+
+
+class Elimination(ctypes.Structure):
+    _fields_ = (
+        ("axes", ctypes.c_int64 * 3),
+        *_integers("observations", "dim", "batch", "precision", "threads"),
+        ("joint", Lanes),
+        ("floors", Lanes),
+        ("bounds", Lanes),
+        *_pointers("y", "observed", "rest", "log_likelihood", "vague"),
+    )
+
+
 ENTRY_POINTS: dict[str, type[ctypes.Structure]] = {  # cumulant_forward(const Call*), …
     **dict.fromkeys(("forward", "backward", "fisher", "fisher_backward"), Call),
     **dict.fromkeys(("loss_sums", "loss_gradients", "loss_both"), LossCall),
+    "normalize": Normalization,
+    "collapse": Collapse,
+    "eliminate": Elimination,
 }

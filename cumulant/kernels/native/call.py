@@ -10,7 +10,15 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from cumulant.kernels.native.arguments import ENTRY_POINTS, Call, LossCall, Operand
+from cumulant.kernels.native.arguments import (
+    ENTRY_POINTS,
+    Call,
+    Collapse,
+    Elimination,
+    LossCall,
+    Normalization,
+    Operand,
+)
 from cumulant.kernels.native.library import library
 
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 3, torch.bool: 4, torch.uint8: 4}
@@ -22,14 +30,14 @@ Entry = Callable[[object], int]
 
 @cache
 def entries() -> dict[str, Entry] | None:
-    """Every entry point by its name; None where no native kernel serves."""
+    """The functions of `ENTRY_POINTS` by name; None where no native kernel serves."""
     loaded = library()
     if loaded is None:
         return None
     found = {}
-    for name, arguments in ENTRY_POINTS.items():
+    for name, structure in ENTRY_POINTS.items():
         function = getattr(loaded.functions, f"cumulant_{name}")
-        function.argtypes, function.restype = (ctypes.POINTER(arguments),), ctypes.c_int64
+        function.argtypes, function.restype = (ctypes.POINTER(structure),), ctypes.c_int64
         found[name] = function
     return found
 
@@ -42,7 +50,7 @@ def recorded() -> bool:
     return torch._C._len_torch_dispatch_stack() > 0 or torch._C._get_tracing_state() is not None  # pyright: ignore[reportAttributeAccessIssue, reportPrivateUsage]
 
 
-def enter(name: str, call: Call | LossCall, threads: int | None = None) -> int:
+def enter(name: str, call: Call | LossCall | Normalization | Collapse | Elimination, threads: int | None = None) -> int:
     """Run an entry point, with torch's number of threads by default; the number of irregular results."""
     functions = entries()
     assert functions is not None

@@ -1,4 +1,5 @@
-// Sums of exponentials over keys: entry points. The drawing is in panel.h; docs/kernels.md explains the whole.
+// Entry points: sums of exponentials over keys (the drawing is in panel.h; docs/kernels.md explains the whole), and normal
+// laws of many sequences.
 //
 //   vectors.h      vectors of the compiler, exponential, transposes, half precision
 //   microkernel.h  the one matrix product
@@ -8,6 +9,7 @@
 //   forward.h      many queries        few_rows.h  at most four: decoding
 //   backward.h     gradients           fisher.h    Cov_p(x) u and its gradient
 //   losses.h       losses over many atoms: sums of rows and columns, gradients
+//   normals.h      weights normalised, mixtures collapsed, observations eliminated
 //
 // Each returns the number of irregular results (not finite: the caller computes them in a slower, careful way), or −1 where
 // there was no memory.
@@ -17,6 +19,7 @@
 #include "few_rows.h"
 #include "fisher.h"
 #include "losses.h"
+#include "normals.h"
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
@@ -57,3 +60,12 @@ EXPORT int64_t cumulant_fisher_backward(const Call* c) {
 EXPORT int64_t cumulant_loss_sums(const LossCall* c) { return guarded([&] { return losses(*c, true, false); }); }
 EXPORT int64_t cumulant_loss_gradients(const LossCall* c) { return guarded([&] { return losses(*c, false, true); }); }
 EXPORT int64_t cumulant_loss_both(const LossCall* c) { return guarded([&] { return losses(*c, true, true); }); }
+EXPORT int64_t cumulant_normalize(const Normalization* c) {
+  return guarded([&] { return c->precision == 4 ? normalize<float>(*c) : normalize<double>(*c); });
+}
+EXPORT int64_t cumulant_collapse(const Collapse* c) {
+  return guarded([&] { return c->precision == 4 ? collapse<float>(*c) : collapse<double>(*c); });
+}
+EXPORT int64_t cumulant_eliminate(const Elimination* c) {
+  return guarded([&] { return c->precision == 4 ? eliminate<float>(*c) : eliminate<double>(*c); });
+}

@@ -91,6 +91,33 @@ template <class V> INLINE V exponential(V x) {
   exponential<T, 1>(one);
   return one[0];
 }
+// log x = k log 2 + log(1 + f) with 1 + f from √½ to √2, by a polynomial in (f / (2 + f))² (coefficients of fdlibm).
+template <class T> struct Logarithm;
+template <> struct Logarithm<float> {
+  static constexpr float HIGH = 6.9313812256e-01f, LOW = 9.0580006145e-06f, TINY = 1.17549435e-38f, LIFT = 33554432.f;
+  static constexpr int FRACTION = 23, LIFTED = 25;
+  static constexpr int32_t ROOT_HALF = 0x3f3504f3;
+  static constexpr float P[] = {2.4279078841e-01f, 2.8498786688e-01f, 4.0000972152e-01f, 6.6666662693e-01f};
+};
+template <> struct Logarithm<double> {
+  static constexpr double HIGH = 6.93147180369123816490e-01, LOW = 1.90821492927058770002e-10, TINY = 2.2250738585072014e-308, LIFT = 18014398509481984.0;
+  static constexpr int FRACTION = 52, LIFTED = 54;
+  static constexpr int64_t ROOT_HALF = 0x3fe6a09e667f3bcd;
+  static constexpr double P[] = {1.479819860511658591e-01, 1.531383769920937332e-01, 1.818357216161805012e-01, 2.222219843214978396e-01,
+                                 2.857142874366239149e-01, 3.999999999940941908e-01, 6.666666666666735130e-01};
+};
+template <class T> INLINE Vec<T> logarithm(Vec<T> x) {
+  typedef Logarithm<T> E;
+  const Mask<T> subnormal = x < E::TINY;
+  const Mask<T> bits = (Mask<T>)(subnormal ? x * E::LIFT : x), exponent = (bits - E::ROOT_HALF) >> E::FRACTION;
+  const Vec<T> k = __builtin_convertvector(exponent, Vec<T>) - (subnormal ? splat<T>(E::LIFTED) : splat<T>(0));
+  const Vec<T> f = (Vec<T>)(bits - (exponent << E::FRACTION)) - T(1), s = f / (f + T(2)), z = s * s, half = f * f * T(0.5);
+  Vec<T> p = splat<T>(E::P[0]);
+  UNROLL for (int c = 1; c < int(sizeof(E::P) / sizeof(T)); c++) p = p * z + E::P[c];
+  const Vec<T> value = k * E::HIGH - ((half - (s * (half + p * z) + k * E::LOW)) - f);
+  const Vec<T> edge = x == T(0) ? splat<T>(MINUS_INF<T>) : x > T(0) ? x : splat<T>(std::numeric_limits<T>::quiet_NaN());
+  return (x > T(0)) & (x < -MINUS_INF<T>) ? value : edge;
+}
 // f(j, count) for all j from `from` to `to`, `count` of them at a time: four, and at the end one
 template <class F> INLINE void by_fours(int from, int to, F&& f) {
   for (; from + 4 <= to; from += 4) f(from, std::integral_constant<int, 4>());

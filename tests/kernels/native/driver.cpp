@@ -1,6 +1,7 @@
 // The native kernel without Python: every entry point on made-up inputs, compared with loops in double.
 //
-//   driver numbers [cases] [seed]   forward, backward, Fisher product and its gradient; chosen cases, then drawn ones; losses
+//   driver numbers [cases] [seed]   forward, backward, Fisher product and its gradient, losses, normal laws; chosen cases, then
+//                                   drawn ones
 //   driver threads                  many calls at once, calls inside tasks of the pool
 //   driver fork                     calls in a parent and in its children, while another thread of the parent calls too; not
 //                                   under AddressSanitizer, whose allocator may be left locked in a child (that of glibc is not)
@@ -572,6 +573,7 @@ void check(const Case& a) {
 }  // namespace
 #include "driver_losses.h"
 namespace {
+#include "normal_cases.h"
 
 // ---------------------------------------------------------------- which cases
 Case drawn(uint64_t seed) {
@@ -641,6 +643,7 @@ void numbers(int64_t count, uint64_t seed) {
   for (const Case& a : chosen()) check(a);
   for (int64_t i = 0; i < count; i++) check(drawn(seed + uint64_t(i)));
   for (int64_t i = 0; i < count; i++) check_loss(drawn_loss(seed + uint64_t(i)));
+  for (int64_t i = 0; i < count; i++) check_normals(seed + uint64_t(i));
 }
 
 // many callers at once: one of them has the pool, the others work alone
@@ -655,6 +658,7 @@ void many_callers(int callers, int calls) {
         LossCase loss = drawn_loss(uint64_t(1000 + t * 100 + i));
         loss.threads = 3;
         check_loss(loss);
+        check_normals(uint64_t(6000 + t * 100 + i));
       }
     });
   for (auto& thread : threads) thread.join();
