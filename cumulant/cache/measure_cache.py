@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +29,10 @@ from cumulant.cache.layer import MeasureLayer
 from cumulant.cache.models import ModelIdentity, layers_for, taken_over
 from cumulant.checks import require_integer, sentence, shape
 from cumulant.measures.empirical import Empirical
+from cumulant.nn.compressed_keys import CompressedKeys
+
+if TYPE_CHECKING:
+    from cumulant.cache.growing import Growing
 
 LayerEntries = Sequence[Sequence[HeadEntries] | None] | Sequence[HeadEntries]
 
@@ -60,12 +65,51 @@ class MeasureCache(Cache):
     (4, 3, 0.875)
     """
 
-    def __init__(self, model: nn.Module | PreTrainedConfig, *, start: int = 0) -> None:
+    def __init__(
+        self,
+        model: nn.Module | PreTrainedConfig,
+        *,
+        start: int = 0,
+        compress: object | None = None,
+        keep: float | None = None,
+        bytes: int | None = None,
+        every: int = 512,
+    ) -> None:
         self.identity = ModelIdentity.of(model)
         require_integer("MeasureCache.start", start, 0)
         self.start = start
         self._summed: Spans = ()
+        self._growing: Growing | None = None
         super().__init__(layers=layers_for(model, start))
+        if compress is not None:
+            self._grow(model, compress, keep, bytes, every)
+        elif keep is not None or bytes is not None:
+            advice = 'Name a method, compress="backtest+norepeat".'
+            raise ValueError(sentence("MeasureCache.compress", "a method, where there is a budget", "None", advice))
+
+    def _grow(
+        self, model: nn.Module | PreTrainedConfig, compress: object, keep: float | None, bytes: int | None, every: int
+    ) -> None:
+        """Compress from now on, as `MeasureCache` says."""
+        from cumulant.cache.growing import Growing  # compressors know of caches
+
+        self._growing = Growing.of(model, compress, keep, bytes, every)
+        self._growing.require_layers(list(self.compressible))
+        for i, layer in self.compressible.items():
+            layer.asked = self._growing.sample(i, self.start)
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args, **kwargs
+    ) -> tuple[Tensor, Tensor]:
+        """Append tokens (batch, key heads, q, d) to a layer; keys and values to attend to."""
+        keys, values = super().update(key_states, value_states, layer_idx, *args, **kwargs)
+        layer = self.layers[layer_idx]
+        if self._growing is None or not isinstance(layer, MeasureLayer) or layer.asked is None:
+            return keys, values
+        assert layer.keys is not None
+        entries = None if layer.store is None else layer.store.atoms
+        receiver = partial(self._growing.received, self, layer_idx)
+        return CompressedKeys.of(layer.keys, entries, receiver=receiver), values
 
     def __repr__(self) -> str:
         entries = [int(m.store.atoms.lengths.sum()) for m in self.compressible.values() if m.store is not None]
@@ -181,6 +225,8 @@ class MeasureCache(Cache):
         if mask is None and tokens > self.compressed_tokens and self._keeps_tokens(given):
             self._mask(None, seen, needed=True)
         stores = {i: self._store(i, layer, given.get(i), tokens, mask) for i, layer in layers.items()}
+        if self._growing is not None:
+            self._growing.settle(self, tokens)
         for i, layer in layers.items():
             layer.compress(stores[i], tokens)
         return self
@@ -238,7 +284,7 @@ class MeasureCache(Cache):
             return NotImplemented
         require_addable(self, other)
         new = MeasureCache.__new__(MeasureCache)
-        new.identity, new.start = self.identity, min(self.start, other.start)
+        new.identity, new.start, new._growing = self.identity, min(self.start, other.start), None
         new._summed = united(self.spans, other.spans)
         end = new._summed[-1][1]
         layers = []
