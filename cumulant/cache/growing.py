@@ -75,6 +75,10 @@ class Growing:
             made.require_room(bytes, 1)
         return made
 
+    def settings(self) -> dict[str, Any]:
+        """Arguments of `MeasureCache` by which it is made again; a method without a name is left empty."""
+        return {"compress": self.method, "keep": self.keep, "bytes": self.bytes, "every": self.every}
+
     def require_layers(self, numbers: list[int]) -> None:
         """Refuse a model some of whose layers have no keys of their own."""
         if sorted(self.layers) != numbers:
@@ -120,11 +124,11 @@ class Growing:
 
     # ------------------------------------------------------------------ compression
 
-    def compress(self, cache: MeasureCache, begins: Tensor) -> None:
-        """Put entries in the place of all but the last tokens; sequences that have room for all their tokens, and those
-        too short to be judged, keep them, as entries."""
+    def compress(self, cache: MeasureCache, begins: Tensor, tail: int = TAIL) -> None:
+        """Put entries in the place of all but the last ``tail`` tokens; sequences that have room for all their tokens,
+        and those too short to be judged, keep them, as entries."""
         layers = cache.compressible
-        end = cache.get_seq_length() - TAIL
+        end = cache.get_seq_length() - tail
         for layer in layers.values():
             assert layer.asked is not None
             layer.asked.settle(begins)

@@ -312,18 +312,25 @@ class MeasureCache(Cache):
     def save(self, path: str | Path) -> Path:
         """Write all that is held to a file of safetensors, with what identifies the model; replaced in one step."""
         metadata = self.identity.metadata() | {"start": str(self.start), "summed": json.dumps(self._summed)}
+        if self._growing is not None:
+            metadata["growing"] = json.dumps(self._growing.settings())
         return storage.save(self.layers, Path(path), metadata)
 
     @classmethod
-    def load(cls, path: str | Path, model: nn.Module | PreTrainedConfig) -> MeasureCache:
+    def load(
+        cls, path: str | Path, model: nn.Module | PreTrainedConfig, *, compress: object | None = None
+    ) -> MeasureCache:
         """A cache that `save` wrote; refused where model or dtype are not those that it was made with.
+
+        compress  the method of a cache that compresses while it grows, where it was not given by name
 
         A model is recognised by its configuration and some numbers of every weight, a configuration by itself alone.
         """
         named, metadata = storage.read(Path(path))
         identity = ModelIdentity.of(model)
         identity.require_equal(metadata, str(path))
-        new = cls(model, start=int(metadata["start"]))
+        settings = storage.growing(metadata, compress, str(path))
+        new = cls(model, start=int(metadata["start"]), **settings)
         new._summed = storage.spans(metadata["summed"])
         storage.fill(new.layers, named, metadata, str(path))
         return new
