@@ -95,7 +95,8 @@ def compress_prefix(prefix: Prefix, compressor: object, keep: float) -> Compress
     (0.5, torch.Size([4, 4]))
     """
     chosen = as_compressor(compressor)
-    allowed = budget(prefix, keep, with_mass=chosen.with_mass)
+    weighted = any(layer.log_mass is not None for layer in prefix.layers)
+    allowed = budget(prefix, keep, with_mass=chosen.with_mass or weighted)
     key = id(chosen)
     if key not in prefix.evidence:
         start = time.perf_counter()

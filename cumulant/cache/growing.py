@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -15,9 +16,12 @@ from cumulant.cache.compressor import Compressor, Layers, as_compressor, compres
 from cumulant.cache.entries import HeadEntries
 from cumulant.cache.fitted.backtest import SMALLEST
 from cumulant.cache.fitted.compressor import SHORTEST
+from cumulant.cache.fitted.law import QueryLaw, require_rotation
 from cumulant.cache.layer import MeasureLayer
+from cumulant.cache.models import decoder_config, position_limit
 from cumulant.cache.prefix import Growth, LayerPrefix, Prefix, on_cumulant, prefill, require_decoder
 from cumulant.cache.query_sample import LayerQueries, begins_of
+from cumulant.cache.storage import tensors_of
 from cumulant.checks import require_integer, sentence
 from cumulant.kernels.arguments import Support
 
@@ -71,6 +75,10 @@ class Growing:
             require_keep("MeasureCache.keep", keep)
         require_integer("MeasureCache.every", every, SHORTEST)
         made = cls(*(require_decoder(model), heads_of(model), compressor), *(_name(compress), keep, bytes, every))
+        if getattr(compressor, "law", None) is not None:
+            require_steady(model)
+            for layer in made.layers.values():
+                require_rotation(layer, WHERE)
         if bytes is not None:
             made.require_room(bytes, 1)
         return made
@@ -91,14 +99,17 @@ class Growing:
 
     def __reduce__(self) -> Any:
         advice = "Use MeasureCache.save and load, or copy.deepcopy."
-        raise TypeError(sentence(WHERE, "a cache that is saved by itself", "one that is pickled with its model", advice))
+        raise TypeError(
+            sentence(WHERE, "a cache that is saved by itself", "one that is pickled with its model", advice)
+        )
 
     # ------------------------------------------------------------------ queries
 
     def sample(self, index: int, start: int) -> LayerQueries:
         """An empty sample of the queries of a layer."""
         layer = self.layers[index]
-        law, seed = (getattr(self.compressor, name, default) for name, default in (("law", None), ("seed", 0)))
+        law: QueryLaw | None = getattr(self.compressor, "law", None)
+        seed: int = getattr(self.compressor, "seed", 0)
         widths = layer.keys.shape[-1], layer.values.shape[-1]
         return LayerQueries(law, seed, len(layer.queries), widths, start)
 
@@ -147,8 +158,8 @@ class Growing:
     def _allowed(self, cache: MeasureCache, lengths: Sequence[int]) -> list[float]:
         """Bytes of the entries of every sequence, which has so many tokens."""
         token, batch = self.token_bytes(), len(lengths)
-        others = [layer for i, layer in enumerate(cache.layers) if i not in self.layers and layer.keys is not None]
-        fixed = sum(t.nbytes for layer in others for t in (layer.keys, layer.values)) / batch
+        others = [tensors_of(layer) for i, layer in enumerate(cache.layers) if i not in self.layers]
+        fixed = sum(t.nbytes for named in others for t in named.values()) / batch
         if self.keep is not None:
             return [self.keep * (length * token + fixed) - fixed for length in lengths]
         assert self.bytes is not None
@@ -184,7 +195,7 @@ class Growing:
         return [[head._replace(positions=None) for head in heads] for heads in made]
 
     def prefix(self, cache: MeasureCache, b: int, end: int) -> Prefix:
-        """What is held of one sequence before token ``end``, as a compressor gets it; tokens are counted from its first."""
+        """What is held of one sequence before token ``end``, as a compressor gets it, tokens counted from its first."""
         layers = [self._layer(index, layer, b, end) for index, layer in cache.compressible.items()]
         ids = torch.full((layers[0].length,), -1)
         return Prefix(self.model, ids, tuple(layers), DynamicCache(), torch.empty(0))
@@ -219,7 +230,7 @@ class Growing:
             for b in range(len(asked.rows)):
                 if int(asked.begins[b]) < end:
                     own = self._layer(index, layer, b, end)
-                    asked.rows[b] = asked.rows[b].settled(own, asked.law, asked.seed)
+                    asked.rows[b] = asked.rows[b].settled(own, asked.law, asked.seed, self.every)
 
 
 def begins_after(asked: LayerQueries, support: Support, first: int) -> Tensor:
@@ -229,8 +240,8 @@ def begins_after(asked: LayerQueries, support: Support, first: int) -> Tensor:
 
 
 def in_front(heads: Sequence[HeadEntries], keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Keys (key heads, n, d), values and log-masses (None: all are 1) of entries, then tokens (key heads, t, d). Where a
-    head has fewer entries than others, rows of no mass fill its place.
+    """Keys (key heads, n, d), values and log-masses (None: all are 1) of entries, then tokens (key heads, t, d). Where
+    a head has fewer entries than others, rows of no mass fill its place.
 
     >>> one = HeadEntries(torch.ones(1, 2), torch.ones(1, 2), None)
     >>> two = HeadEntries(torch.ones(2, 2), torch.ones(2, 2), None)
@@ -264,10 +275,22 @@ def heads_of(model: nn.Module) -> dict[int, LayerPrefix]:
     inner = require_decoder(model)
     embeddings = inner.get_input_embeddings()  # pyright: ignore[reportCallIssue]
     weight: Tensor = embeddings.weight
-    ids = torch.randint(0, len(weight), (READ,), generator=torch.Generator().manual_seed(0)).to(weight.device)
+    limit = position_limit(decoder_config(inner)) or READ
+    ids = torch.randint(0, len(weight), (min(READ, limit),), generator=torch.Generator().manual_seed(0)).to(
+        weight.device
+    )
     with on_cumulant(inner):
         layers = prefill(inner, ids).layers
     return {x.index: x._replace(keys=x.keys[:, :0], values=x.values[:, :0], queries=x.queries[:, :0]) for x in layers}
+
+
+def require_steady(model: nn.Module) -> None:
+    """Refuse rotations that change with the length of the text: no query is turned on to later positions by them."""
+    rope = json.dumps(getattr(decoder_config(model), "rope_parameters", None) or {}, default=str)
+    changing = [kind for kind in ("dynamic", "longrope") if f'"{kind}"' in rope]
+    if changing:
+        advice = 'Use compress="stream", which asks no queries, or `compress` for a finished text.'
+        raise ValueError(sentence(WHERE, "a rotation that stays as the text grows", f"rope {changing[0]!r}", advice))
 
 
 def _name(compress: object) -> str:

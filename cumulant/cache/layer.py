@@ -73,7 +73,9 @@ class MeasureLayer(DynamicLayer):
             return
         if torch.compiler.is_compiling():
             expected, advice = "a pass that torch.compile may leave", "Compile without fullgraph=True, or not at all."
-            raise ValueError(sentence("MeasureCache", f"{expected}, once compressed or growing", "one in its graph", advice))
+            raise ValueError(
+                sentence("MeasureCache", f"{expected}, once compressed or growing", "one in its graph", advice)
+            )
         if self.keys is None:
             return
         if key_states.dtype != self.keys.dtype or (self.keys.ndim == 4 and len(key_states) != len(self.keys)):

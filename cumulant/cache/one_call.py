@@ -46,7 +46,8 @@ def compress(
     tokenizer       for methods that ask the model to repeat the text; without one it repeats without being asked
 
     A `MeasureCache` is compressed itself, of a DynamicCache the tokens are taken over. A cache that shall be compressed
-    as it grows is ``MeasureCache(model, compress=…)``. The positions of new tokens go on from T. Queries are drawn by a seed: the same call gives the same cache.
+    as it grows is ``MeasureCache(model, compress=…)``. The positions of new tokens go on from T. Queries are drawn by a
+    seed: the same call gives the same cache.
 
     >>> import transformers
     >>> sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}

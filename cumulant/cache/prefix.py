@@ -23,10 +23,10 @@ from cumulant.transformers import AttentionMoments, on_attention
 
 
 class Growth(NamedTuple):
-    """Of a text that grows, the beginning of which is held as entries: which tokens are left, and which queries are known.
+    """Of a text that grows, whose beginning is held as entries: which tokens are left, and which queries are known.
 
     end         tokens read
-    first       the first that is held as it is: the last ``end − first`` keys of a layer are tokens, those before entries
+    first       the first that is held as it is: the last ``end − first`` keys of a layer are tokens, others entries
     at          (m,) the tokens whose queries `LayerPrefix.queries` are, growing, none before ``first``
     earlier     `SampledQueries` of tokens before, with what they read beside the text in front of them
     earlier_at  (m',) these tokens, growing
@@ -86,10 +86,10 @@ class LayerPrefix(NamedTuple):
         """(heads, n, d) the queries of tokens ``at`` (n,), which are known."""
         if self.growth is None:
             return self.queries[:, at]
-        return self.queries[:, torch.searchsorted(self.growth.at, at)]
+        return self.queries[:, torch.searchsorted(self.growth.at, at)].float()  # they are kept in half precision
 
     def tokens(self, first: int, stop: int) -> tuple[Tensor, Tensor]:
-        """Keys (key heads, n, d) and values (key heads, n, e) of tokens from ``first`` to ``stop`` − 1, held as they are."""
+        """Keys (key heads, n, d) and values (key heads, n, e) of tokens ``first`` to ``stop`` − 1, held as they are."""
         behind = self.keys.shape[1] - self.length
         return self.keys[:, first + behind : stop + behind], self.values[:, first + behind : stop + behind]
 

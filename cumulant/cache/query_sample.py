@@ -15,13 +15,15 @@ from cumulant.checks import sentence
 from cumulant.kernels.arguments import Support
 
 PENDING = 64  # tokens whose queries are all held, until it is looked which of them stay
+STORED = torch.float16  # of queries and what they read: a score of 50 is right to 0.02
+LARGEST = 6e4  # that a number of it may be
 
 
 class SequenceQueries(NamedTuple):
     """The queries that are kept of one sequence, by token, counted from its first that is no padding.
 
-    queries     (heads, m, d) η = scale · query, rotated to their tokens ``at`` (m,), growing, which are held as they are
-    earlier     of tokens ``earlier_at`` (m',) that are held no more, with what they read of the last tokens before them
+    queries  (heads, m, d) η = scale · query, rotated to their tokens ``at`` (m,), growing, which are held as they are
+    earlier  of tokens ``earlier_at`` (m',) that are held no more, with what they read of the last tokens before them
     """
 
     queries: Tensor
@@ -36,14 +38,12 @@ class SequenceQueries(NamedTuple):
         at = torch.empty(0, dtype=torch.int64)
         local = torch.empty(heads, 0, e, dtype=torch.float32, device=like.device)
         queries = like.new_empty(heads, 0, d)
-        return cls(queries, at, SampledQueries(queries, at, local[..., 0], local), at)
+        return cls(queries, at, SampledQueries(stored(queries), at, local[..., 0], stored(local)), at)
 
     def part(self, which: Tensor) -> SequenceQueries:
         """Those that are true in ``which`` (m' + m,), earlier ones first."""
         before, own = which.split([len(self.earlier_at), len(self.at)])
-        return SequenceQueries(
-            self.queries[:, own], self.at[own], self.earlier.part(before), self.earlier_at[before]
-        )
+        return SequenceQueries(self.queries[:, own], self.at[own], self.earlier.part(before), self.earlier_at[before])
 
     def kept(self, end: int, law: QueryLaw, seed: int) -> SequenceQueries:
         """Those that stay after ``end`` tokens."""
@@ -53,19 +53,22 @@ class SequenceQueries(NamedTuple):
         """These and the queries (heads, n, d) of later tokens ``at`` (n,)."""
         return self._replace(queries=torch.cat([self.queries, queries], 1), at=torch.cat([self.at, at]))
 
-    def settled(self, layer: LayerPrefix, law: QueryLaw, seed: int) -> SequenceQueries:
-        """The same once the tokens of ``layer`` are held no more: what its queries read of them is kept in their place."""
+    def settled(self, layer: LayerPrefix, law: QueryLaw, seed: int, every: int) -> SequenceQueries:
+        """The same once the tokens of ``layer`` are held no more: what its queries read of them is kept in their place.
+        Those that will not be recent when ``every`` more tokens have come have to be spread ones."""
         gone = self.at < layer.length
         at = self.at[gone]
         span = spans_of(at, layer.first_token, law.span, seed)
         new = sample_queries(layer, at, span)
-        new = new._replace(queries=new.queries.to(self.queries))
-        earlier = SampledQueries.joined([self.earlier, new])
-        return SequenceQueries(self.queries[:, ~gone], self.at[~gone], earlier, torch.cat([self.earlier_at, at]))
+        new = new._replace(queries=stored(new.queries), local_output=stored(new.local_output))
+        at = torch.cat([self.earlier_at, at])
+        later = stays(at, layer.length + every, law, seed)
+        earlier = SampledQueries.joined([self.earlier, new]).part(later)
+        return SequenceQueries(self.queries[:, ~gone], self.at[~gone], earlier, at[later])
 
 
 class LayerQueries:
-    """What one layer keeps of its queries, for every sequence: by a law, about as many recent and spread ones as it has.
+    """What one layer keeps of its queries, for every sequence: about as many recent and spread ones as a law has.
 
     law      how many; None: none are kept, and only how far padding reaches is known
     seed     by which they are drawn
@@ -87,18 +90,19 @@ class LayerQueries:
         return LayerQueries(self.law, self.seed, self.heads, self.widths, self.start)
 
     def add(self, query: Tensor, scale: float, support: Support, first: int) -> None:
-        """The queries (batch, heads, q, d) of the next tokens, which see the tokens from ``first`` on by ``support``."""
+        """The queries (batch, heads, q, d) of the next tokens; ``support`` says which tokens from ``first`` on they
+        see."""
         batch, _, new, _ = query.shape
         eta = query.detach()
         if self.begins is None:
             self.begins = torch.full((batch,), self.end)
-            self.rows = [SequenceQueries.none(self.heads, self.widths, eta) for _ in range(batch)]
+            self.rows = [SequenceQueries.none(self.heads, self.widths, stored(eta)) for _ in range(batch)]
         self.end += new
         if self.law is None or self._count + new > PENDING:
             self.begins = begins_of(support, self.begins, first, self.end)
         if self.law is None:
             return
-        eta = scale * eta
+        eta = stored(scale * eta)
         if self._count + new > PENDING:
             self._take(eta)
             return
@@ -182,6 +186,11 @@ class LayerQueries:
             self.rows.append(
                 SequenceQueries(named[f"{b}.queries"], named[f"{b}.at"], earlier, named[f"{b}.earlier_at"])
             )
+
+
+def stored(x: Tensor) -> Tensor:
+    """The same in half precision."""
+    return x.clamp(-LARGEST, LARGEST).to(STORED)
 
 
 def begins_of(support: Support, begins: Tensor, first: int, end: int) -> Tensor:

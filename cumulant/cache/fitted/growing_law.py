@@ -73,7 +73,8 @@ def kept_queries(layer: LayerPrefix, length: int, law: QueryLaw) -> SampledQueri
     before = len(growth.earlier_at)
     new = at[which[which >= before]]
     asked = sample_queries(layer, new, spans_of(new, growth.first, law.span, growth.seed))
-    return SampledQueries.joined([growth.earlier.part(which[which < before]), asked])
+    known = SampledQueries(*(x.float() if x.is_floating_point() else x for x in growth.earlier))
+    return SampledQueries.joined([known.part(which[which < before]), asked])
 
 
 def kept_after(layer: LayerPrefix, cut: int, number: int) -> SampledQueries:
