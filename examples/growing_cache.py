@@ -3,9 +3,9 @@
     python examples/growing_cache.py --documents 4 --tokens 2048            # half an hour of one core
     python examples/growing_cache.py --table                               # the table from the runs beside this file
 
-A document is read in chunks by a model with its full cache, with ``MeasureCache(model, compress=…, keep=…)`` and with the
-same cache of other methods; the tokens after it are read by all of them and by ``compress`` of the whole text. KL is per
-token, from the full cache. A run is a line of JSON beside this file; what is there is not run again.
+A document is read in chunks by a model with its full cache, with ``MeasureCache(model, compress=…, keep=…)`` and with
+the same cache of other methods; the tokens after it are read by all of them and by ``compress`` of the whole text. KL is
+per token, from the full cache. A run is a line of JSON beside this file; what is there is not run again.
 """
 
 from __future__ import annotations

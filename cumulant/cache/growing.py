@@ -140,20 +140,33 @@ class Growing:
         and those too short to be judged, keep them, as entries."""
         layers = cache.compressible
         end = cache.get_seq_length() - tail
+        lengths = (end - begins).clamp_min(0).tolist()
+        rooms = self._allowed(cache, lengths)
+        least = SMALLEST * (self.token_bytes() + self.mass_bytes())
+        due = [
+            length >= SHORTEST and least <= room < self._held(cache, b, end, int(begins[b]))
+            for b, (length, room) in enumerate(zip(lengths, rooms, strict=True))
+        ]
+        if not any(due):
+            return
         for layer in layers.values():
             assert layer.asked is not None
             layer.asked.settle(begins)
-        lengths = (end - begins).clamp_min(0).tolist()
-        allowed = self._allowed(cache, lengths)
-        made = [
-            self._sequence(cache, b, end, room) if length >= SHORTEST else None
-            for b, (length, room) in enumerate(zip(lengths, allowed, strict=True))
-        ]
-        if all(entries is None for entries in made):
-            return
+        made = [self._sequence(cache, b, end, room) if due[b] else None for b, room in enumerate(rooms)]
         mask = torch.arange(cache.get_seq_length()) >= begins[:, None]
         given = {index: [None if m is None else m[n] for m in made] for n, index in enumerate(layers)}
         cache.compress(given, tokens=end, attention_mask=mask)
+
+    def _held(self, cache: MeasureCache, b: int, end: int, begin: int) -> int:
+        """Bytes of entries and tokens of one sequence, before ``end``."""
+        total = 0
+        for layer in cache.compressible.values():
+            entry = sum(x.shape[-1] * x.element_size() for x in (layer.keys, layer.values) if x is not None)
+            total += (end - max(begin, layer.first)) * layer.shape.heads * entry
+            if layer.store is not None:
+                mass = 0 if layer.store.atoms.log_weights is None else 4
+                total += int(layer.store.atoms.lengths[b].sum()) * (entry + mass)
+        return total
 
     def _allowed(self, cache: MeasureCache, lengths: Sequence[int]) -> list[float]:
         """Bytes of the entries of every sequence, which has so many tokens."""
@@ -184,12 +197,9 @@ class Growing:
         """Of the masses of an entry in all key heads."""
         return 4 * self.compressor.with_mass * sum(len(layer.keys) for layer in self.layers.values())
 
-    def _sequence(self, cache: MeasureCache, b: int, end: int, room: float) -> Layers | None:
-        """The entries of one sequence in ``room`` bytes; None: it has room for all it holds, or not yet for any."""
+    def _sequence(self, cache: MeasureCache, b: int, end: int, room: float) -> Layers:
+        """The entries of one sequence in ``room`` bytes."""
         prefix = self.prefix(cache, b, end)
-        least = SMALLEST * (self.token_bytes() + self.mass_bytes())
-        if room < least or sum(map(held_bytes, prefix.layers)) <= room:
-            return None
         full = sum(p.keys.nbytes + p.values.nbytes for p in prefix.layers)
         made = compress_prefix(prefix, self.compressor, min(room / full, 1.0)).layers
         return [[head._replace(positions=None) for head in heads] for heads in made]
@@ -259,14 +269,6 @@ def in_front(heads: Sequence[HeadEntries], keys: Tensor, values: Tensor) -> tupl
     plain = bool((mass == 0).all())
     mass = torch.cat([mass, mass.new_zeros(keys.shape[:2])], 1)
     return torch.cat([out_keys, keys], 1), torch.cat([out_values, values], 1), None if plain else mass
-
-
-def held_bytes(layer: LayerPrefix) -> int:
-    """Of keys, values and masses of what a layer holds, without rows of no mass."""
-    row = layer.keys.shape[-1] * layer.keys.element_size() + layer.values.shape[-1] * layer.values.element_size()
-    if layer.log_mass is None:
-        return layer.keys[..., 0].numel() * row
-    return int((layer.log_mass > -torch.inf).sum()) * (row + 4)
 
 
 def heads_of(model: nn.Module) -> dict[int, LayerPrefix]:

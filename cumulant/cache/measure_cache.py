@@ -4,7 +4,9 @@ How mass and lengths reach the attention function: transformers hands it what `u
 compression that is a key tensor of a class of its own (`cumulant.nn.compressed_keys.CompressedKeys`) with the shape of
 the tokens that were not compressed, as the masks of the model count them, and the entries of all heads as an attribute.
 The attention function "cumulant" reads both; the answer to any other operation on these keys is a sentence. Nothing is
-global, no hook is on the model, and one model may use several caches at once.
+global, no hook is on the model, and one model may use several caches at once. The keys of a cache that compresses while
+it grows are such a tensor from the first token: it carries who wants to have the queries, too, and the attention
+function hands them on once it has its output. After the last layer all have them, and what is due is compressed.
 """
 
 from __future__ import annotations
@@ -43,15 +45,25 @@ class MeasureCache(Cache):
         h = Σ_j e^{w_j} δ_(k_j, v_j),    output = Σ_j p_j v_j,    p_j = exp(⟨η,k_j⟩ + w_j − G(η)),
         G(η) = log Σ_j exp(⟨η,k_j⟩ + w_j)
 
-    model  a decoder of transformers, or its configuration
-    start  how many tokens come before those of this cache: the first has this position (see ``+``). Masks (batch,
-           tokens), where they are passed, count from position 0
+    model     a decoder of transformers, or its configuration
+    start     how many tokens come before those of this cache: the first has this position (see ``+``). Masks (batch,
+              tokens), where they are passed, count from position 0
+    compress  a method that compresses while the text grows, "backtest+norepeat", ``Backtest(repeat=False)`` or a
+              compressor that is ``while_growing``; None: nothing is compressed of itself
+    keep      bytes of entries over bytes of the tokens that they stand for, or
+    bytes     how many bytes entries may have, of all sequences together
+    every     tokens between one compression and the next, at least
 
     It is given to the model as ``past_key_values``, to `forward` or `generate`. Until `compress` is called it is
     transformers' DynamicCache, on any attention function, to the last bit. Then entries with mass stand for tokens, of
     their own number in every head, without padding; every later query sees them, the mask of the model is about later
     tokens only, and these are held exactly. That needs ``attn_implementation="cumulant"``. Positions go on from the
     number of tokens seen. Layers with sliding windows are not compressed.
+
+    With ``compress`` it is compressed at the end of a pass, once there are ``every`` tokens (or a quarter of the
+    entries of a head, if that is more) and 32 since the last time; the last 32 stay as they are. Beside entries and
+    these tokens it holds a sample of queries, by the law of the method. Padding is on the left. ``deepcopy`` shares the
+    model, a sum of two caches is compressed no more.
 
     >>> import torch, transformers
     >>> sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}

@@ -317,7 +317,7 @@ def test_what_a_file_says_of_the_method(model, tmp_path):
     assert MeasureCache.load(path, model, compress=Backtest(law=SMALL)).get_seq_length() == 0
     with pytest.raises(TypeError, match=r"expected the model itself, got LlamaConfig"):
         MeasureCache.load(growing(model, "stream").save(path), model.config)
-    with pytest.raises(ValueError, match="expected a cache that kept a sample of queries, got .* which has none"):
+    with pytest.raises(ValueError, match=r"expected a cache that kept a sample of queries, got .* which has none"):
         MeasureCache.load(MeasureCache(model).save(path), model, compress="stream")
 
 
