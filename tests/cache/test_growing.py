@@ -555,3 +555,32 @@ def test_settings_are_shared_by_copies_and_are_no_pickle(model):
     assert copy.deepcopy(cache)._growing is settings  # pyright: ignore[reportPrivateUsage]
     with pytest.raises(TypeError, match=r"Use MeasureCache\.save and load"):
         settings.__reduce__()
+
+
+# ---------------------------------------------------------------------- a model that was trained
+
+
+@pytest.mark.long
+def test_a_trained_model_predicts_as_with_compress_and_better_than_from_its_last_tokens():
+    """A text of 1024 tokens that comes by 128: three compressions, the last 64 tokens of it and the next judged."""
+    from pydoc_data.topics import topics
+
+    from cumulant.observatory import load
+
+    loaded = load("smollm2")
+    trained: Any = loaded.model
+    trained.set_attn_implementation("cumulant")
+    tokens = loaded.tokenizer("\n\n".join(topics[name] for name in sorted(topics)), return_tensors="pt").input_ids[0]
+    text, after = tokens[:1024], tokens[1024:1152]
+    full = hf.DynamicCache(config=trained.config)
+    read(trained, full, text, 128)
+    wanted, found = read(trained, full, after, 128), {}
+    for name in ("backtest+norepeat", "stream"):
+        cache = MeasureCache(trained, compress=name, keep=0.25, every=256)
+        read(trained, cache, text, 128)
+        found[name] = kl(wanted, read(trained, cache, after, 128))
+        assert cache.compressed_tokens == 992
+    once = compress(trained, text, keep=0.25, method="backtest+norepeat")
+    found["once"] = kl(wanted, read(trained, once, after, 128))
+    assert found["backtest+norepeat"] < 3 * found["once"], found
+    assert found["backtest+norepeat"] < 0.5 * found["stream"], found
