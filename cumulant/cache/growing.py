@@ -20,7 +20,7 @@ from cumulant.cache.fitted.law import QueryLaw, require_rotation
 from cumulant.cache.layer import MeasureLayer
 from cumulant.cache.models import decoder_config, position_limit
 from cumulant.cache.prefix import Growth, LayerPrefix, Prefix, on_cumulant, prefill, require_decoder
-from cumulant.cache.query_sample import LayerQueries, begins_of
+from cumulant.cache.query_sample import KeptQueries, begins_of
 from cumulant.cache.storage import tensors_of
 from cumulant.checks import require_integer, sentence
 from cumulant.kernels.arguments import Support
@@ -105,13 +105,13 @@ class Growing:
 
     # ------------------------------------------------------------------ queries
 
-    def sample(self, index: int, start: int) -> LayerQueries:
+    def sample(self, index: int, start: int) -> KeptQueries:
         """An empty sample of the queries of a layer."""
         layer = self.layers[index]
         law: QueryLaw | None = getattr(self.compressor, "law", None)
         seed: int = getattr(self.compressor, "seed", 0)
         widths = layer.keys.shape[-1], layer.values.shape[-1]
-        return LayerQueries(law, seed, len(layer.queries), widths, start)
+        return KeptQueries(law, seed, len(layer.queries), widths, start)
 
     @torch.no_grad()
     def received(self, cache: MeasureCache, index: int, query: Tensor, scale: float, support: Support) -> None:
@@ -243,7 +243,7 @@ class Growing:
                     asked.rows[b] = asked.rows[b].settled(own, asked.law, asked.seed, self.every)
 
 
-def begins_after(asked: LayerQueries, support: Support, first: int) -> Tensor:
+def begins_after(asked: KeptQueries, support: Support, first: int) -> Tensor:
     """(batch,) where the text of each sequence begins, after a pass with this support."""
     assert asked.begins is not None
     return begins_of(support, asked.begins, first, asked.end)

@@ -14,7 +14,7 @@ from cumulant.checks import sentence
 from cumulant.nn.compressed_keys import CompressedKeys
 
 if TYPE_CHECKING:
-    from cumulant.cache.query_sample import LayerQueries
+    from cumulant.cache.query_sample import KeptQueries
 
 
 class MeasureLayer(DynamicLayer):
@@ -34,7 +34,7 @@ class MeasureLayer(DynamicLayer):
         self.start = self.first = start
         self.limit = limit
         self.store: EntryStore | None = None
-        self.asked: LayerQueries | None = None
+        self.asked: KeptQueries | None = None
 
     @property
     def batch_size(self) -> int:

@@ -15,7 +15,7 @@ from cumulant.cache.growing import Growing, heads_of
 from cumulant.cache.layer import MeasureLayer
 from cumulant.cache.measure_cache import MeasureCache
 from cumulant.cache.prefix import LayerPrefix, require_decoder
-from cumulant.cache.query_sample import LayerQueries, SequenceQueries
+from cumulant.cache.query_sample import KeptQueries, SequenceQueries
 from cumulant.checks import sentence, shape
 
 
@@ -79,7 +79,7 @@ def _begins(mask: Tensor | None, seen: int, batch: int) -> Tensor:
     return hidden
 
 
-def _asked(index: int, queries: Tensor, layer: MeasureLayer, heads: LayerPrefix, begins: Tensor) -> LayerQueries:
+def _asked(index: int, queries: Tensor, layer: MeasureLayer, heads: LayerPrefix, begins: Tensor) -> KeptQueries:
     """The queries of one layer as a sample that has all of them."""
     seen, d = layer.get_seq_length(), heads.keys.shape[-1]
     expected = f"shape ({len(begins)}, {len(heads.queries)}, n ≤ {seen}, {d})"
@@ -88,7 +88,7 @@ def _asked(index: int, queries: Tensor, layer: MeasureLayer, heads: LayerPrefix,
         advice = "They are η = scale · query of all heads, rotated, of the last n tokens."
         raise ValueError(sentence(f"compress.queries[{index}]", expected, shape(queries), advice))
     widths = d, heads.values.shape[-1]
-    asked = LayerQueries(None, 0, len(heads.queries), widths)
+    asked = KeptQueries(None, 0, len(heads.queries), widths)
     at = torch.arange(seen - queries.shape[2], seen)
     asked.begins, asked.end = begins, seen
     for b, begin in enumerate(begins.tolist()):

@@ -67,7 +67,7 @@ class SequenceQueries(NamedTuple):
         return SequenceQueries(self.queries[:, ~gone], self.at[~gone], earlier, at[later])
 
 
-class LayerQueries:
+class KeptQueries:
     """What one layer keeps of its queries, for every sequence: about as many recent and spread ones as a law has.
 
     law      how many; None: none are kept, and only how far padding reaches is known
@@ -85,9 +85,9 @@ class LayerQueries:
         self._pending: Tensor | None = None  # (batch, heads, PENDING, d), of which the first ``_count`` are queries
         self._count = 0
 
-    def empty(self) -> LayerQueries:
+    def empty(self) -> KeptQueries:
         """The same before the first token."""
-        return LayerQueries(self.law, self.seed, self.heads, self.widths, self.start)
+        return KeptQueries(self.law, self.seed, self.heads, self.widths, self.start)
 
     def add(self, query: Tensor, scale: float, support: Support, first: int) -> None:
         """The queries (batch, heads, q, d) of the next tokens; ``support`` says which tokens from ``first`` on they

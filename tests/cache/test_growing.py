@@ -582,5 +582,5 @@ def test_a_trained_model_predicts_as_with_compress_and_better_than_from_its_last
         assert cache.compressed_tokens == 1120
     once = compress(trained, text, keep=0.25, method="backtest+norepeat")
     found["once"] = kl(wanted, read(trained, once, after, 128))
-    assert found["backtest+norepeat"] < 3 * found["once"], found
-    assert found["backtest+norepeat"] < 0.5 * found["stream"], found
+    assert found["backtest+norepeat"] < 2 * found["once"], found
+    assert found["backtest+norepeat"] < 0.25 * found["stream"], found
