@@ -98,12 +98,11 @@ class KeptQueries:
             self.begins = torch.full((batch,), self.end)
             self.rows = [SequenceQueries.none(self.heads, self.widths, stored(eta)) for _ in range(batch)]
         self.end += new
-        if self.law is None or self._count + new > PENDING:
-            self.begins = begins_of(support, self.begins, first, self.end)
         if self.law is None:
             return
         eta = stored(scale * eta)
         if self._count + new > PENDING:
+            self.begins = begins_of(support, self.begins, first, self.end)
             self._take(eta)
             return
         if self._pending is None:

@@ -308,6 +308,16 @@ def test_copies_and_files_go_on_alike(model, tmp_path):
         assert other.compressed_tokens == cache.compressed_tokens > tokens.shape[0]
 
 
+def test_a_sum_is_compressed_no_more(model):
+    first, second = growing(model), growing(model, start=120)
+    read(model, first, ids(120), 60)
+    read(model, second, ids(40, seed=1), 40)
+    both = first + second
+    assert both.get_seq_length() == 160
+    assert bool(read(model, both, ids(150, seed=2), 50).isfinite().all())
+    assert (both.compressed_tokens, both.compressible[0].recent) == (160, 150)
+
+
 def test_what_a_file_says_of_the_method(model, tmp_path):
     path = growing(model, Backtest(law=SMALL)).save(tmp_path / "unnamed.safetensors")
     with pytest.raises(
