@@ -282,6 +282,8 @@ def attention_function(
         output: Tensor = _observed(call, request)  # pyright: ignore[reportCallIssue]
     else:
         output = call.moments(()).mean
+    if type(call.key) is CompressedKeys:
+        call.key.receive(call.query, call.scale, support)  # pyright: ignore[reportAttributeAccessIssue]
     return output.to(value.dtype).transpose(1, 2).contiguous(), None
 
 

@@ -34,9 +34,8 @@ from cumulant.observatory.record.bootstrap import draw_counts
 
 RUNS = Path(__file__).with_suffix(".jsonl")
 METHODS = ("backtest", "backtest+norepeat", "matching+norepeat", "matching", "kvzip", "h2o")
-TRIALS = dict.fromkeys(
-    ("backtest", "backtest+norepeat", "matching", "matching+norepeat"), 17
-)  # settings tried on the first eight
+# settings tried on the first eight documents
+TRIALS = dict.fromkeys(("backtest", "backtest+norepeat", "matching", "matching+norepeat"), 17)
 COLUMNS = (
     *("keep", "method", "KL, 512 tokens", "KL, 128 tokens", "times `backtest`'s", "windows where `backtest` has less"),
     *("NLL", "found", "prefills", "settings tried"),

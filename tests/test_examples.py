@@ -159,6 +159,12 @@ def test_the_page_on_caches_shows_the_stored_runs(compressed):
         assert compressed["table"](prefix) in page
 
 
+def test_the_page_on_caches_shows_the_runs_of_growing_ones():
+    table = runpy.run_path(str(ROOT / "examples" / "growing_cache.py"))["table"]()
+    assert table.count("\n") >= 6
+    assert table in (ROOT / "docs" / "cache.md").read_text(encoding="utf-8")
+
+
 def test_methods_are_compared_on_the_same_windows(compressed):
     """Twice the KL on one of two windows is 1.4 times it in the geometric mean; other windows are left out."""
     one = {"keep": 0.25, "prefix": 64, "nll": 0.0, "right": 1, "of": 4, "prefills": 1.0}

@@ -13,6 +13,9 @@ rotation.py        how queries and keys turn with their positions
 budget.py          bytes and entries
 compressor.py      the contract of a compressor, and `compress_prefix`
 one_call.py        `compress`, from a model and tokens to a compressed cache
+of_cache.py        the same from a cache that is there already, and its queries
+growing.py         a cache that compresses while its text grows: when, from what, within which budget
+query_sample.py    the queries that it keeps of a layer
 press.py           presses of other libraries as compressors
 repetition.py      a model that repeats a prefix, for methods that learn from it
 baselines/         published methods, each one file

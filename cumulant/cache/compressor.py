@@ -28,12 +28,15 @@ class Compressor(ABC):
     One method is required. `evidence` is what a method needs to know before it knows its budget, as scores of all
     tokens; it is asked for once for a prefix, whatever number of budgets follow.
 
-    name       as it stands in tables
-    with_mass  whether entries have log-masses, which count as bytes held
+    name           as it stands in tables
+    with_mass      whether entries have log-masses, which count as bytes held
+    while_growing  whether it can compress the beginning of a text again and again: from entries with mass and the
+                   tokens since, with some of the queries (`LayerPrefix.growth`), and without the model
     """
 
     name: str = "compressor"
     with_mass: bool = False
+    while_growing: bool = False
 
     def evidence(self, prefix: Prefix) -> Any:
         """What is computed once for a prefix, for every budget; None: nothing."""
@@ -92,7 +95,8 @@ def compress_prefix(prefix: Prefix, compressor: object, keep: float) -> Compress
     (0.5, torch.Size([4, 4]))
     """
     chosen = as_compressor(compressor)
-    allowed = budget(prefix, keep, with_mass=chosen.with_mass)
+    weighted = any(layer.log_mass is not None for layer in prefix.layers)
+    allowed = budget(prefix, keep, with_mass=chosen.with_mass or weighted)
     key = id(chosen)
     if key not in prefix.evidence:
         start = time.perf_counter()
@@ -245,9 +249,13 @@ class ScoreCompressor(Compressor):
 
 
 def chosen(layer: LayerPrefix, indices: Sequence[Tensor]) -> list[HeadEntries]:
-    """The tokens at ``indices`` (m,) of each key head, in their order, with mass 1."""
+    """The tokens at ``indices`` (m,) of each key head, in their order, with mass 1; entries with the mass they have."""
     ordered = [index.sort().values for index in indices]
-    return [
-        HeadEntries(keys[index], values[index], None, index)
-        for keys, values, index in zip(layer.keys, layer.values, ordered, strict=True)
-    ]
+    if layer.log_mass is None:
+        return [
+            HeadEntries(keys[index], values[index], None, index)
+            for keys, values, index in zip(layer.keys, layer.values, ordered, strict=True)
+        ]
+    ordered = [index[mass[index] > -torch.inf] for index, mass in zip(ordered, layer.log_mass, strict=True)]
+    parts = zip(layer.keys, layer.values, layer.log_mass, ordered, strict=True)
+    return [HeadEntries(keys[index], values[index], mass[index]) for keys, values, mass, index in parts]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicLayer
@@ -10,6 +12,9 @@ from cumulant.cache.entries import HeadEntries
 from cumulant.cache.entry_store import EntryStore, LayerShape, joined
 from cumulant.checks import sentence
 from cumulant.nn.compressed_keys import CompressedKeys
+
+if TYPE_CHECKING:
+    from cumulant.cache.query_sample import KeptQueries
 
 
 class MeasureLayer(DynamicLayer):
@@ -21,6 +26,7 @@ class MeasureLayer(DynamicLayer):
     first  index of the first recent token
     store  the entries; None while nothing is compressed
     limit  how many tokens the positions of the model reach; None: any number
+    asked  a sample of the queries of these tokens, of a cache that compresses while it grows; None: it keeps none
     """
 
     def __init__(self, start: int = 0, limit: int | None = None) -> None:
@@ -28,6 +34,7 @@ class MeasureLayer(DynamicLayer):
         self.start = self.first = start
         self.limit = limit
         self.store: EntryStore | None = None
+        self.asked: KeptQueries | None = None
 
     @property
     def batch_size(self) -> int:
@@ -62,12 +69,16 @@ class MeasureLayer(DynamicLayer):
             advice = "Positions beyond were never trained; use a model with a longer range, or shorter texts."
             where, expected = "MeasureCache.update", f"at most {self.limit} tokens (max_position_embeddings)"
             raise ValueError(sentence(where, expected, tokens, advice))
-        if self.store is None or self.keys is None:
+        if self.store is None and self.asked is None:
             return
         if torch.compiler.is_compiling():
             expected, advice = "a pass that torch.compile may leave", "Compile without fullgraph=True, or not at all."
-            raise ValueError(sentence("MeasureCache", f"{expected}, once compressed", "one in its graph", advice))
-        if key_states.dtype != self.keys.dtype or len(key_states) != len(self.keys):
+            raise ValueError(
+                sentence("MeasureCache", f"{expected}, once compressed or growing", "one in its graph", advice)
+            )
+        if self.keys is None:
+            return
+        if key_states.dtype != self.keys.dtype or (self.keys.ndim == 4 and len(key_states) != len(self.keys)):
             expected = f"{len(self.keys)} sequences in {self.keys.dtype}, as are held"
             got = f"{len(key_states)} in {key_states.dtype}"
             advice = (
@@ -114,7 +125,8 @@ class MeasureLayer(DynamicLayer):
         """All that is held, by name."""
         recent = {} if not self.recent else {"keys": self.keys, "values": self.values}
         stored = {} if self.store is None else {f"store.{name}": t for name, t in self.store.tensors().items()}
-        return {name: t for name, t in (recent | stored).items() if t is not None}
+        asked = {} if self.asked is None else {f"asked.{name}": t for name, t in self.asked.tensors().items()}
+        return {name: t for name, t in (recent | stored | asked).items() if t is not None}
 
     # ------------------------------------------------------------------ what generation does to a cache
 
@@ -124,10 +136,14 @@ class MeasureLayer(DynamicLayer):
             expected = f"at most the {self.recent} tokens that are not compressed"
             raise ValueError(sentence("MeasureCache.crop", expected, -tokens_to_remove, "Compress fewer tokens."))
         super().crop(tokens_to_remove)
+        if self.asked is not None:
+            self.asked.crop(-tokens_to_remove)
 
     def reset(self) -> None:
         super().reset()
         self.store, self.first = None, self.start
+        if self.asked is not None:
+            self.asked = self.asked.empty()
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         self.batch_select_indices(beam_idx)
@@ -143,3 +159,5 @@ class MeasureLayer(DynamicLayer):
         self.keys = self.keys.index_select(0, indices.to(self.keys.device))
         self.values = self.values.index_select(0, indices.to(self.values.device))
         self.store = None if self.store is None else self.store.select(indices)
+        if self.asked is not None:
+            self.asked.select(indices)

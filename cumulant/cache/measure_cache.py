@@ -4,15 +4,18 @@ How mass and lengths reach the attention function: transformers hands it what `u
 compression that is a key tensor of a class of its own (`cumulant.nn.compressed_keys.CompressedKeys`) with the shape of
 the tokens that were not compressed, as the masks of the model count them, and the entries of all heads as an attribute.
 The attention function "cumulant" reads both; the answer to any other operation on these keys is a sentence. Nothing is
-global, no hook is on the model, and one model may use several caches at once.
+global, no hook is on the model, and one model may use several caches at once. The keys of a cache that compresses while
+it grows are such a tensor from the first token: it carries who wants to have the queries, too, and the attention
+function hands them on once it has its output. After the last layer all have them, and what is due is compressed.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +31,10 @@ from cumulant.cache.layer import MeasureLayer
 from cumulant.cache.models import ModelIdentity, layers_for, taken_over
 from cumulant.checks import require_integer, sentence, shape
 from cumulant.measures.empirical import Empirical
+from cumulant.nn.compressed_keys import CompressedKeys
+
+if TYPE_CHECKING:
+    from cumulant.cache.growing import Growing
 
 LayerEntries = Sequence[Sequence[HeadEntries] | None] | Sequence[HeadEntries]
 
@@ -38,15 +45,25 @@ class MeasureCache(Cache):
         h = Σ_j e^{w_j} δ_(k_j, v_j),    output = Σ_j p_j v_j,    p_j = exp(⟨η,k_j⟩ + w_j − G(η)),
         G(η) = log Σ_j exp(⟨η,k_j⟩ + w_j)
 
-    model  a decoder of transformers, or its configuration
-    start  how many tokens come before those of this cache: the first has this position (see ``+``). Masks (batch,
-           tokens), where they are passed, count from position 0
+    model     a decoder of transformers, or its configuration
+    start     how many tokens come before those of this cache: the first has this position (see ``+``). Masks (batch,
+              tokens), where they are passed, count from position 0
+    compress  a method that compresses while the text grows, "backtest+norepeat", ``Backtest(repeat=False)`` or a
+              compressor that is ``while_growing``; None: nothing is compressed of itself
+    keep      bytes of entries over bytes of the tokens that they stand for, or
+    bytes     how many bytes entries may have, of all sequences together
+    every     tokens between one compression and the next, at least
 
     It is given to the model as ``past_key_values``, to `forward` or `generate`. Until `compress` is called it is
     transformers' DynamicCache, on any attention function, to the last bit. Then entries with mass stand for tokens, of
     their own number in every head, without padding; every later query sees them, the mask of the model is about later
     tokens only, and these are held exactly. That needs ``attn_implementation="cumulant"``. Positions go on from the
     number of tokens seen. Layers with sliding windows are not compressed.
+
+    With ``compress`` it is compressed at the end of a pass, once there are ``every`` tokens (or a quarter of the
+    entries of a head, if that is more) and 32 since the last time; the last 32 stay as they are. Beside entries and
+    these tokens it holds a sample of queries, by the law of the method. Padding is on the left. ``deepcopy`` shares the
+    model, a sum of two caches is compressed no more.
 
     >>> import torch, transformers
     >>> sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
@@ -60,12 +77,51 @@ class MeasureCache(Cache):
     (4, 3, 0.875)
     """
 
-    def __init__(self, model: nn.Module | PreTrainedConfig, *, start: int = 0) -> None:
+    def __init__(
+        self,
+        model: nn.Module | PreTrainedConfig,
+        *,
+        start: int = 0,
+        compress: object | None = None,
+        keep: float | None = None,
+        bytes: int | None = None,
+        every: int = 512,
+    ) -> None:
         self.identity = ModelIdentity.of(model)
         require_integer("MeasureCache.start", start, 0)
         self.start = start
         self._summed: Spans = ()
+        self._growing: Growing | None = None
         super().__init__(layers=layers_for(model, start))
+        if compress is not None:
+            self._grow(model, compress, keep, bytes, every)
+        elif keep is not None or bytes is not None:
+            advice = 'Name a method, compress="backtest+norepeat".'
+            raise ValueError(sentence("MeasureCache.compress", "a method, where there is a budget", "None", advice))
+
+    def _grow(
+        self, model: nn.Module | PreTrainedConfig, compress: object, keep: float | None, bytes: int | None, every: int
+    ) -> None:
+        """Compress from now on, as `MeasureCache` says."""
+        from cumulant.cache.growing import Growing  # compressors know of caches
+
+        self._growing = Growing.of(model, compress, keep, bytes, every)
+        self._growing.require_layers(list(self.compressible))
+        for i, layer in self.compressible.items():
+            layer.asked = self._growing.sample(i, self.start)
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args, **kwargs
+    ) -> tuple[Tensor, Tensor]:
+        """Append tokens (batch, key heads, q, d) to a layer; keys and values to attend to."""
+        keys, values = super().update(key_states, value_states, layer_idx, *args, **kwargs)
+        layer = self.layers[layer_idx]
+        if self._growing is None or not isinstance(layer, MeasureLayer) or layer.asked is None:
+            return keys, values
+        assert layer.keys is not None
+        entries = None if layer.store is None else layer.store.atoms
+        receiver = partial(self._growing.received, self, layer_idx)
+        return CompressedKeys.of(layer.keys, entries, receiver=receiver), values
 
     def __repr__(self) -> str:
         entries = [int(m.store.atoms.lengths.sum()) for m in self.compressible.values() if m.store is not None]
@@ -181,6 +237,8 @@ class MeasureCache(Cache):
         if mask is None and tokens > self.compressed_tokens and self._keeps_tokens(given):
             self._mask(None, seen, needed=True)
         stores = {i: self._store(i, layer, given.get(i), tokens, mask) for i, layer in layers.items()}
+        if self._growing is not None:
+            self._growing.settle(self, tokens)
         for i, layer in layers.items():
             layer.compress(stores[i], tokens)
         return self
@@ -238,7 +296,7 @@ class MeasureCache(Cache):
             return NotImplemented
         require_addable(self, other)
         new = MeasureCache.__new__(MeasureCache)
-        new.identity, new.start = self.identity, min(self.start, other.start)
+        new.identity, new.start, new._growing = self.identity, min(self.start, other.start), None
         new._summed = united(self.spans, other.spans)
         end = new._summed[-1][1]
         layers = []
@@ -266,18 +324,25 @@ class MeasureCache(Cache):
     def save(self, path: str | Path) -> Path:
         """Write all that is held to a file of safetensors, with what identifies the model; replaced in one step."""
         metadata = self.identity.metadata() | {"start": str(self.start), "summed": json.dumps(self._summed)}
+        if self._growing is not None:
+            metadata["growing"] = json.dumps(self._growing.settings())
         return storage.save(self.layers, Path(path), metadata)
 
     @classmethod
-    def load(cls, path: str | Path, model: nn.Module | PreTrainedConfig) -> MeasureCache:
+    def load(
+        cls, path: str | Path, model: nn.Module | PreTrainedConfig, *, compress: object | None = None
+    ) -> MeasureCache:
         """A cache that `save` wrote; refused where model or dtype are not those that it was made with.
+
+        compress  the method of a cache that compresses while it grows, where it was not given by name
 
         A model is recognised by its configuration and some numbers of every weight, a configuration by itself alone.
         """
         named, metadata = storage.read(Path(path))
         identity = ModelIdentity.of(model)
         identity.require_equal(metadata, str(path))
-        new = cls(model, start=int(metadata["start"]))
+        settings = storage.growing(metadata, compress, str(path))
+        new = cls(model, start=int(metadata["start"]), **settings)
         new._summed = storage.spans(metadata["summed"])
         storage.fill(new.layers, named, metadata, str(path))
         return new

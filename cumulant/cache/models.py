@@ -49,7 +49,7 @@ def decoder_config(model: object) -> PreTrainedConfig:
 def layers_for(model: object, start: int) -> list[Any]:
     """The layers that transformers' DynamicCache has for a model, those with full attention as `MeasureLayer`."""
     config = decoder_config(model)
-    limit, layers = _position_limit(config), []
+    limit, layers = position_limit(config), []
     for layer in DynamicCache(config=config).layers:
         if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer):
             got = f"{config.model_type!r} with {type(layer).__name__}"
@@ -85,7 +85,7 @@ def taken_over(cache: object, layers: list) -> None:
                 own.cumulative_length = theirs.cumulative_length
 
 
-def _position_limit(config: PreTrainedConfig) -> int | None:
+def position_limit(config: PreTrainedConfig) -> int | None:
     """How many tokens the positions of a model reach; None: any number, or not known."""
     if "dynamic" in json.dumps(getattr(config, "rope_parameters", None) or {}, default=str):
         return None  # the rotation adapts itself to the length

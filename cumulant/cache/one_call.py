@@ -1,17 +1,18 @@
-"""`compress`: from a model and tokens to a compressed cache, to read on from."""
+"""`compress`: from a model and tokens, or a cache of them, to a compressed cache, to read on from."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import DynamicCache
-from transformers.cache_utils import DynamicLayer
+from transformers.cache_utils import Cache, DynamicLayer
 
 from cumulant.cache.compressor import Compressed, as_compressor, compress_prefix
 from cumulant.cache.measure_cache import MeasureCache
+from cumulant.cache.of_cache import Room, compress_cache
 from cumulant.cache.prefix import Prefix, on_cumulant, prefill
 from cumulant.checks import sentence, shape
 
@@ -19,8 +20,10 @@ from cumulant.checks import sentence, shape
 @torch.no_grad()
 def compress(
     model: nn.Module,
-    input_ids: Tensor,
+    input_ids: Tensor | None = None,
     *,
+    cache: Cache | None = None,
+    queries: Mapping[int, Tensor] | None = None,
     keep: float | None = None,
     bytes: int | None = None,
     method: object = "backtest",
@@ -32,14 +35,19 @@ def compress(
         Σ_{j<T} δ_(k_j, v_j)  →  Σ_{j<m} e^{w_j} δ_(k̂_j, v̂_j)  in every head,    bytes held ≤ keep · full bytes
 
     model           a decoder of transformers; what reads the cache needs ``attn_implementation="cumulant"``
-    input_ids       (T,) or (batch, T): all that is to be held
+    input_ids       (T,) or (batch, T): all that is to be held; or
+    cache           a cache that has it, and
+    queries         of every layer that holds all tokens, by its number, (batch, heads, n, d) η = scale · query of the
+                    last n tokens, rotated: what `cumulant.transformers.on_attention` hands on
     keep            bytes held over bytes of the full cache, or
     bytes           how many bytes may be held, of all sequences together
     method          "backtest", a baseline or another compressor (see `as_compressor`)
     attention_mask  (batch, T), 0 where a token is padding: each sequence is read without it
     tokenizer       for methods that ask the model to repeat the text; without one it repeats without being asked
 
-    The positions of new tokens go on from T. Queries are drawn by a seed: the same call gives the same cache.
+    A `MeasureCache` is compressed itself, of a DynamicCache the tokens are taken over. A cache that shall be compressed
+    as it grows is ``MeasureCache(model, compress=…)``. The positions of new tokens go on from T. Queries are drawn by a
+    seed: the same call gives the same cache.
 
     >>> import transformers
     >>> sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
@@ -51,11 +59,18 @@ def compress(
     >>> model(torch.tensor([[3]]), past_key_values=cache).logits.shape          # the token after them
     torch.Size([1, 1, 9])
     """
-    ids, mask = _rows(input_ids, attention_mask)
     if (keep is None) == (bytes is None):
         advice = "A quarter of the bytes is keep=0.25."
         raise ValueError(sentence("compress", "keep or bytes, one of them", f"keep={keep}, bytes={bytes}", advice))
     compressor = as_compressor(method)
+    if cache is not None:
+        if input_ids is not None:
+            advice = "Let it read them into the cache, or leave the cache out."
+            raise ValueError(sentence("compress", "input_ids or cache, one of them", "both", advice))
+        return compress_cache(model, cache, queries, compressor, Room(keep, bytes), attention_mask)
+    if queries is not None:
+        raise ValueError(sentence("compress.queries", "queries of a cache", "no cache", "Pass cache=, too."))
+    ids, mask = _rows(input_ids, attention_mask)
     found: list[tuple[Prefix, Compressed]] = []
     with on_cumulant(model):
         for row, visible in zip(ids, mask, strict=True):
@@ -65,7 +80,7 @@ def compress(
     return found[0][1].cache(found[0][0]) if len(found) == 1 and bool(mask.all()) else _joined(found, ids.shape[1])
 
 
-def _rows(input_ids: Tensor, attention_mask: Tensor | None) -> tuple[Tensor, Tensor]:
+def _rows(input_ids: Tensor | None, attention_mask: Tensor | None) -> tuple[Tensor, Tensor]:
     """Tokens (batch, T), and which of them are text."""
     if not isinstance(input_ids, Tensor) or input_ids.ndim not in (1, 2) or input_ids.is_floating_point():
         got = shape(input_ids) if isinstance(input_ids, Tensor) else type(input_ids).__name__

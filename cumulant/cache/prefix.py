@@ -22,6 +22,25 @@ from cumulant.observatory.hooks.structure import block_of, input_of
 from cumulant.transformers import AttentionMoments, on_attention
 
 
+class Growth(NamedTuple):
+    """Of a text that grows, whose beginning is held as entries: which tokens are left, and which queries are known.
+
+    end         tokens read
+    first       the first that is held as it is: the last ``end − first`` keys of a layer are tokens, others entries
+    at          (m,) the tokens whose queries `LayerPrefix.queries` are, growing, none before ``first``
+    earlier     `SampledQueries` of tokens before, with what they read beside the text in front of them
+    earlier_at  (m',) these tokens, growing
+    seed        by which queries are drawn
+    """
+
+    end: int
+    first: int
+    at: Tensor
+    earlier: Any
+    earlier_at: Tensor
+    seed: int = 0
+
+
 class LayerPrefix(NamedTuple):
     """What one layer of a model holds of a prefix of T tokens, and the queries that read it.
 
@@ -36,6 +55,8 @@ class LayerPrefix(NamedTuple):
     sinks     (heads,) log weights of a key of value 0 that every query sees; None: there is none
     stream    mean over the later half of its tokens of the squared norm of the residual stream in front of the block;
               None: not known
+    log_mass  (key heads, n) of entries in the place of tokens, −∞ where a key head has fewer; None: all have mass 1
+    growth    of a text that grows: keys are n entries and tokens then, and queries those of some tokens; None: of T
     """
 
     index: int
@@ -48,6 +69,29 @@ class LayerPrefix(NamedTuple):
     rotates: bool = False
     sinks: Tensor | None = None
     stream: float | None = None
+    log_mass: Tensor | None = None
+    growth: Growth | None = None
+
+    @property
+    def length(self) -> int:
+        """Tokens read, T."""
+        return self.keys.shape[1] if self.growth is None else self.growth.end
+
+    @property
+    def first_token(self) -> int:
+        """The first token that is held as it is."""
+        return 0 if self.growth is None else self.growth.first
+
+    def queries_of(self, at: Tensor) -> Tensor:
+        """(heads, n, d) the queries of tokens ``at`` (n,), which are known."""
+        if self.growth is None:
+            return self.queries[:, at]
+        return self.queries[:, torch.searchsorted(self.growth.at, at)].float()  # they are kept in half precision
+
+    def tokens(self, first: int, stop: int) -> tuple[Tensor, Tensor]:
+        """Keys (key heads, n, d) and values (key heads, n, e) of tokens ``first`` to ``stop`` − 1, held as they are."""
+        behind = self.keys.shape[1] - self.length
+        return self.keys[:, first + behind : stop + behind], self.values[:, first + behind : stop + behind]
 
     @property
     def groups(self) -> int:

@@ -81,11 +81,30 @@ def fill(layers: list, named: dict[str, Tensor], metadata: dict[str, str], path:
             stored = {k.removeprefix("store."): t for k, t in own.items() if k.startswith("store.")}
             layer.store = EntryStore.from_tensors(stored) if stored else None
             layer.first = state["first"]
+            if layer.asked is not None:
+                asked = {k.removeprefix("asked."): t for k, t in own.items() if k.startswith("asked.")}
+                layer.asked.fill(asked, state["seen"])
         if "keys" in own:
             layer.lazy_initialization(own["keys"], own["values"])
             layer.keys, layer.values = own["keys"], own["values"]
         if isinstance(layer, DynamicSlidingWindowLayer):
             layer.cumulative_length = state["seen"]
+
+
+def growing(metadata: dict[str, str], compress: object | None, path: str) -> dict[str, Any]:
+    """Arguments of a cache that compresses while it grows, as it was saved; empty where it does not."""
+    where = "MeasureCache.load.compress"
+    if "growing" not in metadata:
+        if compress is not None:
+            got, advice = f"{path}, which has none", "Compress it with queries: compress(model, cache=…, queries=…)."
+            raise ValueError(sentence(where, "a cache that kept a sample of queries", got, advice))
+        return {}
+    settings = json.loads(metadata["growing"])
+    method = settings.pop("compress") or compress
+    if method is None:
+        got, advice = f"none for {path}, whose method has no name", "Pass the one that it was made with."
+        raise ValueError(sentence(where, "a method", got, advice))
+    return settings | {"compress": compress or method}
 
 
 def spans(text: str) -> Spans:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -32,19 +33,28 @@ class CompressedKeys(Tensor):
     operation on it is a TypeError in words, so that no attention function loses the measure without a notice. The
     attention function "cumulant" calls `moments`.
 
-    recent   (batch, key heads, n, d) the keys themselves
-    entries  the measure of each key head, `RaggedAtoms`
-    cap      scores are cap · tanh(score / cap); None: as they are
+    recent    (batch, key heads, n, d) the keys themselves
+    entries   the measure of each key head, `RaggedAtoms`; None: nothing is compressed
+    cap       scores are cap · tanh(score / cap); None: as they are
+    receiver  of a cache that keeps queries: called once the output is known, with (batch, heads, q, d) queries, the
+              factor of scores and which recent tokens they see; None: nobody wants them
     """
 
     recent: Tensor
-    entries: RaggedAtoms
+    entries: RaggedAtoms | None
     cap: float | None
+    receiver: Callable[[Tensor, float, Support], None] | None
 
     @classmethod
-    def of(cls, recent: Tensor, entries: RaggedAtoms, cap: float | None = None) -> CompressedKeys:
+    def of(
+        cls,
+        recent: Tensor,
+        entries: RaggedAtoms | None,
+        cap: float | None = None,
+        receiver: Callable[[Tensor, float, Support], None] | None = None,
+    ) -> CompressedKeys:
         keys = _make(cls, recent.shape, dtype=recent.dtype, device=recent.device)
-        keys.recent, keys.entries, keys.cap = recent, entries, cap
+        keys.recent, keys.entries, keys.cap, keys.receiver = recent, entries, cap, receiver
         return keys
 
     # shape, dtype and device are answered without an operation
@@ -52,17 +62,24 @@ class CompressedKeys(Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
-        expected = 'attn_implementation="cumulant", which reads compressed entries'
+        expected = 'attn_implementation="cumulant", which reads compressed entries and hands on queries'
         advice = 'Call model.set_attn_implementation("cumulant"), outside torch.compile.'
         got = f"an attention function that computes {func.__name__.split('.')[0]} of its keys"
         raise TypeError(sentence("MeasureCache", expected, got, advice))
 
     def __repr__(self, *, tensor_contents: object = None) -> str:
-        return f"CompressedKeys({tuple(self.shape)}, entries {tuple(self.entries.atoms.shape)})"
+        held = () if self.entries is None else tuple(self.entries.atoms.shape)
+        return f"CompressedKeys({tuple(self.shape)}, entries {held})"
 
     def capped(self, cap: float) -> CompressedKeys:
         """The same with capped scores."""
-        return CompressedKeys.of(self.recent, self.entries, cap)
+        return CompressedKeys.of(self.recent, self.entries, cap, self.receiver)
+
+    @torch.compiler.disable
+    def receive(self, query: Tensor, scale: float, support: Support) -> None:
+        """Hand queries (batch, heads, q, d) to who keeps a sample of them."""
+        if self.receiver is not None:
+            self.receiver(query, scale, support)
 
     def require_plain(self, support: Support) -> None:
         """Refuse what has no meaning for entries without a position: biases, and masks of other than recent keys."""
@@ -91,6 +108,8 @@ class CompressedKeys(Tensor):
         tensor([[[[2.5000]]]])
         """
         wanted |= {"mean"}
+        if self.entries is None:
+            return self._recent_moments(query, values, support, wanted, scale)
         old = ragged_moments(query, self.entries, MomentsSettings(wanted, scale, False, None, None), self.cap)
         new = self._recent_moments(query, values, support, wanted, scale)
         merged = _mixed(old, new) if wanted == {"mean"} else _merged(old, new)

@@ -18,6 +18,7 @@ class KeyDiff(ScoreCompressor):
     """
 
     name = "keydiff"
+    while_growing = True
 
     def score(self, layer: LayerPrefix) -> Tensor:
         keys = layer.keys.float()

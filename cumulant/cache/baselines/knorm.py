@@ -15,6 +15,7 @@ class Knorm(ScoreCompressor):
     """
 
     name = "knorm"
+    while_growing = True
 
     def score(self, layer: LayerPrefix) -> Tensor:
         return -layer.keys.float().norm(dim=-1)

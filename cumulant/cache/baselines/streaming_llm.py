@@ -22,6 +22,7 @@ class StreamingLLM(ScoreCompressor):
     """
 
     name = "stream"
+    while_growing = True
 
     def __init__(self, sinks: int = 4):
         self.sinks = sinks

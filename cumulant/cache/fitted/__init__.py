@@ -1,6 +1,7 @@
 """`Backtest`: entries fitted to a law of the queries that will come, with budgets by evidence. Parts can be exchanged.
 
 query_law.py   queries that the model had, as if they were asked after the prefix, with what they read beside it
+growing_law.py the same where a text grows: which queries are kept, and those that stand for the ones to come
 law.py         which of them stand for those to come: recent ones, some of all, those of a repetition
 readings.py    what they read of a head: log-normalizers, outputs, attention
 atoms.py       atoms for many tokens: tangents of G, or tokens themselves

@@ -13,12 +13,13 @@ from cumulant.cache.fitted.law import LawSamples, QueryLaw, following_queries, q
 from cumulant.cache.fitted.query_law import SampledQueries
 from cumulant.cache.fitted.readings import KeyHeads, LawQueries, attention, output, read
 from cumulant.cache.fitted.recipe import EntryRecipe, fit
-from cumulant.cache.prefix import LayerPrefix
+from cumulant.cache.prefix import LayerPrefix, Prefix
 
 SIZES = (1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1.0)  # of the prefix, that a key head may hold
 RECENT = (0.25, 1.0)  # of its entries, that may be the last tokens
 MANY = 0.125  # of the prefix, above which only the first share is tried
 SMALLEST = 8  # entries of a key head
+LATEST = 3  # quarters of the tokens that are held as they are, before which no cut is
 
 
 class BacktestSettings(NamedTuple):
@@ -75,6 +76,14 @@ def sizes_of(length: int) -> list[int]:
     return sorted({min(max(int(share * length), SMALLEST), length) for share in SIZES})
 
 
+def grid_of(prefix: Prefix) -> list[int]:
+    """The sizes that are tried for every key head of a prefix. Where a text grows, what is held before is most of what
+    will be held after: a half of it is tried, too."""
+    most = max(layer.keys.shape[1] for layer in prefix.layers)
+    grows = any(layer.growth is not None for layer in prefix.layers)
+    return sorted({*sizes_of(most), most // 2}) if grows else sizes_of(most)
+
+
 def curves(
     layer: LayerPrefix,
     number: int,
@@ -84,22 +93,27 @@ def curves(
     recipe: EntryRecipe,
     metric: Tensor | None,
     generator: torch.Generator,
+    sizes: Sequence[int],
 ) -> Curves:
-    """The errors of a layer, the ``number``-th of the prefix, had its tokens been compressed at earlier cuts.
+    """The errors of a layer, the ``number``-th of the prefix, had its tokens been compressed at earlier cuts, where
+    tokens after the cut are held as they are.
 
     metric  (heads, e, e) W_Oᵀ W_O; None: the identity
+    sizes   as `grid_of` has them
     """
-    length, sizes = layer.keys.shape[1], sizes_of(layer.keys.shape[1])
+    entries, exact = layer.keys.shape[1], layer.length - layer.first_token
     of_cuts = []
-    for back in settings.tokens(length):
-        cut = length - back
-        tokens = KeyHeads.tokens(layer.keys[:, :cut].float(), layer.values[:, :cut].float())
+    for back in settings.tokens(layer.length):
+        back = min(back, LATEST * exact // 4)
+        cut = layer.length - back
+        tokens = KeyHeads.of(layer, cut)
         judges = judges_of(layer, tokens, samples.judges_of(number, queries_after(layer, cut, settings.judging)))
-        shorter = [m * cut // length for m in sizes]
+        shorter = [min(m * (entries - back) // entries, entries - back) for m in sizes]
         following = following_queries(layer, cut, law.of_trials(), generator)
         laws = [LawQueries.of(s, cut, layer.rotation, len(layer.keys)) for s in samples.trial_laws(number, following)]
         many = [MANY if len(laws) > 1 and n == 0 else 1.0 for n in range(len(laws))]
-        tried = [errors(recipe, tokens, *pair, judges, shorter, metric) for pair in zip(laws, many, strict=True)]
+        most = (judges, shorter, metric, exact - back)
+        tried = [errors(recipe, tokens, *pair, *most) for pair in zip(laws, many, strict=True)]
         of_cuts.append(torch.stack(tried, 2))
     after, repeated = torch.stack(of_cuts).mean(0) / (layer.stream or 1.0)
     return Curves(after, repeated)
@@ -108,7 +122,8 @@ def curves(
 def judges_of(layer: LayerPrefix, tokens: KeyHeads, judging: Sequence[SampledQueries]) -> Judges:
     """Both kinds of queries asked of the first tokens of a layer."""
     sample = SampledQueries.joined(judging)
-    queries = LawQueries.of(sample, tokens.keys.shape[1], layer.rotation, len(layer.keys))
+    cut = layer.length - (layer.keys.shape[1] - tokens.keys.shape[1])
+    queries = LawQueries.of(sample, cut, layer.rotation, len(layer.keys))
     return Judges(queries, output(tokens, queries, *attention(tokens, queries)), len(judging[0].span))
 
 
@@ -120,9 +135,10 @@ def errors(
     judges: Judges,
     sizes: Sequence[int],
     metric: Tensor | None,
+    exact: int,
 ) -> Tensor:
-    """(2, key heads, sizes, recents) the `loss` of a recipe, quickly made, with so many entries and recent shares.
-    Infinite beyond a share ``most`` of the tokens."""
+    """(2, key heads, sizes, recents) the `loss` of a recipe, quickly made, with so many entries and recent shares, at
+    most ``exact`` of them. Infinite beyond a share ``most`` of the tokens."""
     heads, length = tokens.keys.shape[:2]
     readings = read(tokens, law)
     out = torch.zeros(2, heads, len(sizes), len(RECENT))
@@ -130,7 +146,7 @@ def errors(
         shares = RECENT if size <= MANY * length else RECENT[:1] if size <= most * length else ()
         out[..., i, len(shares) :] = torch.inf
         for j, recent in enumerate(shares if size < length else ()):
-            made = fit(recipe.quick(size / length), tokens, law, readings, size, int(recent * size))
+            made = fit(recipe.quick(size / length), tokens, law, readings, size, min(int(recent * size), exact))
             out[..., i, j] = loss(made.entries, judges, metric)
     return out
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from cumulant.cache.budget import Budget
 from cumulant.cache.compressor import Compressor, Layers
 from cumulant.cache.entries import HeadEntries
-from cumulant.cache.fitted.backtest import RECENT, BacktestSettings, Curves, curves, sizes_of
+from cumulant.cache.fitted.backtest import RECENT, BacktestSettings, Curves, curves, grid_of
 from cumulant.cache.fitted.budgets import allocate, interpolated, shared_by_scores
 from cumulant.cache.fitted.law import LawSamples, QueryLaw, require_rotation, sample_law
 from cumulant.cache.fitted.readings import KeyHeads, LawQueries, read
@@ -94,6 +94,7 @@ class Backtest(Compressor):
     ):
         law = QueryLaw() if law is None else law
         self.law = law if repeat else law._replace(repeated=0)
+        self.while_growing = not self.law.repeated  # a repetition needs the whole text, and the model
         self.recipe = EntryRecipe() if recipe is None else recipe
         self.budgets, self.seed, self.name = budgets, seed, name
         if settings is None:
@@ -110,10 +111,11 @@ class Backtest(Compressor):
                 words = f"{self.name}: {len(prefix)} tokens are too few for a backtest, which needs {SHORTEST}"
                 warnings.warn(f"{words}: every key head gets as many entries", stacklevel=2)
             return BacktestEvidence(samples, None)
+        sizes = grid_of(prefix)
         found = [
             curves(
                 *(layer, n, samples, self.law, self.settings, self.recipe),
-                *(output_metric(prefix.model, layer), generator),
+                *(output_metric(prefix.model, layer), generator, sizes),
             )
             for n, layer in enumerate(prefix.layers)
         ]
@@ -131,7 +133,7 @@ class Backtest(Compressor):
             mixed = torch.full((heads,), len(evidence.samples.laws(0)) - 1)
             return HeadPlan(entries, (UNIFORM_RECENT * entries).long(), mixed, torch.full((heads,), torch.nan))
         errors, best = torch.cat([c.total() for c in evidence.curves]).transpose(1, 2).flatten(2).min(-1)
-        sizes = torch.tensor(sizes_of(len(prefix)))
+        sizes = torch.tensor(grid_of(prefix))
         fine, grid = interpolated(errors, sizes)
         costs = [cost for cost, count in zip(budget.entry_bytes, budget.heads, strict=True) for _ in range(count)]
         entries = allocate(fine, grid, torch.tensor(costs), budget.bytes)
@@ -144,7 +146,7 @@ class Backtest(Compressor):
     def _by_attention(self, prefix: Prefix, budget: Budget, evidence: BacktestEvidence, number: int) -> Tensor:
         """Entries (key heads,) of a layer as AdaKV shares them: those that the law pays most, and a fifth for each."""
         layer, entries = prefix.layers[number], budget.per_head
-        tokens = KeyHeads.tokens(layer.keys.float(), layer.values.float())
+        tokens = KeyHeads.of(layer)
         queries = LawQueries.of(evidence.samples.laws(number)[-1], len(prefix), layer.rotation, len(layer.keys))
         return shared_by_scores(read(tokens, queries).rms, budget.of_layer(number), max(1, int(SAFE * entries)))
 
@@ -160,16 +162,16 @@ class Backtest(Compressor):
         self, layer: LayerPrefix, samples: LawSamples, number: int, of_heads: list[tuple[int, int, int]]
     ) -> list[HeadEntries]:
         """Head by head: each has its own number of entries."""
-        tokens = KeyHeads.tokens(layer.keys.float(), layer.values.float())
-        length = layer.keys.shape[1]
-        laws = [LawQueries.of(law, length, layer.rotation, len(layer.keys)) for law in samples.laws(number)]
+        tokens, exact = KeyHeads.of(layer), layer.length - layer.first_token
+        laws = [LawQueries.of(law, layer.length, layer.rotation, len(layer.keys)) for law in samples.laws(number)]
         out = []
         for head, (entries, recent, law) in enumerate(of_heads):
-            own = KeyHeads(*(x[head : head + 1] for x in tokens))
+            own = tokens.head(head)
             asked = LawQueries(*(x[head : head + 1] for x in laws[law]))
-            made = fit(self.recipe, own, asked, read(own, asked), entries, recent)
+            made = fit(self.recipe, own, asked, read(own, asked), entries, min(recent, exact))
             keys, values = made.entries.keys[0].to(layer.keys), made.entries.values[0].to(layer.values)
-            out.append(HeadEntries(keys, values, made.entries.log_mass[0], made.positions[0]))
+            positions = made.positions[0] if layer.growth is None else None  # of entries, not of tokens
+            out.append(HeadEntries(keys, values, made.entries.log_mass[0], positions))
         return out
 
 

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import torch
 
+from cumulant.cache.fitted.growing_law import kept_after, kept_queries
 from cumulant.cache.fitted.query_law import (
     SampledQueries,
     drawn_spans,
@@ -97,6 +98,8 @@ def sample_law(prefix: Prefix, law: QueryLaw, judging: int, generator: torch.Gen
 
 def following_queries(layer: LayerPrefix, length: int, law: QueryLaw, generator: torch.Generator) -> SampledQueries:
     """Recent and spread queries of the first ``length`` tokens of a layer, as if asked after them."""
+    if layer.growth is not None:
+        return kept_queries(layer, length, law)
     drawn = spread_tokens(length, law.spread, generator), recent_tokens(length, law.recent, generator)
     at = torch.cat(drawn).sort().values
     return sample_queries(layer, at, drawn_spans(at, law.span, generator))
@@ -117,6 +120,8 @@ def drawn_parts(length: int, share: float, generator: torch.Generator) -> list[t
 
 def queries_after(layer: LayerPrefix, cut: int, number: int) -> SampledQueries:
     """Queries that the model had after its first ``cut`` tokens, ``number`` at most, with the tokens between them."""
+    if layer.growth is not None:
+        return kept_after(layer, cut, number)
     first, last = cut + 1, layer.keys.shape[1] - 1
     at = torch.linspace(first, last, min(number, last - first + 1)).round().long()
     return sample_queries(layer, at, at - cut)

@@ -74,7 +74,7 @@ def sample_queries(layer: LayerPrefix, at: Tensor, span: Tensor) -> SampledQueri
     True
     """
     local, output = own_context(layer, at, span)
-    queries = layer.queries[:, at]
+    queries = layer.queries_of(at)
     turned = queries if layer.rotation is None else layer.rotation.turn(queries, -at)
     return SampledQueries(turned, span, local, output)
 
@@ -83,6 +83,9 @@ def own_context(layer: LayerPrefix, at: Tensor, span: Tensor) -> tuple[Tensor, T
     """What tokens ``at`` (n,) read of themselves and the ``span`` (n,) tokens before them, and of a sink: its
     log-normalizer (heads, n) and output (heads, n, e). Tokens in order share the keys that they look at."""
     blocks = zip(at.split(BLOCK), span.split(BLOCK), strict=True)
+    if not len(at):
+        empty = layer.values.new_zeros(len(layer.queries), 0, layer.values.shape[-1], dtype=torch.float32)
+        return empty[..., 0], empty
     local, output = zip(*(_of_block(layer, *block) for block in blocks), strict=True)
     return torch.cat(local, 1), torch.cat(output, 1)
 
@@ -91,9 +94,8 @@ def _of_block(layer: LayerPrefix, at: Tensor, span: Tensor) -> tuple[Tensor, Ten
     first = at - span
     tokens = torch.arange(max(int(first.min()), 0), int(at.max()) + 1, device=at.device)
     outside = (tokens < first[:, None]) | (tokens > at[:, None])
-    seen = slice(int(tokens[0]), int(tokens[-1]) + 1)
-    keys, values = (x[:, seen].float() for x in (layer.keys, layer.values))
-    grouped = layer.queries[:, at].float().unflatten(0, (len(layer.keys), -1))  # (key heads, group, n, d)
+    keys, values = (x.float() for x in layer.tokens(int(tokens[0]), int(tokens[-1]) + 1))
+    grouped = layer.queries_of(at).float().unflatten(0, (len(layer.keys), -1))  # (key heads, group, n, d)
     scores = (grouped.flatten(1, 2) @ keys.mT).unflatten(1, grouped.shape[1:3])
     highest = scores.masked_fill(outside, -torch.inf).amax(-1)
     weights = scores.sub_(highest[..., None]).clamp_min_(UNDERFLOW).exp_().masked_fill_(outside, 0)

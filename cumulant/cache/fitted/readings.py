@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from cumulant.cache.fitted.query_law import UNDERFLOW, SampledQueries
+from cumulant.cache.prefix import LayerPrefix
 from cumulant.cache.rotation import Rotation
 
 RIDGE = 1e-9  # of a covariance of queries
@@ -29,6 +30,18 @@ class KeyHeads(NamedTuple):
     def tokens(cls, keys: Tensor, values: Tensor) -> KeyHeads:
         """Tokens, of mass 1."""
         return cls(keys, values, keys.new_zeros(keys.shape[:2]))
+
+    @classmethod
+    def of(cls, layer: LayerPrefix, length: int | None = None) -> KeyHeads:
+        """What a layer holds of its first ``length`` tokens, in single precision; None: of all."""
+        n = layer.keys.shape[1] - (0 if length is None else layer.length - length)
+        tokens = cls.tokens(layer.keys[:, :n].float(), layer.values[:, :n].float())
+        return tokens if layer.log_mass is None else tokens._replace(log_mass=layer.log_mass[:, :n].float())
+
+    def head(self, number: int) -> KeyHeads:
+        """One key head, without what has no mass."""
+        present = self.log_mass[number] > -torch.inf
+        return KeyHeads(*(x[number : number + 1, present] for x in self))
 
 
 class LawQueries(NamedTuple):
