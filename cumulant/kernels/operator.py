@@ -95,10 +95,10 @@ def scaled_moments(x: Arguments, sink: float | Tensor | None, settings: MomentsS
     """`moments` at scale · eta, without a tensor for it where the native kernel serves."""
     if sink is not None:
         x = x._replace(sink=_sink(x.eta, sink, settings.caller))
-    if x.log_weights is not None:
-        where = f"{settings.caller}.log_weights"
-        require_log_weights(where, require_float(where, x.log_weights))
-    if backend in ("auto", "native") and not recorded() and entries() is not None:
+    if backend in ("auto", "native") and x.eta.is_cpu and not recorded() and entries() is not None:
+        if x.log_weights is not None:  # elsewhere `Request` looks at them: off the CPU each look waits for the device
+            where = f"{settings.caller}.log_weights"
+            require_log_weights(where, require_float(where, x.log_weights))
         fields = serve(x, settings, _shapes, _flat)
         if fields is not None:
             return as_record(x, fields, _nonempty(x, settings))
@@ -125,8 +125,12 @@ def _nonempty(x: Arguments, settings: MomentsSettings) -> bool:
 def _sink(eta: Tensor, sink: float | Tensor, caller: str = "moments") -> Tensor:
     """The log weight of the sink in the precision that sums are formed in."""
     dtype = torch.float32 if eta.dtype in (torch.float16, torch.bfloat16) else eta.dtype
-    s = torch.as_tensor(sink, dtype=dtype, device=eta.device)
-    if not holds(s < torch.inf):  # also false for NaN
+    if isinstance(sink, int | float):  # nothing is copied to the device, or read from it
+        s, legal = torch.full((), sink, dtype=dtype, device=eta.device), sink < torch.inf
+    else:
+        s = torch.as_tensor(sink, dtype=dtype, device=eta.device)
+        legal = holds(s < torch.inf)
+    if not legal:  # also for NaN
         advice = "It is the logarithm of a finite mass; -inf is no sink."
         raise ValueError(sentence(f"{caller}.sink", "values below +inf", "NaN or +inf", advice))
     return s
@@ -227,6 +231,8 @@ def fisher_product(
             # the reference has every derivative
             served = native_refusal(x) is None and not recorded() and not (small and traced)
             backend = "native" if served else "dense" if small else "streaming"
+        if eta.is_meta:
+            backend = "dense"
         if backend == "dense":
             out = reference_product(x, v, plan)
         else:
@@ -281,20 +287,21 @@ def _choose(backend: str, x: Inputs, plan: Plan, caller: str) -> str:
     where = f"{caller}.backend"
     if backend not in BACKENDS:
         raise ValueError(sentence(where, f"one of {', '.join(BACKENDS)}", repr(backend), "Pick one."))
-    why = fused.refusal(x, _without_score(plan))
-    if backend == "fused" and why is not None:
+    if backend == "fused" and (why := fused.refusal(x, _without_score(plan))) is not None:
         expected, advice = "a request that 'fused' can serve", "Use 'streaming' or 'auto'."
         raise ValueError(sentence(where, expected, why, advice))
     if backend == "native" and (why := native_refusal(x)) is not None:
         expected, advice = "a request that 'native' can serve", "Use 'auto'; `cumulant doctor` says more."
         raise ValueError(sentence(where, expected, why, advice))
+    if x.eta.is_meta:  # shapes and dtypes alone: nothing is computed, and nothing of queries × atoms is stored
+        return "dense"
     if backend != "auto":
         return backend
     if native_refusal(x) is None:
         return "native"
     if _scores(x) <= SMALL:
         return "dense"
-    return "streaming" if why is not None else "fused"
+    return "fused" if fused.refusal(x, _without_score(plan)) is None else "streaming"
 
 
 def native_refusal(x: Inputs) -> str | None:
