@@ -1,6 +1,7 @@
 """How the library refuses bad input: one sentence with object, argument, expected, got, and what to do."""
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,13 @@ def sentence(where: str, expected: str, got: object, advice: str) -> str:
 
 
 def holds(condition: Tensor) -> bool:
-    """Whether ``condition`` is true everywhere; true also where values cannot be read (compiling, vmap)."""
-    if torch.compiler.is_compiling():
+    """Whether ``condition`` is true everywhere; true also where values cannot be read (compiling, vmap, meta tensors,
+    the capture of a CUDA graph).
+
+    On CUDA the answer waits for the device. `known`, `somewhere` and `everywhere` do so too, and nothing else in
+    attention, losses and layers: tests/test_devices.py has the list of callers, each with its reason.
+    """
+    if torch.compiler.is_compiling() or _captured(condition):
         return True
     try:
         return bool(condition.all())
@@ -25,12 +31,42 @@ def holds(condition: Tensor) -> bool:
 
 def known(condition: Tensor) -> bool:
     """Whether ``condition`` is true everywhere and that can be seen; false where values cannot be read."""
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or _captured(condition):
         return False
     try:
         return bool(condition.all())
     except RuntimeError:
         return False
+
+
+def known_on_cpu(condition: Tensor) -> bool:
+    """`known` where a look costs nothing, false elsewhere: for a branch that saves less than it would wait for."""
+    return condition.is_cpu and known(condition)
+
+
+def somewhere(condition: Tensor) -> bool:
+    """Whether ``condition`` is true anywhere, for loops that end when it is not; true for meta tensors, which have no
+    values."""
+    return _read(condition, torch.any)
+
+
+def everywhere(condition: Tensor) -> bool:
+    """Whether ``condition`` is true everywhere, for what a method finds out about itself; true for meta tensors."""
+    return _read(condition, torch.all)
+
+
+def _read(condition: Tensor, over: Callable[[Tensor], Tensor]) -> bool:
+    try:
+        return bool(over(condition))
+    except RuntimeError:
+        if condition.is_meta:
+            return True
+        raise
+
+
+def _captured(tensor: Tensor) -> bool:
+    """Whether a CUDA graph is being captured, in which a look at values is an error that ends the capture."""
+    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def shape(tensor: Tensor) -> str:

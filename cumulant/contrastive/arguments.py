@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from cumulant.checks import holds, known, require_alike, require_float, sentence, shape
+from cumulant.checks import holds, known_on_cpu, require_alike, require_float, sentence, shape
 from cumulant.kernels.dense import accumulate
 
 REDUCTIONS = ("mean", "sum", "none")
@@ -38,7 +38,7 @@ def weights_of(counts: Tensor, reduction: str, like: Tensor) -> Tensor:
 
 def without(rows: Tensor, absent: Tensor) -> Tensor:
     """Zeros in the rows that are absent, with gradient 0: what they hold, NaN included, does not reach the others."""
-    return rows if known(~absent) else torch.where(absent[:, None], 0, rows)
+    return rows if known_on_cpu(~absent) else torch.where(absent[:, None], 0, rows)
 
 
 def may_overflow(rows: Tensor, largest: Tensor) -> Tensor:

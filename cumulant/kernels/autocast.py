@@ -46,16 +46,16 @@ def without_autocast(tensor: Tensor) -> AbstractContextManager[object]:
 def _cast(tensor: T) -> T:
     if not isinstance(tensor, Tensor) or not tensor.is_floating_point() or tensor.dtype == torch.float64:
         return tensor
-    kind = tensor.device.type
-    return tensor.to(torch.get_autocast_dtype(kind)) if _enabled(kind) else tensor
+    return tensor.to(torch.get_autocast_dtype(tensor.device.type)) if autocast_enabled(tensor) else tensor
 
 
 def _widen(tensor: T) -> T:
     if not isinstance(tensor, Tensor) or tensor.dtype not in (torch.float16, torch.bfloat16):
         return tensor
-    return tensor.float() if _enabled(tensor.device.type) else tensor
+    return tensor.float() if autocast_enabled(tensor) else tensor
 
 
-def _enabled(kind: str) -> bool:
-    """Whether autocast is on for a type of device; some, such as meta, have none."""
+def autocast_enabled(tensor: Tensor) -> bool:
+    """Whether autocast is on for the device of a tensor; some, such as meta, have none."""
+    kind = tensor.device.type
     return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)

@@ -187,7 +187,7 @@ def _flat_record(x: Arguments, settings: MomentsSettings, backend: str) -> Momen
         plan = Plan(_closure(settings.wanted, flat), band)
         out = _compute(flat, plan, _choose(backend, flat, plan, settings.caller))
         record = _record(request, flat, out)
-        return record if x.sink is None else add_sink(record, x.sink, request.single, settings.caller)
+        return record if x.sink is None else _with_sink(record, x.sink, request.single, settings.caller)
 
 
 def fisher_product(
@@ -348,8 +348,12 @@ def _record(request: Request, x: Inputs, out: dict[str, Tensor]) -> Moments:
 
 def add_sink(record: Moments, sink: float | Tensor, single: bool = False, caller: str = "moments") -> Moments:
     """One more atom at 0 with value 0, by the merge that joins any two sets of atoms; ``single``: no query axis."""
+    return _with_sink(record, _sink(record.log_normalizer, sink, caller), single, caller)
+
+
+def _with_sink(record: Moments, s: Tensor, single: bool, caller: str) -> Moments:
+    """`add_sink` of a tensor that `_sink` has looked at."""
     g = record.log_normalizer
-    s = _sink(g, sink, caller)
     if s.ndim:
         _require_sink(s, g.shape if single else g.shape[:-1], caller)
         s = s if single else s[..., None]

@@ -49,8 +49,9 @@ class Sphere(Measure):
 
     def _radius(self, eta: Tensor) -> Tensor:
         """The radius with a query axis, in the precision sums are formed in."""
-        radius = torch.as_tensor(self.radius, device=eta.device)
-        return accumulate(radius.to(eta.dtype))[..., None]
+        own = isinstance(self.radius, Tensor)
+        radius = self.radius.to(eta.device, eta.dtype) if own else eta.new_full((), float(self.radius))
+        return accumulate(radius)[..., None]
 
     def _polar(self, eta: Tensor) -> "_Polar":
         wide, radius = accumulate(eta), self._radius(eta)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from cumulant.attention import attend
-from cumulant.checks import sentence
+from cumulant.checks import everywhere, sentence
 from cumulant.hopfield import mass_count
 from cumulant.kernels import moments
 from cumulant.nn.calls import AttentionCall
@@ -166,7 +166,7 @@ def head_statistics(call: AttentionCall, *, sequences: int = 4, queries: int = 3
     usable = sample.eta.isfinite().all() & sample.key.isfinite().all()
     if weights is not None:
         usable = usable & (weights < torch.inf).all()  # also false for NaN
-    if not bool(usable):
+    if not everywhere(usable):
         return _without_numbers(call, int(tokens.sum()))
     values = head_quantities(sample, frozenset(MEANS), first)
     count, _ = sample.support.visible_keys(sample.eta, n)
@@ -179,8 +179,9 @@ def head_statistics(call: AttentionCall, *, sequences: int = 4, queries: int = 3
     mean = torch.where(counted, table, 0).sum(2) / number
     top = MEANS.index("max_score")
     mean[top] = torch.where(counted, table[top], -torch.inf).amax(1)
-    mean = torch.where(number > 0, mean, torch.nan).cpu()
-    return HeadStatistics(*mean, queries=int(number.max()))
+    mean = torch.where(number > 0, mean, torch.nan)
+    everything = torch.cat([mean.flatten(), number.max().to(mean)[None]]).cpu()  # one transfer from the device
+    return HeadStatistics(*everything[:-1].reshape(mean.shape), queries=int(everything[-1]))
 
 
 def _without_numbers(call: AttentionCall, queries: int) -> HeadStatistics:
