@@ -45,22 +45,22 @@ def known_on_cpu(condition: Tensor) -> bool:
 
 
 def somewhere(condition: Tensor) -> bool:
-    """Whether ``condition`` is true anywhere, for loops that end when it is not; true for meta tensors, which have no
+    """Whether ``condition`` is true anywhere, for loops that end when it is not; false for meta tensors, which have no
     values."""
-    return _read(condition, torch.any)
+    return _read(condition, torch.any, False)
 
 
 def everywhere(condition: Tensor) -> bool:
     """Whether ``condition`` is true everywhere, for what a method finds out about itself; true for meta tensors."""
-    return _read(condition, torch.all)
+    return _read(condition, torch.all, True)
 
 
-def _read(condition: Tensor, over: Callable[[Tensor], Tensor]) -> bool:
+def _read(condition: Tensor, over: Callable[[Tensor], Tensor], on_meta: bool) -> bool:
     try:
         return bool(over(condition))
     except RuntimeError:
         if condition.is_meta:
-            return True
+            return on_meta
         raise
 
 
@@ -113,8 +113,13 @@ def require_alike(where: str, tensor: Tensor, other_name: str, other: Tensor) ->
     if tensor.dtype != other.dtype:
         expected, advice = f"dtype {other.dtype} as {other_name}", f"Call .to({other.dtype}) on it."
         raise TypeError(sentence(where, expected, tensor.dtype, advice))
+    require_device(where, tensor, other_name, other)
+
+
+def require_device(where: str, tensor: Tensor, other_name: str, other: Tensor) -> None:
+    """On the device of ``other``."""
     if tensor.device != other.device:
-        expected, advice = f"device {other.device} as {other_name}", "Move both to one device."
+        expected, advice = f"device {other.device} as {other_name}", f"Call .to({str(other.device)!r}) on it."
         raise ValueError(sentence(where, expected, tensor.device, advice))
 
 

@@ -14,6 +14,7 @@ from cumulant.checks import (
     from_numpy,
     holds,
     require_alike,
+    require_device,
     require_float,
     require_log_weights,
     sentence,
@@ -128,6 +129,8 @@ def _sink(eta: Tensor, sink: float | Tensor, caller: str = "moments") -> Tensor:
     if isinstance(sink, int | float):  # nothing is copied to the device, or read from it
         s, legal = torch.full((), sink, dtype=dtype, device=eta.device), sink < torch.inf
     else:
+        if isinstance(sink, Tensor) and sink.ndim:
+            require_device(f"{caller}.sink", sink, "the queries", eta)
         s = torch.as_tensor(sink, dtype=dtype, device=eta.device)
         legal = holds(s < torch.inf)
     if not legal:  # also for NaN

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from cumulant.checks import holds, require_alike, require_float, sentence, shape
+from cumulant.checks import holds, require_alike, require_device, require_float, sentence, shape
 
 
 def z_loss(log_normalizer: Tensor, weight: float = 1e-4, *, rows: Tensor | None = None) -> Tensor:
@@ -83,6 +83,7 @@ def _rows(where: str, rows: Tensor | None, values: Tensor) -> Tensor:
         got = rows.dtype if isinstance(rows, Tensor) else type(rows).__name__
         raise TypeError(sentence(where, "a Boolean tensor", got, "True where the query counts."))
     _broadcasts(where, rows, values)
+    require_device(where, rows, "the statistics", values)
     return rows.expand(values.shape)
 
 

@@ -378,5 +378,5 @@ class Monitor:
 
     def _layer(self, name: str, home: str | None) -> LayerCheck:
         heads, bounds = self._statistics[name], self.thresholds
-        expansion = float(self._expansions[home]) if home in self._expansions else torch.nan
+        expansion = float(self._expansions[home].cpu()) if home in self._expansions else torch.nan
         return LayerCheck(name, heads, expansion, bounds.dead_heads(heads), bounds.collapsed_heads(heads))
