@@ -123,6 +123,47 @@ def require_device(where: str, tensor: Tensor, other_name: str, other: Tensor) -
         raise ValueError(sentence(where, expected, tensor.device, advice))
 
 
+def device_of(where: str, name: str) -> torch.device:
+    """The device of a name, if it can hold numbers here: cpu, cuda, cuda:1, and others that torch has.
+
+    >>> device_of("--device", "cpu")
+    device(type='cpu')
+    >>> device_of("--device", "gpu")
+    Traceback (most recent call last):
+    ValueError: --device: expected cpu or a CUDA device that torch sees, got gpu (no name of a device). Use cpu, cuda or
+    cuda:1.
+    """
+    expected, advice = "cpu or a CUDA device that torch sees", "Use cpu, cuda or cuda:1."
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ValueError(sentence(where, expected, f"{name} (no name of a device)", advice)) from None
+    why = _absence(device)
+    if why is not None:
+        raise ValueError(sentence(where, expected, f"{name} ({why[0]})", why[1]))
+    return device
+
+
+def _absence(device: torch.device) -> tuple[str, str] | None:
+    """Why a device cannot hold numbers here, and what to do; None if it can."""
+    if device.type == "meta":
+        return "meta tensors hold no numbers", "Use cpu."
+    if device.type == "cuda":
+        if not torch.backends.cuda.is_built():
+            return f"torch {torch.__version__} was built without CUDA", "Install a torch built for CUDA, or use cpu."
+        count = torch.cuda.device_count()
+        if not count:
+            return "torch sees no CUDA device", "See whether nvidia-smi lists one, or use cpu."
+        if (device.index or 0) >= count:
+            return f"torch sees {', '.join(f'cuda:{i}' for i in range(count))}", "Name one of them, or use cpu."
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        first = str(error).strip().splitlines()
+        return (first[0].removesuffix(".")[:200] if first else type(error).__name__), "Use cpu."
+    return None
+
+
 def require_integer(where: str, value: object, least: int, most: int = sys.maxsize) -> None:
     """An int in [least, most]."""
     if isinstance(value, bool) or not isinstance(value, int):
