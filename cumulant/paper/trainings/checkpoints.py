@@ -153,7 +153,7 @@ def load_state(run: Path, model: nn.Module, optimizer: torch.optim.Optimizer) ->
                 p.copy_(tensors[f"weight.{name}"])  # a copy into aligned memory keeps the order of sums
             for name, p in model.named_parameters():
                 if f"step.{name}" in tensors:
-                    optimizer.state[p] = {key: tensors[f"{key}.{name}"].clone() for key in MOMENTS}
+                    optimizer.state[p] = {key: tensors[f"{key}.{name}"].to(p.device, copy=True) for key in MOMENTS}
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         advice = "Train again with --force."
         raise ValueError(sentence("--resume", f"a state of this model in {path}", "another", advice)) from error
