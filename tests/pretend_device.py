@@ -7,6 +7,8 @@ axes) excepted. So a path that runs here moves what it has to move.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
@@ -19,6 +21,9 @@ from torch.utils.backend_registration import (  # pyright: ignore[reportPrivateU
 NAME = "pretend"
 aten = torch.ops.aten
 BETWEEN = {aten._to_copy.default, aten.copy_.default, aten._copy_from.default}  # what may take both devices
+INDEXED = {aten.index.Tensor, aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default}
+
+MADE_BY_RESIZING = {torch.tensor, torch.as_tensor, torch.arange, torch.linspace, torch.randperm}
 
 
 class Pretend(Tensor):
@@ -44,8 +49,14 @@ class Pretend(Tensor):
 
 def compute(func, *args, **kwargs):
     """One operation, on the numbers of its tensors."""
+    if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):  # in inference mode
+        found = func.decompose(*args, **kwargs)
+        if found is not NotImplemented:
+            return found
     leaves = tree_leaves((args, kwargs))
     ours = {id(t.held): t for t in leaves if isinstance(t, Pretend)}
+    if func in INDEXED:  # as torch does on CUDA: indices may lie on the CPU
+        leaves = tree_leaves((args[0], args[2:], kwargs))
     if func not in BETWEEN and ours:
         theirs = [t for t in leaves if isinstance(t, Tensor) and not isinstance(t, Pretend) and t.ndim]
         if theirs:
@@ -80,18 +91,25 @@ class _Module(_DummyBackendModule):
 
 
 class _FromPython(TorchFunctionMode):
-    """torch.tensor(…, device=…), which the backend of Python cannot make."""
+    """Functions that fill or resize a tensor they have made, which the backend of Python cannot do."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         device = (kwargs or {}).get("device")
-        if func in (torch.tensor, torch.as_tensor) and device is not None and torch.device(device).type == NAME:
+        if func in MADE_BY_RESIZING and device is not None and torch.device(device).type == NAME:
             return func(*args, **(kwargs | {"device": "cpu"})).to(NAME)  # pyright: ignore[reportOptionalOperand]
+        if func is Tensor.new_tensor and isinstance(args[0], Pretend):
+            return torch.tensor(args[1], **({"dtype": args[0].dtype} | (kwargs or {}))).to(NAME)
+        if func in (Tensor.__getitem__, Tensor.__setitem__) and isinstance(args[0], Pretend):
+            index = args[1] if isinstance(args[1], tuple) else (args[1],)
+            args = (args[0], tuple(torch.tensor(i) if isinstance(i, list) else i for i in index), *args[2:])
         return func(*args, **(kwargs or {}))
 
 
 def register() -> None:
     """Make the device known."""
     _FromPython().__enter__()
+    # tensors of the Python backend cannot be cast in inference mode; what it forbids is not looked at here
+    torch.inference_mode = lambda mode=True: torch.no_grad() if mode else nullcontext()
     _setup_privateuseone_for_python_backend(NAME, backend_module=_Module())
     library = torch.library.Library("_", "IMPL")
     library.fallback(compute, "PrivateUse1")

@@ -273,13 +273,15 @@ class MeasureCache(Cache):
         """A cache that `save` wrote; refused where model or dtype are not those that it was made with.
 
         A model is recognised by its configuration and some numbers of every weight, a configuration by itself alone.
+        The cache lies where the model does, without one on the CPU.
         """
         named, metadata = storage.read(Path(path))
         identity = ModelIdentity.of(model)
         identity.require_equal(metadata, str(path))
         new = cls(model, start=int(metadata["start"]))
         new._summed = storage.spans(metadata["summed"])
-        storage.fill(new.layers, named, metadata, str(path))
+        device = next(model.parameters()).device if isinstance(model, nn.Module) else torch.device("cpu")
+        storage.fill(new.layers, named, metadata, str(path), device)
         return new
 
     # ------------------------------------------------------------------ checks

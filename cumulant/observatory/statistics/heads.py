@@ -238,6 +238,7 @@ class Covariances(NamedTuple):
 def query_rows(call: AttentionCall, sequence: int, index: Tensor) -> QueryRows:
     """The weights of some queries of a sequence over all keys."""
     heads, group = call.eta.shape[1], call.eta.shape[1] // call.key.shape[1]
+    index = index.to(call.eta.device)
     eta = call.eta[sequence, :, index]
     key, value = (x[sequence].repeat_interleave(group, 0) if group > 1 else x[sequence] for x in (call.key, call.value))
     support = call.support.of_sequences(torch.tensor([sequence]))
@@ -292,8 +293,8 @@ def _quantities(call: AttentionCall, rows: QueryRows, under: Covariances, produc
         "fisher_volume": torch.log1p(eigenvalues).sum(-1),
     }
     if product is not None and not call.capped:
-        crossed = call.scale * under.key_value.mT @ product[:, None].to(spread.dtype)  # (heads, rows, e, e)
-        eye = torch.eye(crossed.shape[-1], dtype=crossed.dtype)
+        crossed = call.scale * under.key_value.mT @ product[:, None].to(spread)  # (heads, rows, e, e)
+        eye = torch.eye(crossed.shape[-1], dtype=crossed.dtype, device=crossed.device)
         out["head_volume"] = torch.linalg.slogdet(eye + crossed).logabsdet
     return out
 
