@@ -144,9 +144,7 @@ def _measure(
         for layer, entries, reading in zip(prefix.layers, made.layers, readings, strict=True)
     ]
     held = [held_tokens(layer, e).double().mean(0) for layer, e in zip(prefix.layers, made.layers, strict=True)]
-    stacked = HeadErrors(
-        **{f.name: torch.stack([getattr(h, f.name) for h in heads]).cpu() for f in fields(HeadErrors)}
-    )
+    stacked = HeadErrors(**{f.name: torch.stack([getattr(h, f.name) for h in heads]).cpu() for f in fields(HeadErrors)})
     per_query = len(full.layers[0].at) * len(prefix.layers[0].queries)
     result = MethodResult(
         stacked,
