@@ -67,7 +67,7 @@ def moments(
     window       only the last ``window`` visible keys (causal), or |offset + i − j| < window
     sink         log weight of one more atom at 0 with value 0, a number or (*batch): it counts in G, entropy and
                  effective_atoms
-    backend      "dense" (reference), "streaming" (blocks, every statistic), "fused" (torch's attention kernel),
+    backend      "dense" (reference), "streaming" (blocks, every statistic), "fused" (torch's attention kernels),
                  "native" (compiled, every statistic; `cumulant doctor` says whether it is there), "auto"
     statistics   names of `Moments` fields, "entropy", "effective_atoms"; G always comes. "all" is every field.
 
