@@ -40,13 +40,13 @@ def rows(path: str, device: str, tokens: int) -> Iterator[Row]:
             rounded = problem.rounded(dtype).rounded(torch.float64)
             row = Row(path=path, problem=problem.name, dtype=str(dtype).split(".")[1], errors={}, refused=None)
             try:
-                row["errors"] = _errors(problem.rounded(dtype), rounded, path, device)
+                row["errors"] = errors_of(problem.rounded(dtype), rounded, path, device)
             except ValueError as refusal:  # a path that does not serve this says so
                 row["refused"] = str(refusal)
             yield row
 
 
-def _errors(x: Problem, double: Problem, path: str, device: str) -> dict[str, float]:
+def errors_of(x: Problem, double: Problem, path: str, device: str) -> dict[str, float]:
     there, wanted = x.moved(device), list(WANTED.get(path, EVERY))
     m = None
     for names in (wanted, wanted[:3], wanted[:2]):  # a path may serve fewer statistics

@@ -46,7 +46,7 @@ class Waits(AssertionError):
 
 def place() -> str | None:
     """Where in the package this happens: file:function; None if it is torch or transformers on its own."""
-    frame = sys._getframe(1)
+    frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
     while frame is not None:
         file = frame.f_code.co_filename
         if file.startswith(PACKAGE) and not file.endswith(f"/{LOOKS}"):

@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
-from torch.utils.backend_registration import (  # pyright: ignore[reportPrivateUsage]
-    _DummyBackendModule,
-    _setup_privateuseone_for_python_backend,
+from torch.utils.backend_registration import (
+    _DummyBackendModule,  # pyright: ignore[reportPrivateUsage]
+    _setup_privateuseone_for_python_backend,  # pyright: ignore[reportPrivateUsage]
 )
 
 NAME = "pretend"
 aten = torch.ops.aten
+_composite = torch._C._dispatch_has_kernel_for_dispatch_key  # pyright: ignore[reportPrivateUsage]
 BETWEEN = {aten._to_copy.default, aten.copy_.default, aten._copy_from.default}  # what may take both devices
 INDEXED = {aten.index.Tensor, aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default}
 
@@ -49,7 +50,7 @@ class Pretend(Tensor):
 
 def compute(func, *args, **kwargs):
     """One operation, on the numbers of its tensors."""
-    if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):  # in inference mode
+    if _composite(func.name(), "CompositeImplicitAutograd"):
         found = func.decompose(*args, **kwargs)
         if found is not NotImplemented:
             return found

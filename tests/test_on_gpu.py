@@ -11,7 +11,8 @@ import torch
 testing = pytest.importorskip("typer.testing", reason="pip install cumulant[cli] to run")
 
 from benchmarks import device_cases, measure, worker  # noqa: E402
-from benchmarks.device_accuracy import faults, rows  # noqa: E402
+from benchmarks.accuracy import problems  # noqa: E402
+from benchmarks.device_accuracy import errors_of, faults, rows  # noqa: E402
 from benchmarks.inputs import Attention  # noqa: E402
 from cumulant import cli  # noqa: E402
 from cumulant.checks import device_of  # noqa: E402
@@ -57,12 +58,10 @@ def test_what_is_wrong_is_called_wrong():
 
 def test_a_path_that_does_not_serve_says_why():
     """On a device without a kernel of torch's: the sentence of `moments` is the reason."""
-    from benchmarks.accuracy import problems
-    from benchmarks.device_accuracy import _errors
 
     problem = next(problems(8))
     with pytest.raises(ValueError, match=r"moments.backend: expected one of"):
-        _errors(problem.rounded(torch.float32), problem, "triton of tomorrow", "cpu")
+        errors_of(problem.rounded(torch.float32), problem, "triton of tomorrow", "cpu")
 
 
 def test_rows_have_no_bounds_and_stand_beside_torch():

@@ -17,6 +17,7 @@ from functools import cache
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes  # pyright: ignore[reportPrivateUsage]
 
 from cumulant.kernels.torch_attention import AttentionKernel, Operands
 
@@ -60,7 +61,7 @@ def check(kernel: AttentionKernel, device: torch.device, width: int, value_width
 def _verdict(kind: type[AttentionKernel], device: str, index: int, width: int, value_width: int) -> str:
     target = torch.device(device) if index < 0 else torch.device(device, index)
     # a mode of the caller (fake tensors, a recording) is no reason to find a kernel wrong for the whole process
-    with torch.utils._python_dispatch._disable_current_modes(), torch.no_grad():
+    with _disable_current_modes(), torch.no_grad():
         return check(kind(), target, width, value_width)
 
 
@@ -103,7 +104,8 @@ def _computed(
     def moved(tensor: Tensor) -> Tensor:
         return tensor.to(device, torch.float32)
 
-    there = Operands(*(moved(t) for t in x[:3]), None if x.bias is None else moved(x.bias), x.causal)
+    bias = None if x.bias is None else moved(x.bias)
+    there = Operands(moved(x.eta), moved(x.atoms), moved(x.points), bias, x.causal)
     hidden, row = empty.to(device), moved(row)
     mean, lse = kernel.forward(there)
     mean, finite = mean.masked_fill(hidden[..., None], 0), lse.masked_fill(hidden, 0)

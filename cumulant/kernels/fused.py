@@ -92,7 +92,8 @@ def backward(x: Inputs, plan: Plan, out: dict[str, Tensor], grad: dict[str, Tens
         parts = slopes[2][..., : sum(_widths(x, names))].split(_widths(x, names), -1)
         slots = (0, 1, *(1 if name == "atom_mean" else 2 for name in names))
         for slot, part in zip(slots, (*slopes[:2], *parts), strict=True):
-            total[slot] = part.contiguous() if total[slot] is None else total[slot] + part
+            before = total[slot]
+            total[slot] = part.contiguous() if before is None else before + part
         incoming = None  # the gradient of G goes with the first pass
     pairs = zip(total, (x.eta, x.atoms, x.values), strict=True)
     return [*(torch.zeros_like(t) if part is None and t is not None else part for part, t in pairs), None, None]

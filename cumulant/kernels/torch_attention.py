@@ -85,7 +85,7 @@ class CudaEfficient(AttentionKernel):
     def forward(self, x: Operands) -> tuple[Tensor, Tensor]:
         eta, atoms, points = (_aligned(t)[None] for t in x[:3])
         out, lse, _, _ = torch.ops.aten._scaled_dot_product_efficient_attention(
-            eta, atoms, points, _spaced(x.bias), True, 0.0, x.causal, scale=1.0
+            eta, atoms, points, spaced_rows(x.bias), True, 0.0, x.causal, scale=1.0
         )
         queries, width = x.eta.shape[1], x.points.shape[-1]
         return out[0, ..., :width].contiguous(), lse[0, :, :queries].contiguous()
@@ -97,7 +97,7 @@ class CudaEfficient(AttentionKernel):
         lse = pad(lse, (0, more), value=torch.inf)[None]
         nothing = torch.zeros((), dtype=torch.int64, device=lse.device)  # seed and offset of a dropout that is off
         slopes = torch.ops.aten._scaled_dot_product_efficient_attention_backward(
-            *(row, eta, atoms, points, _spaced(x.bias), out, lse, nothing, nothing),
+            *(row, eta, atoms, points, spaced_rows(x.bias), out, lse, nothing, nothing),
             *(0.0, [True, True, True, False], x.causal),
             scale=1.0,
         )
@@ -123,7 +123,7 @@ def _narrowed(slopes, widths: list[int]) -> tuple[Tensor, Tensor, Tensor]:
     return eta, atoms, points
 
 
-def _spaced(bias: Tensor | None) -> Tensor | None:
+def spaced_rows(bias: Tensor | None) -> Tensor | None:
     """The bias in memory whose rows start at multiples of `BIAS_ROW` entries; axes of stride 0 stay so."""
     if bias is None:
         return None

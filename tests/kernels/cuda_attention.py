@@ -72,4 +72,4 @@ def on_cpu() -> Iterator[None]:
         library.impl("_scaled_dot_product_efficient_attention_backward", backward, "CPU")
         yield
     finally:
-        library._destroy()
+        library._destroy()  # pyright: ignore[reportPrivateUsage]

@@ -11,7 +11,7 @@ from cumulant.kernels import fused, operator
 from cumulant.kernels.attention_check import check, why_wrong
 from cumulant.kernels.inputs import Inputs, Plan
 from cumulant.kernels.support import Band
-from cumulant.kernels.torch_attention import CpuFlash, CudaEfficient, Operands, _spaced, kernel_of
+from cumulant.kernels.torch_attention import CpuFlash, CudaEfficient, Operands, kernel_of, spaced_rows
 from tests.compare import close
 from tests.kernels import cuda_attention
 
@@ -88,11 +88,11 @@ def test_the_shapes_are_those_of_torch_on_cuda(biased):
 
 def test_a_bias_that_is_expanded_stays_so_and_has_aligned_rows():
     row = torch.zeros(1, 1, 1, 9, device="meta").expand(1, 3, 5, 9)
-    spaced = _spaced(row)
+    spaced = spaced_rows(row)
     assert spaced is not None
     assert spaced.shape == row.shape
     assert spaced.untyped_storage().nbytes() == 4 * 16
-    full = _spaced(torch.zeros(1, 3, 5, 9))
+    full = spaced_rows(torch.zeros(1, 3, 5, 9))
     assert full is not None
     assert full.stride()[1:] == (80, 16, 1)
 
@@ -209,6 +209,10 @@ def test_the_check_serves_under_transforms_and_modes():
         assert why_wrong(Faked(), CPU, 8, 8) == ""
 
 
+def choose(backend: str, x: Inputs, plan: Plan) -> str:
+    return operator._choose(backend, x, plan, "moments")  # pyright: ignore[reportPrivateUsage]
+
+
 def test_tensors_of_a_wrong_kernel_take_streaming(monkeypatch):
     """As on a CUDA device whose kernel is wrong; the device is a fake, the choice is the real one."""
     monkeypatch.setattr(operator, "recorded", lambda: False)
@@ -218,13 +222,13 @@ def test_tensors_of_a_wrong_kernel_take_streaming(monkeypatch):
         why = fused.refusal(x, plan)
         assert why is not None
         assert why.startswith("torch's memory-efficient attention on CUDA is not used: it failed (")
-        assert operator._choose("auto", x, plan, "moments") == "streaming"
+        assert choose("auto", x, plan) == "streaming"
         with pytest.raises(
             ValueError, match=r"^moments.backend: expected a request that 'fused' can serve, got torch's"
         ):
-            operator._choose("fused", x, plan, "moments")
+            choose("fused", x, plan)
         monkeypatch.setattr(fused, "why_wrong", lambda *arguments: "")
-        assert operator._choose("auto", x, plan, "moments") == "fused"
+        assert choose("auto", x, plan) == "fused"
 
 
 @pytest.mark.parametrize(
