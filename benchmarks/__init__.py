@@ -4,6 +4,7 @@ measure    time and memory of functions in this process
 case       what a row of a table is: inputs, methods, targets
 inputs, implementations    what is run, and on what
 cases      every row; attention_cases: those of the kernels; bounds: what they are to reach on this processor
+device_cases, device_accuracy   rows and errors of the kernels on a GPU, for examples/on_gpu.py
 worker     one case in a fresh process
 run        all of them, one process after another
 results, report      the figures as JSON and as Markdown

@@ -52,22 +52,26 @@ class Problem(NamedTuple):
         eta, atoms, values = (t.to(dtype) for t in (self.eta, self.atoms, self.values))
         return self._replace(eta=eta, atoms=atoms, values=values)
 
+    def moved(self, device: str) -> Problem:
+        eta, atoms, values, hidden = (t.to(device) for t in (self.eta, self.atoms, self.values, self.hidden))
+        return self._replace(eta=eta, atoms=atoms, values=values, hidden=hidden)
+
     @property
     def support(self) -> dict[str, Tensor | bool | None]:
         return {"causal": self.causal, "mask": ~self.hidden if self.masked else None}
 
 
-def problems() -> Iterator[Problem]:
+def problems(tokens: int = TOKENS) -> Iterator[Problem]:
     """Normal queries, keys and values, and what makes them harder."""
     seed = torch.Generator().manual_seed(0)
-    eta, atoms, values = torch.randn(3, TOKENS, DIM, generator=seed, dtype=torch.float64)
+    eta, atoms, values = torch.randn(3, tokens, DIM, generator=seed, dtype=torch.float64)
     eta = eta / DIM**0.5
-    nothing = torch.zeros(TOKENS, TOKENS, dtype=torch.bool)
+    nothing = torch.zeros(tokens, tokens, dtype=torch.bool)
     yield Problem("ordinary", eta, atoms, values, nothing)
     yield Problem("sharp: scores 4 times as wide", 4 * eta, atoms, values, nothing)
     yield Problem("values with a common offset of 100", eta, atoms, values + 100, nothing)
     yield Problem("causal", eta, atoms, values, torch.ones_like(nothing).triu(1), causal=True)
-    half = torch.rand(TOKENS, TOKENS, generator=seed) < 0.5
+    half = torch.rand(tokens, tokens, generator=seed) < 0.5
     yield Problem("half of all pairs masked", eta, atoms, values, half, masked=True)
 
 
@@ -147,7 +151,7 @@ def product(x: Problem, backend: str) -> list[Tensor]:
 
 def _directions(outputs: Sequence[Tensor]) -> list[Tensor]:
     seed = torch.Generator().manual_seed(1)
-    return [torch.randn(t.shape, generator=seed).to(t.dtype) for t in outputs]
+    return [torch.randn(t.shape, generator=seed).to(t) for t in outputs]
 
 
 def gradient_rows() -> Iterator[list[str]]:

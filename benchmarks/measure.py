@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
+
 Samples = dict[str, list[float | None]]  # seconds a call, one entry a round; None where a method sat a round out
 
 SAMPLE = 0.02  # a sample lasts at least that many seconds, if need be by several calls
@@ -51,10 +53,33 @@ class Quartiles(NamedTuple):
         return 0.93 * (self.high - self.low) / math.sqrt(self.count) / abs(self.median) if self.median else math.inf
 
 
+class DeviceEvents(NamedTuple):
+    """Seconds of a CUDA device: between two events of its stream, around what is queued there.
+
+    Where Python queues work more slowly than the device does it, the gaps count too.
+    """
+
+    device: torch.device
+
+    def seconds(self, run: Callable[[], object], calls: int) -> float:
+        with torch.cuda.device(self.device):
+            before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            torch.cuda.synchronize()  # what was queued before is no part of it
+            before.record()
+            for _ in range(calls):
+                run()
+            after.record()
+            after.synchronize()
+        return before.elapsed_time(after) / 1000
+
+
+Clock = Callable[[], float] | DeviceEvents
+
+
 def interleave(
     methods: Mapping[str, Callable[[], object]],
     *,
-    clock: Callable[[], float] = time.process_time,
+    clock: Clock = time.process_time,
     repeats: int = 7,
     budget: float = 20.0,
     pairs: Sequence[tuple[str, str]] = (),
@@ -113,14 +138,16 @@ def extra_memory(run: Callable[[], object]) -> float:
     return max(0.0, after - before)
 
 
-def _sample(run: Callable[[], object], clock: Callable[[], float], calls: int) -> float:
+def _sample(run: Callable[[], object], clock: Clock, calls: int) -> float:
+    if isinstance(clock, DeviceEvents):
+        return clock.seconds(run, calls) / calls
     start = clock()
     for _ in range(calls):
         run()
     return (clock() - start) / calls
 
 
-def _calls_per_sample(run: Callable[[], object], clock: Callable[[], float]) -> int:
+def _calls_per_sample(run: Callable[[], object], clock: Clock) -> int:
     """Also the warm-up."""
     run()
     return max(1, math.ceil(SAMPLE / max(_sample(run, clock, 1), 1e-6)))

@@ -99,6 +99,8 @@ def updated(page: str, results: Results) -> str:
 
 
 def _title(case: CaseResult, machine: Machine) -> str:
+    if "device" in machine:
+        return f"{case['table'].capitalize()} (time between events on {machine['device']})"
     how = "CPU time, one thread" if case["threads"] == 1 else f"wall time, {case['threads']} threads"
     how = "beyond the inputs" if case["table"] == "memory" else how
     return f"{case['table'].capitalize()} ({how}{_processor(machine)})"

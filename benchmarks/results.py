@@ -56,6 +56,7 @@ class Machine(TypedDict):
     cpu: str
     instruction_set: NotRequired[str | None]  # that of the native kernel; None: the kernels in torch served
     cores: int
+    device: NotRequired[str]  # what was measured where it is not the processor
     torch: str
     cumulant: str
     peers: dict[str, str]
@@ -68,9 +69,11 @@ class Results(TypedDict):
     cases: list[CaseResult]
 
 
-def machine() -> Machine:
+def machine(device: str = "cpu") -> Machine:
     """What the figures were taken on."""
+    there = {} if device == "cpu" else {"device": torch.cuda.get_device_name(torch.device(device))}
     return Machine(
+        **there,
         cpu=_cpu(),
         instruction_set=instruction_set(),
         cores=cores(),

@@ -24,7 +24,7 @@ Progress = Callable[[str, float], None]  # what runs, and the part of a job done
 
 @dataclass(frozen=True)
 class Effort:
-    """How long to measure. ``source`` names the module whose ``catalogue`` the processes read."""
+    """How long to measure, and where. ``source`` names the module whose ``catalogue`` the processes read."""
 
     quick: bool = False
     repeats: int = 7
@@ -32,6 +32,7 @@ class Effort:
     launches: int = 3  # processes a memory figure is the median of
     deadline: float = 1800.0
     source: str = "benchmarks.cases"
+    device: str = "cpu"
 
 
 class WorkerDied(Exception):
@@ -137,6 +138,7 @@ def _launch(
         "source": settings.source,
         "case": case.name,
         "quick": settings.quick,
+        "device": settings.device,
         "mode": mode,
         "methods": methods,
     }

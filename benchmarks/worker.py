@@ -1,6 +1,6 @@
 """One case in a process of its own: `python -m benchmarks.worker`, a request on stdin, events on stdout.
 
-request   {source, case, quick, mode: "time" | "memory", methods, threads, repeats, budget}
+request   {source, case, quick, device, mode: "time" | "memory", methods, threads, repeats, budget}
 events    {"method": name} before it first runs, {"done": fraction}, and at the end {"answer": …}
 """
 
@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.case import Case, Run, Unavailable
-from benchmarks.measure import extra_memory, interleave, ratio, seconds
+from benchmarks.device_cases import placed
+from benchmarks.measure import Clock, DeviceEvents, extra_memory, interleave, ratio, seconds
 
 # ends with the process that started it, however that ends
 BUSY = "import os, sys\nwhile os.getppid() == int(sys.argv[1]):\n    for _ in range(10**6): pass"
@@ -39,6 +40,7 @@ def main() -> None:
 
     request = json.load(sys.stdin)
     case = importlib.import_module(request["source"]).catalogue(request["quick"])[request["case"]]
+    case = placed(case, request["device"])
     torch.set_num_threads(request["threads"])
     answer = take_time(case, request, emit) if request["mode"] == "time" else take_memory(case, request, emit)
     emit({"answer": answer})
@@ -63,7 +65,7 @@ def take_time(case: Case, request: dict[str, Any], emit: Emit) -> dict[str, Any]
     emit({"method": None})
     pairs = [(t.method, t.peer) for t in case.targets if t.quantity == "time" and t.peer]
     pairs = [(a, b) for a, b in pairs if a in runs and b in runs]
-    clock = time.process_time if request["threads"] == 1 else time.perf_counter
+    clock = clock_of(request["device"], request["threads"])
     settings = {"clock": clock, "repeats": request["repeats"], "budget": request["budget"], "pairs": pairs}
     with busy_processes(case.busy):
         samples = interleave(runs, **settings, tick=lambda done: emit({"done": done})) if runs else {}
@@ -73,6 +75,13 @@ def take_time(case: Case, request: dict[str, Any], emit: Emit) -> dict[str, Any]
         "skipped": skipped,
         "problem": problem,
     }
+
+
+def clock_of(device: str, threads: int) -> Clock:
+    """Processor time of one thread, wall time of several; events of a CUDA device."""
+    if device != "cpu":
+        return DeviceEvents(torch.device(device))
+    return time.process_time if threads == 1 else time.perf_counter
 
 
 def take_memory(case: Case, request: dict[str, Any], emit: Emit) -> dict[str, Any]:

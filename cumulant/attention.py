@@ -229,11 +229,11 @@ def _log_base_mass(x: Arguments, sink: float | Tensor | None, settings: MomentsS
         alone = min(max(first + 1, 0), keys) if settings.causal else keys
         if sink is None:
             return log(alone) if alone else 0.0
-        count = torch.tensor([float(alone)], dtype=g.dtype, device=g.device)
+        count = torch.full((1,), float(alone), dtype=g.dtype, device=g.device)
     count = count[0] if x.eta.ndim == 1 else count
     if sink is None:
         return count.clamp_min_(1).log_()
-    s = torch.as_tensor(sink, dtype=g.dtype, device=g.device)
+    s = sink.to(g.device, g.dtype) if isinstance(sink, Tensor) else torch.full((), sink, dtype=g.dtype, device=g.device)
     base = safe_logaddexp(count.log(), (s if s.ndim == 0 or x.eta.ndim == 1 else s[..., None]).expand(g.shape))
     return torch.where(base == -torch.inf, 0, base)
 
@@ -254,7 +254,7 @@ def _received(x: Arguments, scale: float, g: Tensor, weights: bool | Tensor, set
             raise ValueError(sentence("attend.source_marginal", expected, shape(weights), "One per query."))
         log_share = weights.to(g.dtype).log() - g
     else:
-        log_share = -g - torch.log(torch.tensor(float(q), dtype=g.dtype, device=g.device))
+        log_share = -g - (log(q) if q else -torch.inf)
     log_share = torch.where(g == -torch.inf, -torch.inf, log_share).flip(-1)
     heads = g.shape[-2] if g.ndim > 1 else 1
     keys = key.to(g.dtype).flip(-2)

@@ -345,8 +345,12 @@ def _patterns(where: str, patterns: Tensor) -> Tensor:
 
 
 def _beta(where: str, beta: float | Tensor, patterns: Tensor) -> Tensor:
-    b = torch.as_tensor(beta, dtype=patterns.dtype, device=patterns.device)
-    if not holds((b > 0) & b.isfinite()):
+    if isinstance(beta, int | float):  # nothing is copied to the device, or read from it
+        b, legal = patterns.new_full((), beta), 0 < beta < torch.inf
+    else:
+        b = torch.as_tensor(beta, dtype=patterns.dtype, device=patterns.device)
+        legal = holds((b > 0) & b.isfinite())
+    if not legal:
         raise ValueError(sentence(f"{where}.beta", "positive finite numbers", beta, "It is an inverse temperature."))
     lead = patterns.shape[:-2]
     if b.ndim > len(lead) or any(own not in (1, whole) for own, whole in zip(b.shape[::-1], lead[::-1], strict=False)):

@@ -26,7 +26,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from cumulant.checks import sentence
+from cumulant.checks import everywhere, sentence
 from cumulant.extras import missing_package
 from cumulant.kernels.arguments import Support
 from cumulant.kernels.autocast import autocast
@@ -384,7 +384,7 @@ def _padding(tokens: Tensor | None, start: int, keys: int) -> Tensor | None:
     if tokens is None:
         return None
     tokens = tokens[:, start : start + keys]
-    if bool(tokens.all()) and tokens.shape[1] == keys:
+    if tokens.shape[1] == keys and everywhere(tokens):
         return None
     return torch.nn.functional.pad(tokens, (0, keys - tokens.shape[1]))
 

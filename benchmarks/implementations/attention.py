@@ -133,10 +133,10 @@ def _trace(p: Tensor, points: Tensor, mean: Tensor) -> Tensor:
 def _bias(x: Tensors) -> Tensor | None:
     """What is added to the scores of pairs, or None."""
     if x.causal:
-        return torch.full((x.eta.shape[-2], x.atoms.shape[-2]), -torch.inf).triu(1)
+        return x.eta.new_full((x.eta.shape[-2], x.atoms.shape[-2]), -torch.inf, dtype=torch.float32).triu(1)
     table = _table(x)
     if table is not None and table.dtype == torch.bool:
-        return torch.zeros(table.shape).masked_fill(~table, -torch.inf)
+        return torch.zeros(table.shape, device=table.device).masked_fill(~table, -torch.inf)
     return table
 
 
@@ -174,9 +174,14 @@ def flex(with_normalizer: bool, keys_only: bool = False) -> Prepare:
         attend = torch.compile(module.flex_attention)
         aux = module.AuxRequest(lse=True) if with_normalizer else None
         values = x.atoms if keys_only else x.values
+        queries, keys = x.eta.shape[-2], x.atoms.shape[-2]
+        options = {"enable_gqa": x.atoms.shape[1] < x.eta.shape[1]}
+        if x.causal:
+            device = str(x.eta.device)
+            options["block_mask"] = module.create_block_mask(_in_order, None, None, queries, keys, device=device)
 
         def run():
-            out = attend(x.eta, x.atoms, values, scale=1.0, return_aux=aux)
+            out = attend(x.eta, x.atoms, values, scale=1.0, return_aux=aux, **options)
             return {"log_normalizer": out[1].lse, "mean": out[0]} if with_normalizer else {"mean": out}
 
         try:
@@ -186,6 +191,11 @@ def flex(with_normalizer: bool, keys_only: bool = False) -> Prepare:
         return run
 
     return prepare
+
+
+def _in_order(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    """The causal order as FlexAttention takes it."""
+    return query >= key
 
 
 def fisher_product(backend: str = "auto") -> Prepare:

@@ -337,6 +337,7 @@ class MeasureCache(Cache):
         compress  the method of a cache that compresses while it grows, where it was not given by name
 
         A model is recognised by its configuration and some numbers of every weight, a configuration by itself alone.
+        The cache lies where the model does, without one on the CPU.
         """
         named, metadata = storage.read(Path(path))
         identity = ModelIdentity.of(model)
@@ -344,7 +345,8 @@ class MeasureCache(Cache):
         settings = storage.growing(metadata, compress, str(path))
         new = cls(model, start=int(metadata["start"]), **settings)
         new._summed = storage.spans(metadata["summed"])
-        storage.fill(new.layers, named, metadata, str(path))
+        device = next(model.parameters()).device if isinstance(model, nn.Module) else torch.device("cpu")
+        storage.fill(new.layers, named, metadata, str(path), device)
         return new
 
     # ------------------------------------------------------------------ checks

@@ -32,7 +32,7 @@ class Rotation(NamedTuple):
 
     def turn(self, x: Tensor, by: Tensor) -> Tensor:
         """x (…, t, d) moved on by so many positions (t,), without the factor; negative: moved back."""
-        angle = by.double()[:, None] * self.angles.to(x.device)
+        angle = by.to(x.device, torch.float64)[:, None] * self.angles.to(x.device)
         cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
         first, second = self._pairs(x.shape[-1])
         out = x.clone()
@@ -64,14 +64,14 @@ def read_rotation(module: nn.Module, cos: Tensor, sin: Tensor, frequencies: Sequ
     if rotate is None or cos.ndim != 3 or cos.shape[1] < 2 or cos.shape[-1] % 2:
         return None
     close = max(CLOSE, 8 * torch.finfo(cos.dtype).eps)
-    cos, sin = cos[:1].detach().double(), sin[:1].detach().double()
+    cos, sin = cos[:1].detach().double().cpu(), sin[:1].detach().double().cpu()
     factor = float((cos[0, 1, 0] ** 2 + sin[0, 1, 0] ** 2).sqrt())
     factor = 1.0 if abs(factor - 1) < close else factor
     angle = torch.atan2(sin[0, 1], cos[0, 1])
     half = len(angle) // 2
     layouts = [Rotation(angle[:half], False, factor), Rotation(angle[::2], True, factor)]
     layouts += [Rotation(angle[:half], True, factor)]  # cosines as for halves, turned as for neighbours
-    known = [f.detach().double().to(cos.device) for f in frequencies if f.shape == (half,)]
+    known = [f.detach().double().cpu() for f in frequencies if f.shape == (half,)]
     layouts = [Rotation(f, pairs, factor) for f in known for pairs in (False, True)] + layouts
     return next((r for r in layouts if factor and _agrees(r, rotate, cos, sin, close)), None)
 

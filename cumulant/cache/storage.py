@@ -41,7 +41,7 @@ def save(layers: Sequence[Any], path: Path, metadata: dict[str, str]) -> Path:
             state |= {"first": layer.first, "keys": [*layer.keys.shape], "values": [*layer.values.shape]}
             state["dtype"] = str(layer.keys.dtype).removeprefix("torch.")
         states.append(state)
-        named |= {f"layers.{i}.{name}": t.contiguous().clone() for name, t in tensors_of(layer).items()}
+        named |= {f"layers.{i}.{name}": t.to("cpu", copy=True).contiguous() for name, t in tensors_of(layer).items()}
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as draft:
         save_file(named, draft, metadata={**metadata, "format": FORMAT, "layers": json.dumps(states)})
@@ -65,19 +65,19 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     return load_file(path), metadata
 
 
-def fill(layers: list, named: dict[str, Tensor], metadata: dict[str, str], path: str) -> None:
-    """Let empty layers of the same model hold what was saved."""
+def fill(layers: list, named: dict[str, Tensor], metadata: dict[str, str], path: str, device: torch.device) -> None:
+    """Let empty layers of the same model hold what was saved, on a device."""
     states = json.loads(metadata["layers"])
     if len(states) != len(layers):
         got = f"{len(states)} in {path}"
         raise ValueError(sentence("MeasureCache.load", f"{len(layers)} layers", got, "Use the model that made it."))
     for i, (layer, state) in enumerate(zip(layers, states, strict=True)):
         prefix = f"layers.{i}."
-        own = {name.removeprefix(prefix): t for name, t in named.items() if name.startswith(prefix)}
+        own = {name.removeprefix(prefix): t.to(device) for name, t in named.items() if name.startswith(prefix)}
         if isinstance(layer, MeasureLayer) and "first" in state:
             dtype = getattr(torch, state["dtype"])
             for name in ("keys", "values"):
-                own.setdefault(name, torch.empty(state[name], dtype=dtype))
+                own.setdefault(name, torch.empty(state[name], dtype=dtype, device=device))
             stored = {k.removeprefix("store."): t for k, t in own.items() if k.startswith("store.")}
             layer.store = EntryStore.from_tensors(stored) if stored else None
             layer.first = state["first"]

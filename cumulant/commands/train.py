@@ -30,6 +30,7 @@ def train(
     steps: Annotated[
         int | None, typer.Option(min=1, help="Updates of each training.", show_default="the task's own")
     ] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps, …")] = "cpu",
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the trainings in --out.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace the trainings in --out.")] = False,
     search: Annotated[
@@ -46,4 +47,5 @@ def train(
     """
     with importing("train", "train"):
         from cumulant.paper.trainings.command import train_command
-    train_command(name, out, block, seeds=seeds, steps=steps, resume=resume, force=force, search=search)
+    training = {"seeds": seeds, "steps": steps, "device": device}
+    train_command(name, out, block, **training, resume=resume, force=force, search=search)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from cumulant.checks import holds, known, require_alike, require_float, sentence, shape
+from cumulant.checks import holds, known_on_cpu, require_alike, require_device, require_float, sentence, shape
 from cumulant.kernels.dense import accumulate
 
 REDUCTIONS = ("mean", "sum", "none")
@@ -38,7 +38,7 @@ def weights_of(counts: Tensor, reduction: str, like: Tensor) -> Tensor:
 
 def without(rows: Tensor, absent: Tensor) -> Tensor:
     """Zeros in the rows that are absent, with gradient 0: what they hold, NaN included, does not reach the others."""
-    return rows if known(~absent) else torch.where(absent[:, None], 0, rows)
+    return rows if known_on_cpu(~absent) else torch.where(absent[:, None], 0, rows)
 
 
 def may_overflow(rows: Tensor, largest: Tensor) -> Tensor:
@@ -78,6 +78,8 @@ def positive_temperature(where: str, temperature: float | Tensor, query: Tensor)
         if temperature.ndim:
             raise ValueError(sentence(where, "a number or a tensor without axes", shape(temperature), advice))
         require_float(where, temperature)
+        if not temperature.is_cpu:  # a number on the CPU serves every device
+            require_device(where, temperature, "query", query)
         good = holds((temperature > 0) & temperature.isfinite())
         temperature = accumulate(temperature).to(accumulate(query[:0]).dtype)
     else:
@@ -105,6 +107,7 @@ def target_of(positives: Tensor | None, query: Tensor, m: int, exclude_self: boo
     if positives.shape != ((n, m) if mask else (n,)):
         expected = f"shape (N={n}, M={m}) for a Boolean matrix" if mask else f"shape (N={n},) for indices"
         raise ValueError(sentence(where, expected, shape(positives), "Rows are queries, columns are keys."))
+    require_device(where, positives, "query", query)
     if mask:
         return positives
     in_range(where, positives, m, None)
@@ -133,6 +136,7 @@ def check_vocabulary(hidden: Tensor, weight: Tensor, targets: Tensor, bias: Tens
         got = targets.dtype if isinstance(targets, Tensor) else type(targets).__name__
         advice = "Class probabilities are not supported."
         raise TypeError(sentence(f"{where}.targets", "an integer tensor", got, advice))
+    require_device(f"{where}.targets", targets, "hidden", hidden)
     if targets.shape != hidden.shape[:-1]:
         expected = f"shape {tuple(hidden.shape[:-1])} as the leading axes of hidden"
         raise ValueError(sentence(f"{where}.targets", expected, shape(targets), "One word per position."))

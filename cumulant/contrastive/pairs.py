@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from cumulant.checks import broadcast, holds, require_alike, require_float, sentence, shape
+from cumulant.checks import broadcast, holds, require_alike, require_device, require_float, sentence, shape
 from cumulant.contrastive.arguments import known_reduction, reduce
 from cumulant.kernels.autocast import autocast, autocast_float32, without_autocast
 from cumulant.kernels.dense import accumulate
@@ -46,7 +46,7 @@ def nce_loss(
     scores = {"data_score": data_score, "data_log_noise": data_log_noise}
     scores |= {"noise_score": noise_score, "noise_log_noise": noise_log_noise}
     for name, tensor in scores.items():
-        require_float(f"nce_loss.{name}", tensor)
+        require_device(f"nce_loss.{name}", require_float(f"nce_loss.{name}", tensor), "data_score", data_score)
     if noise_score.ndim != data_score.ndim + 1 or noise_score.shape[-1] == 0:
         expected = f"shape (*batch, k ≥ 1) with batch {shape(data_score)} of data_score"
         raise ValueError(sentence("nce_loss.noise_score", expected, shape(noise_score), "Noise samples go last."))

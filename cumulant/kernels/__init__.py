@@ -28,7 +28,8 @@ they lie, before anything is flattened:
     stream_function.py   an autograd.Function; compiled.py is the same as a custom operator for torch.compile
     evaluate.py          forward and backward pass by a fast kernel, by the reference on rows where that is not exact
     streaming.py         the forward sweep over blocks; columns.py: per-atom quantities; pullback.py: the backward sweep
-    fused.py             torch's attention kernel for G and means; layout.py: memory layouts that it reads
+    fused.py             torch's attention kernel for G and means; torch_attention.py: that of the CPU and that of CUDA,
+                         attention_check.py: whether it is right on a device; layout.py: memory layouts that it reads
     recompute.py         second derivatives and forward mode, by the reference on a few rows at a time
 
 native/ has the kernel in C++: direct.py calls it on tensors as they lie, flat.py on flattened inputs. profile.py is

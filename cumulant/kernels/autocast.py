@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import TypeVar
 
 import torch
@@ -36,19 +37,25 @@ def autocast_float32(*tensors: T) -> tuple[T, ...]:
     return tuple(_widen(t) for t in tensors)
 
 
-def without_autocast(tensor: Tensor) -> torch.autocast:
+def without_autocast(tensor: Tensor) -> AbstractContextManager[object]:
     """A context whose matrix products are those of the operands' own dtype: sums stay in float32 once they are."""
-    return torch.autocast(tensor.device.type, enabled=False)
+    kind = tensor.device.type
+    return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()
 
 
 def _cast(tensor: T) -> T:
     if not isinstance(tensor, Tensor) or not tensor.is_floating_point() or tensor.dtype == torch.float64:
         return tensor
-    kind = tensor.device.type
-    return tensor.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else tensor
+    return tensor.to(torch.get_autocast_dtype(tensor.device.type)) if autocast_enabled(tensor) else tensor
 
 
 def _widen(tensor: T) -> T:
     if not isinstance(tensor, Tensor) or tensor.dtype not in (torch.float16, torch.bfloat16):
         return tensor
-    return tensor.float() if torch.is_autocast_enabled(tensor.device.type) else tensor
+    return tensor.float() if autocast_enabled(tensor) else tensor
+
+
+def autocast_enabled(tensor: Tensor) -> bool:
+    """Whether autocast is on for the device of a tensor; some, such as meta, have none."""
+    kind = tensor.device.type
+    return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)

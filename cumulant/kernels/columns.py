@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from cumulant.checks import holds
 from cumulant.kernels.inputs import Inputs, Plan
 from cumulant.kernels.support import FlatSupport
 
@@ -48,7 +49,7 @@ class AtomColumns(NamedTuple):
         if "mean_log_weight" in plan.statistics and x.per_atom is not None and x.per_pair is None:
             columns["mean_log_weight"] = torch.where(x.per_atom == -torch.inf, 0, x.per_atom)
         table = torch.stack(list(columns.values()), -1) if columns else None
-        return AtomColumns(tuple(columns), table, centre, single, far if far is not None and bool(far.any()) else None)
+        return AtomColumns(tuple(columns), table, centre, single, None if far is None or holds(~far) else far)
 
     @property
     def without_trace(self) -> Tensor | None:

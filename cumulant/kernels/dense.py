@@ -88,7 +88,8 @@ def without_nonfinite(eta: Tensor, atoms: Tensor, values: Tensor, present: Tenso
 
     Then a product of an absent atom and its weight 0 is 0, and what is wrong shows where it is seen, nowhere else.
     """
-    if all(known(largest(t).isfinite()) for t in (atoms, values)):
+    most = largest(atoms) if values is atoms else torch.maximum(largest(atoms), largest(values))  # NaN if either is
+    if known(most.isfinite()):
         return eta, atoms, values
     bad = ~atoms.isfinite().all(-1)
     if values is not atoms:

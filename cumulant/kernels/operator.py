@@ -14,6 +14,7 @@ from cumulant.checks import (
     from_numpy,
     holds,
     require_alike,
+    require_device,
     require_float,
     require_log_weights,
     sentence,
@@ -66,7 +67,7 @@ def moments(
     window       only the last ``window`` visible keys (causal), or |offset + i − j| < window
     sink         log weight of one more atom at 0 with value 0, a number or (*batch): it counts in G, entropy and
                  effective_atoms
-    backend      "dense" (reference), "streaming" (blocks, every statistic), "fused" (torch's attention kernel),
+    backend      "dense" (reference), "streaming" (blocks, every statistic), "fused" (torch's attention kernels),
                  "native" (compiled, every statistic; `cumulant doctor` says whether it is there), "auto"
     statistics   names of `Moments` fields, "entropy", "effective_atoms"; G always comes. "all" is every field.
 
@@ -95,10 +96,10 @@ def scaled_moments(x: Arguments, sink: float | Tensor | None, settings: MomentsS
     """`moments` at scale · eta, without a tensor for it where the native kernel serves."""
     if sink is not None:
         x = x._replace(sink=_sink(x.eta, sink, settings.caller))
-    if x.log_weights is not None:
-        where = f"{settings.caller}.log_weights"
-        require_log_weights(where, require_float(where, x.log_weights))
-    if backend in ("auto", "native") and not recorded() and entries() is not None:
+    if backend in ("auto", "native") and x.eta.is_cpu and not recorded() and entries() is not None:
+        if x.log_weights is not None:  # elsewhere `Request` looks at them: off the CPU each look waits for the device
+            where = f"{settings.caller}.log_weights"
+            require_log_weights(where, require_float(where, x.log_weights))
         fields = serve(x, settings, _shapes, _flat)
         if fields is not None:
             return as_record(x, fields, _nonempty(x, settings))
@@ -117,8 +118,14 @@ def _nonempty(x: Arguments, settings: MomentsSettings) -> bool:
 def _sink(eta: Tensor, sink: float | Tensor, caller: str = "moments") -> Tensor:
     """The log weight of the sink in the precision that sums are formed in."""
     dtype = torch.float32 if eta.dtype in (torch.float16, torch.bfloat16) else eta.dtype
-    s = torch.as_tensor(sink, dtype=dtype, device=eta.device)
-    if not holds(s < torch.inf):  # also false for NaN
+    if isinstance(sink, int | float):  # nothing is copied to the device, or read from it
+        s, legal = torch.full((), sink, dtype=dtype, device=eta.device), sink < torch.inf
+    else:
+        if isinstance(sink, Tensor) and sink.ndim:
+            require_device(f"{caller}.sink", sink, "the queries", eta)
+        s = torch.as_tensor(sink, dtype=dtype, device=eta.device)
+        legal = holds(s < torch.inf)
+    if not legal:  # also for NaN
         advice = "It is the logarithm of a finite mass; -inf is no sink."
         raise ValueError(sentence(f"{caller}.sink", "values below +inf", "NaN or +inf", advice))
     return s
@@ -175,7 +182,7 @@ def _flat_record(x: Arguments, settings: MomentsSettings, backend: str) -> Momen
         plan = Plan(_closure(settings.wanted, flat), band)
         out = _compute(flat, plan, _choose(backend, flat, plan, settings.caller))
         record = _record(request, flat, out)
-        return record if x.sink is None else add_sink(record, x.sink, request.single, settings.caller)
+        return record if x.sink is None else _with_sink(record, x.sink, request.single, settings.caller)
 
 
 def fisher_product(
@@ -219,6 +226,8 @@ def fisher_product(
             # the reference has every derivative
             served = native_refusal(x) is None and not recorded() and not (small and traced)
             backend = "native" if served else "dense" if small else "streaming"
+        if eta.is_meta:
+            backend = "dense"
         if backend == "dense":
             out = reference_product(x, v, plan)
         else:
@@ -273,20 +282,21 @@ def _choose(backend: str, x: Inputs, plan: Plan, caller: str) -> str:
     where = f"{caller}.backend"
     if backend not in BACKENDS:
         raise ValueError(sentence(where, f"one of {', '.join(BACKENDS)}", repr(backend), "Pick one."))
-    why = fused.refusal(x, _without_score(plan))
-    if backend == "fused" and why is not None:
+    if backend == "fused" and (why := fused.refusal(x, _without_score(plan))) is not None:
         expected, advice = "a request that 'fused' can serve", "Use 'streaming' or 'auto'."
         raise ValueError(sentence(where, expected, why, advice))
     if backend == "native" and (why := native_refusal(x)) is not None:
         expected, advice = "a request that 'native' can serve", "Use 'auto'; `cumulant doctor` says more."
         raise ValueError(sentence(where, expected, why, advice))
+    if x.eta.is_meta:  # shapes and dtypes alone: nothing is computed, and nothing of queries × atoms is stored
+        return "dense"
     if backend != "auto":
         return backend
     if native_refusal(x) is None:
         return "native"
     if _scores(x) <= SMALL:
         return "dense"
-    return "streaming" if why is not None else "fused"
+    return "fused" if fused.refusal(x, _without_score(plan)) is None else "streaming"
 
 
 def native_refusal(x: Inputs) -> str | None:
@@ -333,8 +343,12 @@ def _record(request: Request, x: Inputs, out: dict[str, Tensor]) -> Moments:
 
 def add_sink(record: Moments, sink: float | Tensor, single: bool = False, caller: str = "moments") -> Moments:
     """One more atom at 0 with value 0, by the merge that joins any two sets of atoms; ``single``: no query axis."""
+    return _with_sink(record, _sink(record.log_normalizer, sink, caller), single, caller)
+
+
+def _with_sink(record: Moments, s: Tensor, single: bool, caller: str) -> Moments:
+    """`add_sink` of a tensor that `_sink` has looked at."""
     g = record.log_normalizer
-    s = _sink(g, sink, caller)
     if s.ndim:
         _require_sink(s, g.shape if single else g.shape[:-1], caller)
         s = s if single else s[..., None]

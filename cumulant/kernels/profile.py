@@ -9,7 +9,7 @@ from itertools import pairwise, product
 import torch
 from torch import Tensor
 
-from cumulant.checks import broadcast, require_log_weights, sentence, shape
+from cumulant.checks import broadcast, require_device, require_log_weights, sentence, shape
 from cumulant.kernels.autocast import autocast, without_autocast
 from cumulant.kernels.dense import accumulate
 from cumulant.kernels.moments import Moments
@@ -135,6 +135,7 @@ def _masses(x: Arguments, edges, marked, starts, lengths) -> Masses:
         if marked.ndim < 1 or marked.shape[-1] != n:
             expected = f"shape (*batch, n={n})"
             raise ValueError(sentence("attention_profile.marked", expected, shape(marked), "One flag per key."))
+        require_device("attention_profile.marked", marked, "atoms", x.atoms)
     if starts is None and lengths is None:
         return Masses(edges, marked, None, None)
     for name, given in (("starts", starts), ("lengths", lengths)):

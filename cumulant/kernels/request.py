@@ -5,7 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from cumulant.checks import broadcast, require_alike, require_float, require_log_weights, sentence, shape
+from cumulant.checks import (
+    broadcast,
+    require_alike,
+    require_device,
+    require_float,
+    require_log_weights,
+    sentence,
+    shape,
+)
 from cumulant.kernels.dense import accumulate
 from cumulant.kernels.inputs import Inputs
 from cumulant.kernels.support import Band
@@ -68,6 +76,7 @@ class Request:
                 got = m.dtype if isinstance(m, Tensor) else type(m).__name__
                 advice = "Pass True where a query may attend; additive biases go into log_weights."
                 raise TypeError(sentence(self._at("mask"), "a Boolean tensor", got, advice))
+            require_device(self._at("mask"), m, query, eta)
             if m.ndim < 1 or m.shape[-1] not in (1, n) or (m.ndim > 1 and m.shape[-2] not in (1, eta.shape[-2])):
                 expected = f"broadcastable to (*batch, q={eta.shape[-2]}, n={n})"
                 raise ValueError(sentence(self._at("mask"), expected, shape(m), "Match the last two axes."))

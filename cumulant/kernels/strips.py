@@ -19,6 +19,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from cumulant.checks import known_on_cpu
+
 COLUMNS = 896  # of one chunk, at most
 ROWS = 384  # of one strip, at most
 THREADED = 1024, 4096  # rows and columns for several threads: they meet after every operation, so fewer and larger ones
@@ -67,7 +69,7 @@ class LogSum(NamedTuple):
         torch.softmax(s, dim, out=out)
         mass = out.amax(dim).reciprocal_()
         empty = top == -torch.inf
-        if empty.any():
+        if not known_on_cpu(~empty):
             out.masked_fill_(empty.unsqueeze(dim), 0)
             mass.masked_fill_(empty, 0)
         return LogSum(top, mass)

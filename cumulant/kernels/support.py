@@ -70,6 +70,13 @@ class Band:
             seen = seen & (gap.abs() < self.window)
         return seen
 
+    def span(self, rows: slice, atoms: int) -> tuple[int, int]:
+        """The keys that some of these rows see: the first, and the one after the last."""
+        low, high = self._positions(rows)
+        first, last = self._reach(low)[0], self._reach(high)[1]
+        first = int(min(max(first, 0), atoms))
+        return first, int(max(min(last + 1, atoms), first))
+
     def reached(self, rows: Tensor, atoms: int) -> tuple[Tensor, Tensor]:
         """The visible keys of each row as a range: the first, and the one after the last."""
         t = rows % self.period + self.offset
@@ -123,9 +130,8 @@ class FlatSupport:
         seen = torch.zeros(1, atoms, dtype=torch.bool, device=device)
         if queries:
             # rows of one period stand side by side, so that their ranges have no holes between them
-            ends = torch.tensor([0, min(queries, self.band.period) - 1], device=device)
-            first, after = self.band.reached(ends, atoms)
-            seen[:, int(first[0]) : int(after[1])] = True
+            first, after = self.band.span(slice(0, min(queries, self.band.period)), atoms)
+            seen[:, first:after] = True
         return self._weighed_in(seen)
 
     def _weighed_in(self, seen: Tensor) -> Tensor:

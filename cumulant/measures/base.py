@@ -305,7 +305,7 @@ class Measure(ABC):
             advice = f"Call .to({own.dtype}) on the queries or .to({eta.dtype}) on the measure."
             raise TypeError(sentence(where, f"dtype {own.dtype} as the measure", eta.dtype, advice))
         if own is not None and eta.device != own.device:
-            expected, advice = f"device {own.device} as the measure", "Move both to one device."
+            expected, advice = f"device {own.device} as the measure", f"Call .to({str(own.device)!r}) on it."
             raise ValueError(sentence(where, expected, eta.device, advice))
         rows = self.query_rows
         if rows is not None and ((eta.ndim == 1 and rows != 1) or (eta.ndim > 1 and eta.shape[-2] not in (1, rows))):

@@ -49,8 +49,9 @@ class Sphere(Measure):
 
     def _radius(self, eta: Tensor) -> Tensor:
         """The radius with a query axis, in the precision sums are formed in."""
-        radius = torch.as_tensor(self.radius, device=eta.device)
-        return accumulate(radius.to(eta.dtype))[..., None]
+        if isinstance(self.radius, Tensor):
+            return accumulate(self.radius.to(eta.device, eta.dtype))[..., None]
+        return accumulate(eta.new_full((1,), float(self.radius)))
 
     def _polar(self, eta: Tensor) -> "_Polar":
         wide, radius = accumulate(eta), self._radius(eta)

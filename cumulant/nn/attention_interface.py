@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager
 import torch
 from torch import Tensor, nn
 
-from cumulant.checks import sentence
+from cumulant.checks import sentence, somewhere
 from cumulant.kernels.arguments import Support
 from cumulant.nn.structural_mask import StructuralMask
 
@@ -130,7 +130,7 @@ def _is_zero(bias: Tensor) -> bool:
     """Whether a bias is 0 everywhere and that can be seen and relied on."""
     if bias.requires_grad or torch.compiler.is_compiling():
         return False
-    return not bool(bias.any())
+    return not somewhere(bias)
 
 
 class TokenMasks:

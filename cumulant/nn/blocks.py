@@ -12,7 +12,7 @@ from math import isfinite
 import torch
 from torch import Tensor, nn
 
-from cumulant.checks import require_alike, require_float, sentence, shape
+from cumulant.checks import holds, require_alike, require_device, require_float, sentence, shape
 from cumulant.kernels import Moments, moments
 
 
@@ -57,7 +57,7 @@ class SequenceBlock(nn.Module, ABC):
     def _positive(self, name: str, number: float | Tensor, size: int) -> Tensor:
         """A number or one per head, as a tensor (size,) of its logarithm."""
         positive = torch.as_tensor(number, dtype=torch.get_default_dtype())
-        if positive.shape not in ((), (size,)) or not bool(((positive > 0) & (positive < torch.inf)).all()):
+        if positive.shape not in ((), (size,)) or not holds((positive > 0) & (positive < torch.inf)):
             expected, advice = f"a positive number, or {size} of them", "It may be learned, through its logarithm."
             raise ValueError(sentence(self._at(name), expected, number, advice))
         return positive.log().expand(size).clone()
@@ -91,6 +91,7 @@ class SequenceBlock(nn.Module, ABC):
         if mask.shape != x.shape[:-1]:
             expected = f"one flag per token, {tuple(x.shape[:-1])}"
             raise ValueError(sentence(where, expected, shape(mask), "True marks padding, as in torch."))
+        require_device(where, mask, "x", x)
         return mask.reshape(mask.shape[:-1].numel(), mask.shape[-1])
 
 

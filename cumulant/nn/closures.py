@@ -15,10 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from cumulant.checks import holds, sentence, shape
+from cumulant.checks import holds, known, sentence, shape
 from cumulant.kernels.arguments import Support
 from cumulant.kernels.dense import accumulate, normalize
-from cumulant.nn.masks import known_true_everywhere
 
 QUERY_CHUNK = 64  # queries behind a causal mask at a time
 MAX_SCORES = 1 << 22  # scores held at once
@@ -134,7 +133,7 @@ class _Call:
             table = getattr(self, name)
             if table is None:
                 continue
-            if table.shape[-2] > 1 and not known_true_everywhere(table == table[..., :1, :]):
+            if table.shape[-2] > 1 and not known(table == table[..., :1, :]):
                 return None
             first = table[..., 0, :]
             base = base + first if name == "log_weights" else torch.where(first, base, -torch.inf)
@@ -166,7 +165,7 @@ class _Call:
             return None
         last = self.mask[..., -1:, :]
         before = torch.ones(q, n, dtype=torch.bool, device=self.mask.device).tril()
-        return last[..., 0, :] if known_true_everywhere(self.mask == (last & before)) else None
+        return last[..., 0, :] if known(self.mask == (last & before)) else None
 
     def base_rows(self, rows: Tensor) -> Tensor:
         """Log base weights (…, rows, n) of some queries."""

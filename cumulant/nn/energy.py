@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
-from cumulant.checks import sentence, shape
+from cumulant.checks import sentence, shape, somewhere
 from cumulant.kernels import Moments, moments
 from cumulant.kernels.arguments import Support, intersect
 from cumulant.nn.blocks import SequenceBlock, join, split, strict_past_moments
@@ -289,7 +289,7 @@ class EnergyBlock(SequenceBlock):
             accepted = searching & (after.sum(-1, keepdim=True) <= before - ARMIJO * promised)
             reached = torch.where(accepted, after, reached)
             searching = searching & ~accepted
-            if not searching.any():
+            if not somewhere(searching):
                 break
             length = torch.where(searching, length / 2, length)
         return torch.where(searching, 0, length).expand_as(energy), reached

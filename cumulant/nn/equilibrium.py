@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import layer_norm, linear
 
-from cumulant.checks import sentence
+from cumulant.checks import everywhere, sentence
 from cumulant.kernels import moments
 from cumulant.kernels.arguments import Support
 from cumulant.nn.blocks import SequenceBlock, split
@@ -213,7 +213,7 @@ class EquilibriumBlock(SequenceBlock):
         solution = self._solve_forward(lambda z: self._layer(z, tokens, padding), start)
         self.last, self.backward_last = _solver_record(solution, x.shape[:-2]), None
         z = self._attach(solution, tokens, padding, x.shape[:-2])
-        if not bool(solution.converged.all()):
+        if not everywhere(solution.converged):
             z = self._fall_back(solution, z, tokens, padding)
         if is_observed(self):
             self._report(z, padding)
@@ -225,7 +225,7 @@ class EquilibriumBlock(SequenceBlock):
         ordered = replace(self.solver, width=self.dim) if isinstance(self.solver, Anderson) else self.solver
         with_proposal = _WithLastProposal(ordered)
         solution = self._solve(fn, start, with_proposal)
-        if with_proposal.latest is None or bool(solution.converged.all()):
+        if with_proposal.latest is None or everywhere(solution.converged):
             return solution
         latest = with_proposal.latest.reshape(start.shape)
         keep = solution.converged | ~latest.flatten(1).isfinite().all(1)
@@ -261,7 +261,7 @@ class EquilibriumBlock(SequenceBlock):
 
             solution = self._solve(onward, unit, Anderson())
             self.backward_last = _solver_record(solution, lead)
-            if not bool(solution.converged.all()):
+            if not everywhere(solution.converged):
                 self._warn_once(solution, "backward", "Their best iterate is used")
             return size * solution.value
 

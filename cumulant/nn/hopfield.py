@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from cumulant import hopfield
-from cumulant.checks import require_alike, require_float, sentence, shape
+from cumulant.checks import everywhere, holds, require_alike, require_float, sentence, shape
 from cumulant.hopfield import Retrieval
 from cumulant.kernels import moments
 from cumulant.kernels.arguments import Support
@@ -244,9 +244,10 @@ class Hopfield(nn.Module):
     def _check_convergence(self, retrieval: Retrieval) -> None:
         if torch.compiler.is_compiling():
             return
-        lost = int((retrieval.status != Status.CONVERGED).sum())
-        if not lost:
+        resting = retrieval.status == Status.CONVERGED
+        if everywhere(resting):
             return
+        lost = int((~resting).sum())
         expected = f"states at rest within {self.max_steps} steps"
         got = f"{lost} of {retrieval.status.numel()} that are not, residual up to {float(retrieval.residual.max()):.2g}"
         advice = "Raise max_steps or tol, or set a number of steps; layer.last has the status of every state."
@@ -291,7 +292,7 @@ class Hopfield(nn.Module):
     def _log_beta(self, beta: float | Sequence[float] | Tensor | None) -> Tensor:
         width = self.hidden_size // self.num_heads
         positive = torch.as_tensor(1 / math.sqrt(width) if beta is None else beta, dtype=torch.float64).detach()
-        if positive.shape not in ((), (self.num_heads,)) or not bool(((positive > 0) & positive.isfinite()).all()):
+        if positive.shape not in ((), (self.num_heads,)) or not holds((positive > 0) & positive.isfinite()):
             expected = f"a positive number, or one for each of {self.num_heads} heads"
             got = beta if positive.ndim < 2 else shape(positive)
             raise ValueError(sentence("Hopfield.beta", expected, got, "It is an inverse temperature."))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from cumulant.checks import holds, sentence, shape
+from cumulant.checks import holds, known, require_device, sentence, shape
 from cumulant.kernels.arguments import Support, intersect
 
 LARGEST_MASK = 1 << 25  # entries of a mask that may be made for the sake of speed
@@ -74,14 +74,14 @@ def support_of_masks(
     batch, q, n = query.shape[0], query.shape[1], key.shape[1]
     parts = []
     if attn_mask is not None:
-        attn_mask = _checked(f"{where}.attn_mask", attn_mask, (q, n), (batch * heads, q, n))
+        attn_mask = _checked(f"{where}.attn_mask", attn_mask, query, (q, n), (batch * heads, q, n))
         table = attn_mask.reshape((1, 1, q, n) if attn_mask.ndim == 2 else (batch, heads, q, n))
         if is_causal:
             _require_causal(where, table)
         else:
             parts.append(_visible_or_weight(table, query.dtype))
     if key_padding_mask is not None:
-        table = _checked(f"{where}.key_padding_mask", key_padding_mask, (batch, n))[:, None, None]
+        table = _checked(f"{where}.key_padding_mask", key_padding_mask, query, (batch, n))[:, None, None]
         parts.append(_visible_or_weight(table, query.dtype))
     masks = [mask for mask, _ in parts if mask is not None]
     weights = [w for _, w in parts if w is not None]
@@ -94,7 +94,7 @@ def support_of_masks(
     )
 
 
-def _checked(where: str, mask: Tensor, *shapes: tuple[int, ...]) -> Tensor:
+def _checked(where: str, mask: Tensor, query: Tensor, *shapes: tuple[int, ...]) -> Tensor:
     if not isinstance(mask, Tensor) or (mask.dtype != torch.bool and not mask.is_floating_point()):
         got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
         advice = "True means blocked; for 0/1 integers call .bool()."
@@ -102,6 +102,7 @@ def _checked(where: str, mask: Tensor, *shapes: tuple[int, ...]) -> Tensor:
     if tuple(mask.shape) not in shapes:
         expected = " or ".join("(" + ", ".join(map(str, s)) + ")" for s in shapes)
         raise ValueError(sentence(where, f"shape {expected}", shape(mask), "Keys are on the last axis."))
+    require_device(where, mask, "query", query)
     return mask
 
 
@@ -110,14 +111,9 @@ def _visible_or_weight(table: Tensor, dtype: torch.dtype) -> tuple[Tensor | None
     if table.dtype == torch.bool:
         return ~table, None
     shut = table == -torch.inf
-    if not table.requires_grad and known_true_everywhere(shut | (table == 0)):
+    if not table.requires_grad and known(shut | (table == 0)):
         return ~shut, None
     return None, table.to(dtype)
-
-
-def known_true_everywhere(condition: Tensor) -> bool:
-    """Whether ``condition`` is true everywhere and can be read."""
-    return holds(condition) and not holds(torch.zeros_like(condition[..., :1, :1], dtype=torch.bool))
 
 
 def _require_causal(where: str, table: Tensor) -> None:

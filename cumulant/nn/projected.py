@@ -11,6 +11,7 @@ from torch.nn.functional import linear
 
 from cumulant.checks import require_alike, require_float, sentence, shape
 from cumulant.kernels.arguments import Support
+from cumulant.kernels.autocast import autocast_enabled
 from cumulant.nn.masks import as_one_mask, support_of_masks, with_one_more_key
 
 
@@ -187,7 +188,7 @@ class ProjectedAttention(nn.Module):
                 expected = f"shape ({order}, {width}) or (tokens, {width}), as the others"
                 got = "a nested tensor" if x.is_nested else shape(x)
                 raise ValueError(sentence(f"{where}.{name}", expected, got, "Check the last axis and batch_first."))
-            if not torch.is_autocast_enabled(x.device.type):
+            if not autocast_enabled(x):
                 require_alike(f"{where}.{name}", x, "the parameters", self.out_proj.weight)
         if key.shape[:-1] != value.shape[:-1]:
             expected = f"the batch and tokens of key {tuple(key.shape[:-1])}"

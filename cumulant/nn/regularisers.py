@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from cumulant.checks import require_alike, require_float, sentence, shape
+from cumulant.checks import holds, require_alike, require_device, require_float, sentence, shape
 
 
 def z_loss(log_normalizer: Tensor, weight: float = 1e-4, *, rows: Tensor | None = None) -> Tensor:
@@ -58,14 +58,13 @@ def entropy_floor(
     """
     h = require_float("entropy_floor.entropy", entropy)
     _weight("entropy_floor.weight", weight)
-    least = torch.as_tensor(floor, dtype=h.dtype, device=h.device)
     if isinstance(floor, Tensor):
         require_alike("entropy_floor.floor", require_float("entropy_floor.floor", floor), "entropy", h)
         _broadcasts("entropy_floor.floor", floor, h)
-    if not bool((least >= 0).all()):
+    if not (holds(floor >= 0) if isinstance(floor, Tensor) else floor >= 0):
         raise ValueError(sentence("entropy_floor.floor", "nats, 0 or more", floor, "0 is no floor."))
     counted = _rows("entropy_floor.rows", rows, h)
-    return weight * _mean((least - h).clamp_min(0).square(), counted)
+    return weight * _mean((floor - h).clamp_min(0).square(), counted)
 
 
 def _mean(values: Tensor, counted: Tensor) -> Tensor:
@@ -84,6 +83,7 @@ def _rows(where: str, rows: Tensor | None, values: Tensor) -> Tensor:
         got = rows.dtype if isinstance(rows, Tensor) else type(rows).__name__
         raise TypeError(sentence(where, "a Boolean tensor", got, "True where the query counts."))
     _broadcasts(where, rows, values)
+    require_device(where, rows, "the statistics", values)
     return rows.expand(values.shape)
 
 

@@ -16,7 +16,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from cumulant.checks import sentence, shape
+from cumulant.checks import everywhere, sentence, shape, somewhere
 from cumulant.nn.blocks import SequenceBlock
 
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
@@ -130,7 +130,7 @@ class TransformersLayer(nn.Module):
         else:
             expected, advice = f"shape (b, n) or (b, 1, n, n) for n={n}", "Set model.config.use_cache = False."
             raise ValueError(sentence("TransformersLayer.attention_mask", expected, shape(mask), advice))
-        return padding if bool(padding.any()) else None
+        return padding if somewhere(padding) else None
 
     def _of_pairs(self, seen: Tensor, batch: int) -> Tensor:
         """The keys that no token sees; what is seen beside them is to be the block's own order."""
@@ -140,7 +140,7 @@ class TransformersLayer(nn.Module):
         order = order.tril() if getattr(self.block, "causal", False) else order
         here = seen.diagonal(dim1=-2, dim2=-1)  # a token sees itself; rows of padding may hold anything
         expected = order & here[:, None, :]
-        if not bool((seen == expected)[here].all()):
+        if not everywhere((seen == expected) | ~here[..., None]):
             advice = "Windows and packed sequences are not known to blocks; attn_implementation='sdpa' has neither."
             raise ValueError(sentence("TransformersLayer.attention_mask", "padding alone", "another order", advice))
         return ~here

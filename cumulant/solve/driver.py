@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from cumulant.checks import sentence, shape
+from cumulant.checks import sentence, shape, somewhere
 from cumulant.solve.solution import Solution, Status
 from cumulant.typing import Stepper
 
@@ -43,7 +43,7 @@ def iterate(
         status = torch.where(done, int(Status.CONVERGED), status)
         status = torch.where(active & ~finite, int(Status.NONFINITE), status)
         active = active & finite & ~done
-        if step == max_steps or not active.any():
+        if step == max_steps or not somewhere(active):
             break
         state, proposal = solver.step(state, x, fx)
         x = torch.where(active[:, None], proposal, best)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from cumulant.checks import sentence
+from cumulant.checks import everywhere, sentence, somewhere
 from cumulant.solve.anderson import Anderson
 from cumulant.solve.driver import iterate
 
@@ -79,7 +79,7 @@ def _solve(transposed: Callable[[Tensor], Tensor], v: Tensor, count: int, adjoin
 
 def _warn_unsolved(lost: Tensor) -> None:
     """Warn of samples whose gradient is wrong."""
-    if bool(lost.any()):
+    if not everywhere(~lost):
         got = f"none for {int(lost.sum())} of {len(lost)} samples"
         advice = "Their gradient is wrong: check that they converged, and that the map contracts there."
         words = sentence("fixed_point.backward", "a solution of (I − Jᵀ) g = v", got, advice)
@@ -95,7 +95,7 @@ def _conjugate_gradient(transposed: Callable[[Tensor], Tensor], v: Tensor, count
     goal = tol**2 * power
     for _ in range(2 * target.shape[1] + 10):
         active = power > goal
-        if not active.any():
+        if not somewhere(active):
             break
         image = direction - transposed(direction.reshape(v.shape)).reshape(count, -1)
         curvature = (direction * image).sum(1, keepdim=True)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from cumulant.checks import everywhere, somewhere
 from cumulant.solve.solution import Solution, Status
 
 ARMIJO = 1e-4
@@ -75,7 +76,7 @@ def newton(
             code = torch.where((code < 0) & _flat(local, trace), int(Status.STALLED), code)
             status = torch.where(active & (code >= 0), code, status)
             active = active & (code < 0)
-            if step == max_steps or not active.any():
+            if step == max_steps or not somewhere(active):
                 break
             x, moved = _step(value, gradient, local, active)
             status = torch.where(active & ~moved, int(Status.STALLED), status)
@@ -125,12 +126,12 @@ def _step(value, gradient, local: Local, active: Tensor) -> tuple[Tensor, Tensor
         reached = value(trial)
         fresh = (reached <= local.value - ARMIJO * length * descent + noise) & ~accepted
         unsure = (reached <= nearly) & ~accepted & ~fresh
-        if unsure.any():
+        if somewhere(unsure):
             slope = gradient(torch.where(unsure[..., None], trial, local.x))
             fresh = fresh | (unsure & (torch.linalg.vector_norm(slope, dim=-1) <= residual / 2))
         x = torch.where(fresh[..., None], trial, x)
         accepted = accepted | fresh
-        if accepted.all():
+        if everywhere(accepted):
             break
         length = length / 2
     return x, accepted & active

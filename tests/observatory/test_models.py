@@ -444,8 +444,12 @@ def test_device_and_dtype(saved):
     for bad in ("float31", "int8", torch.int64, "nn"):
         with pytest.raises(TypeError, match=r"load.dtype: expected a floating dtype"):
             load(path, dtype=bad)
-    for bad in ("nowhere", "cuda:99"):
-        with pytest.raises(ValueError, match=r"load.device: expected a device of this machine, got .* Use cpu\."):
+    for bad, said in (
+        ("nowhere", r"\(no name of a device\)\. Use cpu"),
+        ("cuda:99", r"\(torch .*\)\. .*, or use cpu\."),
+    ):
+        expected = "load.device: expected cpu or a CUDA device that torch sees"
+        with pytest.raises(ValueError, match=rf"^{expected}, got {bad} {said}"):
             load(path, device=bad)
 
 

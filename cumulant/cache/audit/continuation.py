@@ -56,7 +56,7 @@ def sampled_tokens(length: int, every: int) -> Tensor:
 @torch.no_grad()
 def read_on(prefix: Prefix, input_ids: Tensor, every: int = 1) -> FullPass:
     """Read ``input_ids`` (n,) after a prefix with its full cache, and keep the queries of one in so many."""
-    at, streams = sampled_tokens(len(input_ids), every), {}
+    at, streams = sampled_tokens(len(input_ids), every).to(input_ids.device), {}
     cache, names = prefix.copy_cache(), [layer.name for layer in prefix.layers]
     start = time.perf_counter()
     with AttentionCalls(prefix.model) as calls, stream_norms(prefix.model, names, at, streams):

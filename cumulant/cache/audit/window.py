@@ -90,8 +90,9 @@ def measure_window(
     step: Callable[[str], None] = lambda words: None,
 ) -> WindowResult:
     """Every method at every budget on one window; ``step`` is called with what has been done."""
-    clock = Clock()
-    ids = window.input_ids
+    clock, device = Clock(), next(model.parameters()).device
+    ids = window.input_ids.to(device)
+    window = window._replace(input_ids=ids)
     prefix = prefill(model, ids[: settings.prefix], tokenizer)
     clock.add("prefill", prefix.seconds)
     known = audited(model, tokenizer, prefix)
@@ -111,8 +112,8 @@ def measure_window(
             step(f"{window.name}: {name} at {keep:g}")
     attention = torch.stack([reading.attention.mean(0) for reading in readings]).mean(0) / len(full.layers[0].at)
     strings = tuple(token_strings(tokenizer, ids.tolist()))
-    about = window.document, window.name, window.kind, ids, strings
-    result = WindowResult(*about, predicted.nll, attention, results, {}, clock.spent)
+    about = window.document, window.name, window.kind, ids.cpu(), strings
+    result = WindowResult(*about, predicted.nll.cpu(), attention.cpu(), results, {}, clock.spent)
     if settings.retrieval:
         result = _ask(known, window, methods, keeps, settings, result, step)
     return result
@@ -133,7 +134,7 @@ def _measure(
     logits, seconds = logits_after(prefix, made.cache(prefix), ids)
     clock.add("compressed", seconds)
     start = time.perf_counter()
-    tokens = token_errors(predicted, logits)
+    tokens = _on_cpu(token_errors(predicted, logits))
     heads = [
         head_errors(layer, entries, reading, known.outputs[layer.name], asked.stream)
         for layer, entries, reading, asked in zip(prefix.layers, made.layers, readings, full.layers, strict=True)
@@ -143,13 +144,13 @@ def _measure(
         for layer, entries, reading in zip(prefix.layers, made.layers, readings, strict=True)
     ]
     held = [held_tokens(layer, e).double().mean(0) for layer, e in zip(prefix.layers, made.layers, strict=True)]
-    stacked = HeadErrors(**{f.name: torch.stack([getattr(h, f.name) for h in heads]) for f in fields(HeadErrors)})
+    stacked = HeadErrors(**{f.name: torch.stack([getattr(h, f.name) for h in heads]).cpu() for f in fields(HeadErrors)})
     per_query = len(full.layers[0].at) * len(prefix.layers[0].queries)
     result = MethodResult(
         stacked,
         tokens,
-        torch.stack(held).mean(0),
-        torch.stack(lost).mean(0) / per_query,
+        torch.stack(held).mean(0).cpu(),
+        torch.stack(lost).mean(0).cpu() / per_query,
         made.held,
         made.full,
         made.seconds,
@@ -158,6 +159,11 @@ def _measure(
     )
     clock.add("statistics", time.perf_counter() - start)
     return result
+
+
+def _on_cpu(errors: TokenErrors) -> TokenErrors:
+    """Where results are stored."""
+    return TokenErrors(**{f.name: getattr(errors, f.name).cpu() for f in fields(TokenErrors)})
 
 
 def _worst(
@@ -212,6 +218,9 @@ def _ask(
 ) -> WindowResult:
     """The same with the questions answered."""
     text = retrieval_prefix(known.tokenizer, window.filler, settings.prefix, window.document)
+    device = next(known.model.parameters()).device
+    questions = {task: tuple(t.to(device) for t in asked) for task, asked in text.questions.items()}
+    text = text._replace(input_ids=text.input_ids.to(device), questions=questions)
     prefix = prefill(known.model, text.input_ids, known.tokenizer)
     answers: Answers = {}
     for task, (ids, answer) in text.questions.items():

@@ -73,6 +73,7 @@ def sample_queries(layer: LayerPrefix, at: Tensor, span: Tensor) -> SampledQueri
     >>> torch.allclose(sample.local[0], (layer.queries[0, 5] * layer.keys[0, 5]).sum())   # it read itself alone
     True
     """
+    at, span = at.to(layer.queries.device), span.to(layer.queries.device)
     local, output = own_context(layer, at, span)
     queries = layer.queries_of(at)
     turned = queries if layer.rotation is None else layer.rotation.turn(queries, -at)
@@ -144,6 +145,7 @@ def repeated_queries(
 
 
 def _of_repetition(own: LayerPrefix, length: int, which: Tensor, reading: Tensor) -> SampledQueries:
+    which, reading = which.to(own.queries.device), reading.to(own.queries.device)
     queries = own.queries[:, which]
     turned = queries if own.rotation is None else own.rotation.turn(queries, -(length + which))
     local = queries.new_full(queries.shape[:2], -torch.inf, dtype=torch.float32)

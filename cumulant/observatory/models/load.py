@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from cumulant.checks import sentence
+from cumulant.checks import device_of, sentence
 from cumulant.extras import missing_package
 from cumulant.observatory.models.gguf import load_gguf
 from cumulant.observatory.models.packaged import PACKAGED_MODELS
@@ -79,7 +79,7 @@ def load(
     ValueError: load.name: expected minilm, smollm2, whisper, gemma3, a directory, a GGUF file or owner/name on the hub,
     got 'bert'. Give a path as ./name.
     """
-    target, kind = _device(device), _dtype(dtype)
+    target, kind = device_of("load.device", device), _dtype(dtype)
     (path, *others), source, notes = _locate(str(name), allow_pickle)
     _require("transformers", "safetensors")
     features = None
@@ -376,18 +376,6 @@ def _fingerprint(files: list[Path]) -> str:
         with file.open("rb") as stream:
             total.update(f"{file.name}\0{hashlib.file_digest(stream, 'sha256').hexdigest()}\n".encode())
     return total.hexdigest()
-
-
-def _device(device: str) -> torch.device:
-    try:
-        target = torch.device(device)
-        torch.empty(0, device=target)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        got = f"{device!r} ({_first_line(error)})"
-        raise ValueError(sentence("load.device", "a device of this machine", got, "Use cpu.")) from error
-    if target.type == "meta":
-        raise ValueError(sentence("load.device", "a device that computes", repr(device), "Use cpu."))
-    return target
 
 
 def _dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:

@@ -21,7 +21,7 @@ from cumulant.observatory.hooks.structure import (
 
 EXPANSION_TOKENS = 1024  # of a block's states, from which its expansion is taken
 OnCall = Callable[[str, AttentionCall], None]  # the path of the layer, and its call
-OnExpansion = Callable[[str, float], None]  # the path of the block, and |output| / |input|
+OnExpansion = Callable[[str, Tensor], None]  # the path of the block, and |output| / |input|
 
 
 @contextmanager
@@ -116,18 +116,20 @@ def expansion_hook(path: str, on_expansion: OnExpansion) -> Callable:
 
 
 @torch.no_grad()
-def expansion(before: Tensor, after: Tensor) -> float:
+def expansion(before: Tensor, after: Tensor) -> Tensor:
     """|after| / |before| over some tokens of a block's states (*, D); NaN if there are none or all of them are 0.
+
+    It stays on the device: a pass that is observed waits for nothing.
 
     >>> import torch
     >>> expansion(torch.ones(2, 5, 3), torch.full((2, 5, 3), 2.0))
-    2.0
+    tensor(2., dtype=torch.float64)
     """
     rows = before.numel() // max(1, before.shape[-1])
     if rows == 0:
-        return float("nan")
+        return torch.full((), torch.nan, dtype=torch.float64, device=after.device)
     stride = -(-rows // EXPANSION_TOKENS)
     sizes = [
         torch.linalg.vector_norm(x.reshape(rows, -1)[::stride].to(torch.float32)).double() for x in (after, before)
     ]
-    return float((sizes[0] / sizes[1]).cpu()) if float(sizes[1]) > 0 else float("nan")
+    return torch.where(sizes[1] > 0, sizes[0] / sizes[1], torch.nan)

@@ -127,7 +127,7 @@ class Monitor:
         self.now = 0
         self._detector = AlarmDetector(self.thresholds)
         self._statistics: dict[str, HeadStatistics] = {}
-        self._expansions: dict[str, float] = {}
+        self._expansions: dict[str, Tensor] = {}
         self._blocks: dict[str, nn.Module] | None = None
         self._done: set[str] = set()  # layers whose statistics an earlier pass of this step has given
         # the call in which it was opened, and the paths of its module among the blocks
@@ -349,7 +349,7 @@ class Monitor:
         heads = head_statistics(call, sequences=self.sequences, queries=self.queries)
         self._statistics[name] = self._statistics[name].merge(heads) if name in self._statistics else heads
 
-    def _on_expansion(self, path: str, ratio: float) -> None:
+    def _on_expansion(self, path: str, ratio: Tensor) -> None:
         self._expansions.setdefault(path, ratio)
 
     def _conclude(self, stacklevel: int) -> Check | None:
@@ -378,5 +378,5 @@ class Monitor:
 
     def _layer(self, name: str, home: str | None) -> LayerCheck:
         heads, bounds = self._statistics[name], self.thresholds
-        expansion = self._expansions.get(home, torch.nan) if home is not None else torch.nan
+        expansion = float(self._expansions[home].cpu()) if home in self._expansions else torch.nan
         return LayerCheck(name, heads, expansion, bounds.dead_heads(heads), bounds.collapsed_heads(heads))

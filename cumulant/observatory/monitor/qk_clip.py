@@ -96,8 +96,9 @@ class LogitClipper:
             distributed.all_reduce(maxima, distributed.ReduceOp.MAX)
         for layer in self.layers:
             layer.largest.fill_(-torch.inf)
-        if bool((maxima <= self.settings.threshold).all()):
-            self._warn_if_silent(maxima)
+        seen = maxima.cpu()  # the one look of a step: every look waits for the device
+        if bool((seen <= self.settings.threshold).all()):
+            self._warn_if_silent(seen)
             return []
         parts = maxima.split([len(layer.largest) for layer in self.layers])
         return [a for number, part in enumerate(parts) for a in self._clip(step, number, part, optimizer)]

@@ -114,6 +114,11 @@ class LayerSums:
     tallies: dict[str, Tally] = field(default_factory=dict)
     sums: dict[str, Tensor] = field(default_factory=dict)
 
+    def add(self, name: str, value: Tensor) -> None:
+        """Add to a sum, which is stored on the CPU."""
+        value = value.cpu()
+        self.sums[name] = self.sums[name] + value if name in self.sums else value
+
 
 class Recorder:
     """Collects while the model runs; `record` gives what was collected so far."""
@@ -217,7 +222,7 @@ class Recorder:
             before = found.by_distance if found.before is None else found.before
             sums |= {"distance/mass": found.by_distance, "distance/count": found.queries, "distance/before": before}
         for name, value in sums.items():
-            part.sums[name] = part.sums[name] + value if name in part.sums else value
+            part.add(name, value)
 
     def _parts(self, part: LayerSums, call: AttentionCall, parts: TokenParts) -> None:
         """Where the keys are the tokens that were named: those of a decoder beside an encoder are others."""
@@ -226,7 +231,7 @@ class Recorder:
         if not torch.equal(call.tokens.cpu(), self.token_ids):
             return
         for name, value in part_sums(call, parts).items():
-            before = part.sums.get(name)
+            before, value = part.sums.get(name), value.cpu()
             part.sums[name] = value if before is None else grown(before, parts.names) + value
 
     def _is_ordered(self, name: str) -> bool:
@@ -279,7 +284,7 @@ class Recorder:
             if name in self.wanted:
                 self._tally(part, name, value, None)
         for name, value in sums.items():
-            part.sums[name] = part.sums[name] + value if name in part.sums else value
+            part.add(name, value)
 
     def _pick(self, call: AttentionCall) -> list[tuple[int, Tensor]]:
         """Of every sequence one query in SAMPLE, from 1 to MAX_ROWS of them, by a hash of text, offset and position."""

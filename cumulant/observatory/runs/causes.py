@@ -192,7 +192,7 @@ class _Replacements:
     def read(self, batch: Batch, measure: str, first: int, batches_left: int) -> None:
         """Read a batch as it is and with every head replaced; tokens before the ``first`` are not scored."""
         scores: dict[str, Tensor] = {}
-        tokens = SequenceTokens(batch.input_ids) if measure == "repeated_loss" else None
+        tokens = SequenceTokens(batch.input_ids.to(self.passes.device)) if measure == "repeated_loss" else None
         sizes: dict[str, int] = {}
 
         def observe(call: AttentionCall) -> None:
@@ -201,7 +201,7 @@ class _Replacements:
                 del self.replacements["gaussian"]
                 self.notes.append("scores of this model are capped, so that no Gaussian stands for its heads")
             if tokens is not None:
-                scores[call.name] = _induction_scores(call, tokens)
+                scores[call.name] = _induction_scores(call, tokens).cpu()
 
         plain, blocks = self.passes.plain(batch, observe, first)
         self._name_heads(sizes)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from cumulant.attention import attend
-from cumulant.checks import sentence
+from cumulant.checks import everywhere, sentence
 from cumulant.hopfield import mass_count
 from cumulant.kernels import moments
 from cumulant.nn.calls import AttentionCall
@@ -166,7 +166,7 @@ def head_statistics(call: AttentionCall, *, sequences: int = 4, queries: int = 3
     usable = sample.eta.isfinite().all() & sample.key.isfinite().all()
     if weights is not None:
         usable = usable & (weights < torch.inf).all()  # also false for NaN
-    if not bool(usable):
+    if not everywhere(usable):
         return _without_numbers(call, int(tokens.sum()))
     values = head_quantities(sample, frozenset(MEANS), first)
     count, _ = sample.support.visible_keys(sample.eta, n)
@@ -179,8 +179,9 @@ def head_statistics(call: AttentionCall, *, sequences: int = 4, queries: int = 3
     mean = torch.where(counted, table, 0).sum(2) / number
     top = MEANS.index("max_score")
     mean[top] = torch.where(counted, table[top], -torch.inf).amax(1)
-    mean = torch.where(number > 0, mean, torch.nan).cpu()
-    return HeadStatistics(*mean, queries=int(number.max()))
+    mean = torch.where(number > 0, mean, torch.nan)
+    everything = torch.cat([mean.flatten(), number.max().to(mean)[None]]).cpu()  # one transfer from the device
+    return HeadStatistics(*everything[:-1].reshape(mean.shape), queries=int(everything[-1]))
 
 
 def _without_numbers(call: AttentionCall, queries: int) -> HeadStatistics:
@@ -237,6 +238,7 @@ class Covariances(NamedTuple):
 def query_rows(call: AttentionCall, sequence: int, index: Tensor) -> QueryRows:
     """The weights of some queries of a sequence over all keys."""
     heads, group = call.eta.shape[1], call.eta.shape[1] // call.key.shape[1]
+    index = index.to(call.eta.device)
     eta = call.eta[sequence, :, index]
     key, value = (x[sequence].repeat_interleave(group, 0) if group > 1 else x[sequence] for x in (call.key, call.value))
     support = call.support.of_sequences(torch.tensor([sequence]))
@@ -291,8 +293,8 @@ def _quantities(call: AttentionCall, rows: QueryRows, under: Covariances, produc
         "fisher_volume": torch.log1p(eigenvalues).sum(-1),
     }
     if product is not None and not call.capped:
-        crossed = call.scale * under.key_value.mT @ product[:, None].to(spread.dtype)  # (heads, rows, e, e)
-        eye = torch.eye(crossed.shape[-1], dtype=crossed.dtype)
+        crossed = call.scale * under.key_value.mT @ product[:, None].to(spread)  # (heads, rows, e, e)
+        eye = torch.eye(crossed.shape[-1], dtype=crossed.dtype, device=crossed.device)
         out["head_volume"] = torch.linalg.slogdet(eye + crossed).logabsdet
     return out
 

@@ -59,7 +59,7 @@ class SequenceTokens:
     @cached_property
     def delimiter(self) -> Tensor | None:
         """(batch, n) True where the token is a delimiter."""
-        return None if self.delimiters is None else torch.isin(self.ids, self.delimiters)
+        return None if self.delimiters is None else torch.isin(self.ids, self.delimiters.to(self.ids.device))
 
     def visible(self, call: AttentionCall) -> tuple[Tensor, Tensor | None]:
         """How many keys, and how many delimiters, a query sees, (batch | 1, heads | 1, q); kept for calls with the same

@@ -72,7 +72,7 @@ def save_checkpoint(run: Path, task: Task, model: nn.Module, config: StackConfig
         texts = {CONFIG: json.dumps(metadata, indent=1) + "\n", **task.files()}
         for name, text in texts.items():
             (draft / name).write_text(text, encoding="utf-8")
-        _save({name: p.detach().contiguous() for name, p in model.state_dict().items()}, draft / WEIGHTS, {})
+        _save({name: p.detach().cpu().contiguous() for name, p in model.state_dict().items()}, draft / WEIGHTS, {})
     return directory
 
 
@@ -135,7 +135,7 @@ def save_state(run: Path, model: nn.Module, optimizer: torch.optim.Optimizer, pr
     tensors = {f"weight.{name}": p for name, p in model.state_dict().items()}
     for name, p in model.named_parameters():
         tensors |= {f"{key}.{name}": optimizer.state[p][key] for key in MOMENTS if p in optimizer.state}
-    detached = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+    detached = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     with replacing(run / STATE) as temporary:
         _save(detached, temporary, {"progress": json.dumps(progress._asdict())})
 
@@ -153,7 +153,7 @@ def load_state(run: Path, model: nn.Module, optimizer: torch.optim.Optimizer) ->
                 p.copy_(tensors[f"weight.{name}"])  # a copy into aligned memory keeps the order of sums
             for name, p in model.named_parameters():
                 if f"step.{name}" in tensors:
-                    optimizer.state[p] = {key: tensors[f"{key}.{name}"].clone() for key in MOMENTS}
+                    optimizer.state[p] = {key: tensors[f"{key}.{name}"].to(p.device, copy=True) for key in MOMENTS}
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         advice = "Train again with --force."
         raise ValueError(sentence("--resume", f"a state of this model in {path}", "another", advice)) from error

@@ -5,12 +5,13 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import Progress, TextColumn
 from rich.table import Table
 
-from cumulant.checks import sentence
+from cumulant.checks import device_of, sentence
 from cumulant.extras import missing_package
 from cumulant.nn.block_types import BLOCK_TYPES, find_block_type, make_block
 from cumulant.paper.output import progress_bar, write_record, write_results
@@ -32,6 +33,7 @@ def train_command(
     *,
     seeds: int,
     steps: int | None,
+    device: str,
     resume: bool,
     force: bool,
     search: bool,
@@ -42,17 +44,19 @@ def train_command(
         if resume and force:
             raise ValueError(sentence("--force", "to be alone", "--resume beside it", "Leave one of them out."))
         _require("safetensors", "polars", "matplotlib")
+        device_of("--device", device)
         task, blocks = find_task(name), block or list(BLOCK_TYPES)
         for kind in blocks:
             find_block_type(kind)
         if search:
-            _search(screen, errors, task, blocks, steps)
+            _search(screen, errors, task, blocks, steps, device)
             return
         directory = out or Path("trained") / name
         with errors.status("reading data"):
             _ = task.fingerprint  # missing data is an error before a directory is made
         prepare_directory(directory, task.name, resume=resume, force=force)
-        result = _run(errors, task, directory, blocks, seeds, steps, resume)
+        options = {"seeds": range(seeds), "steps": steps, "device": device, "resume": resume}
+        result = _run(errors, task, directory, blocks, options)
         _write(directory, result)
     _print_result(screen, result, directory)
 
@@ -78,16 +82,16 @@ def _watch(bar: Progress, what: str, total: int):
     return on_step
 
 
-def _run(errors: Console, task: Task, directory: Path, blocks: list[str], seeds: int, steps: int | None, resume: bool):
+def _run(errors: Console, task: Task, directory: Path, blocks: list[str], options: dict[str, Any]) -> Study:
     with _progress(errors) as bar:
 
         def watch(block: str, seed: int):
-            return _watch(bar, f"{task.name}: {block}, seed {seed}", steps or task.recipe.steps)
+            return _watch(bar, f"{task.name}: {block}, seed {seed}", options["steps"] or task.recipe.steps)
 
-        return study(task, directory, blocks=blocks, seeds=range(seeds), steps=steps, resume=resume, watch=watch)
+        return study(task, directory, blocks=blocks, watch=watch, **options)
 
 
-def _search(screen: Console, errors: Console, task: Task, blocks: list[str], steps: int | None) -> None:
+def _search(screen: Console, errors: Console, task: Task, blocks: list[str], steps: int | None, device: str) -> None:
     """Print a table of blocks and rates, by the first metric on the validation part."""
     metric, results, notes = task.metrics[0], {}, []
     with _progress(errors) as bar:
@@ -97,7 +101,7 @@ def _search(screen: Console, errors: Console, task: Task, blocks: list[str], ste
                 return _watch(bar, f"{task.name}: {block}, rate {rate:g}", steps or task.recipe.steps)
 
             with collect_warnings(block, notes):
-                results[block] = search_rates(task, block, steps=steps, watch=watch)
+                results[block] = search_rates(task, block, steps=steps, device=device, watch=watch)
     table = Table("block", *[f"{rate:g}" for rate in RATES], "best", "in use")
     table.title, table.title_justify = f"{metric.heading} on the validation part, seed {SEED}, by learning rate", "left"
     for block, runs in results.items():

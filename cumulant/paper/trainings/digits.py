@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from cumulant.contrastive import info_nce
 from cumulant.extras import missing_package
 from cumulant.nn.stack import BlockStack, StackConfig
-from cumulant.paper.trainings.task import EVALUATION_SEEDS, PARTS, Metric, Recipe, Task
+from cumulant.paper.trainings.task import EVALUATION_SEEDS, PARTS, Metric, Recipe, Task, device_of_model
 
 SIDE = 8  # pixels
 PATCH = 2
@@ -128,7 +128,7 @@ class DigitsTask(Task):
     def loss(self, model: DigitsEncoder, batch: int, generator: torch.Generator) -> Tensor:
         images = self.train_digits.images
         sample = images[torch.randperm(len(images), generator=generator)[:batch]]
-        both = model(torch.cat([view(sample, generator), view(sample, generator)]))
+        both = model(torch.cat([view(sample, generator), view(sample, generator)]).to(device_of_model(model)))
         first, second = both.chunk(2)
         return info_nce(first, second, temperature=model.config.temperature, symmetric=True)
 
@@ -136,9 +136,10 @@ class DigitsTask(Task):
     def evaluate(self, model: DigitsEncoder, part: str = "test") -> dict[str, float]:
         generator = torch.Generator().manual_seed(EVALUATION_SEEDS[part])
         images, labels = self.held_out[part]
-        first, second = (model(view(images, generator)) for _ in range(2))
+        device = device_of_model(model)
+        first, second = (model(view(images, generator).to(device)) for _ in range(2))
         nats = info_nce(first, second, temperature=model.config.temperature, symmetric=True)
-        known = model(self.train_digits.images)
-        nearest = (model(images) @ known.T).argmax(-1)
+        known = model(self.train_digits.images.to(device))
+        nearest = (model(images.to(device)) @ known.T).argmax(-1).cpu()
         right = (self.train_digits.labels[nearest] == labels).double().mean()
         return {"nats": float(nats), "accuracy": float(right)}

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from cumulant.extras import missing_package
 from cumulant.nn.language_model import IGNORED, LanguageConfig, LanguageModel
-from cumulant.paper.trainings.task import PARTS, Metric, Recipe, Task
+from cumulant.paper.trainings.task import PARTS, Metric, Recipe, Task, device_of_model
 
 END = "<|end|>"  # before every topic
 FOLDS = 9  # of every so many topics one is for the test and one for validation
@@ -132,13 +132,15 @@ class LanguageTask(Task):
         width = model.config.context + 1
         starts = torch.randint(len(self.stream) - width + 1, (batch, 1), generator=generator)
         windows = self.stream[starts + torch.arange(width)]  # (batch, context + 1)
+        windows = windows.to(device_of_model(model))
         return model.loss(windows[:, :-1], windows[:, 1:])
 
     @torch.no_grad()
     def evaluate(self, model: LanguageModel, part: str = "test") -> dict[str, float]:
         stream = self.held_out[part]
         inputs, targets = windows_of(stream, model.config.context)
-        parts = zip(inputs.split(32), targets.split(32), strict=True)
+        device = device_of_model(model)
+        parts = zip(inputs.to(device).split(32), targets.to(device).split(32), strict=True)
         nats = sum(float(model.loss(x, y, reduction="sum")) for x, y in parts)
         size = sum(len(text.encode()) for text in getattr(self.corpus, part))
         return {"nats": nats / (len(stream) - 1), "bits": nats / math.log(2) / size}

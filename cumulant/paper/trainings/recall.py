@@ -21,7 +21,7 @@ from torch.nn.functional import cross_entropy, normalize, one_hot
 
 from cumulant.kernels import moments
 from cumulant.nn.stack import BlockStack, StackConfig
-from cumulant.paper.trainings.task import EVALUATION_SEEDS, Metric, Recipe, Task
+from cumulant.paper.trainings.task import EVALUATION_SEEDS, Metric, Recipe, Task, device_of_model
 
 EXAMPLES = 512  # of the test, and of validation
 
@@ -52,6 +52,10 @@ class Example(NamedTuple):
     values: Tensor
     cues: Tensor
     answers: Tensor
+
+    def to(self, device: torch.device) -> Example:
+        """The same on a device."""
+        return Example(*(tensor.to(device) for tensor in self))
 
 
 def draw_pairs(config: RecallConfig, batch: int, generator: torch.Generator) -> Example:
@@ -138,13 +142,14 @@ class RecallTask(Task):
         return hashlib.sha256(json.dumps(asdict(self.standard)).encode()).hexdigest()
 
     def loss(self, model: RecallModel, batch: int, generator: torch.Generator) -> Tensor:
-        example = draw_pairs(model.config, batch, generator)
+        example = draw_pairs(model.config, batch, generator).to(device_of_model(model))
         return cross_entropy(model(example).flatten(0, 1), example.answers.flatten())
 
     @torch.no_grad()
     def evaluate(self, model: RecallModel, part: str = "test") -> dict[str, float]:
         """On a fixed set of examples."""
         example = draw_pairs(model.config, EXAMPLES, torch.Generator().manual_seed(EVALUATION_SEEDS[part]))
+        example = example.to(device_of_model(model))
         scores, answers = model(example).flatten(0, 1), example.answers.flatten()
         best = best_answer(model.config, example).flatten(0, 1).gather(1, answers[:, None]).log().mean()
         nats = float(cross_entropy(scores, answers))

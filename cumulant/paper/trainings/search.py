@@ -20,12 +20,14 @@ def search(
     rates: Sequence[float] = RATES,
     *,
     steps: int | None = None,
+    device: str = "cpu",
     watch: Callable[[float], Callable[[TrainingStep], object]] = lambda rate: lambda step: None,
 ) -> dict[float, TrainingRun]:
     """A whole training for each rate, measured on the validation part.
 
-    steps  updates of each; the task's own number if None
-    watch  called with the rate; returns the callback after each update
+    steps   updates of each; the task's own number if None
+    device  as in `train`
+    watch   called with the rate; returns the callback after each update
 
     >>> from cumulant.paper.trainings.recall import RecallTask
     >>> runs = search(RecallTask(), "standard", (1e-3, 1e-2), steps=2)
@@ -34,9 +36,9 @@ def search(
     """
     recipe = task.recipe_for(block)
     recipe = recipe if steps is None else recipe._replace(steps=steps)
+    options = {"seed": SEED, "part": "validation", "device": device}
     return {
-        rate: train(task, block, seed=SEED, recipe=recipe._replace(rate=rate), part="validation", on_step=watch(rate))
-        for rate in rates
+        rate: train(task, block, recipe=recipe._replace(rate=rate), on_step=watch(rate), **options) for rate in rates
     }
 
 

@@ -77,6 +77,7 @@ def study(
     seeds: Sequence[int] = (0,),
     steps: int | None = None,
     resume: bool = False,
+    device: str = "cpu",
     watch: Watch = lambda block, seed: lambda step: None,
 ) -> Study:
     """Train every block with every seed. Batches depend on the seed and not on the block.
@@ -84,6 +85,7 @@ def study(
     directory  from `prepare_directory`
     steps      updates of each training; the task's own number if None
     resume     skip finished trainings, and go on with the others
+    device     as in `train`
     watch      called with block and seed before a training; returns its callback after each update
     """
     for block in blocks:
@@ -94,10 +96,9 @@ def study(
             recipe = task.recipe_for(block)
             recipe = recipe if steps is None else recipe._replace(steps=steps)
             on_step, home, new = watch(block, seed), directory / block / f"seed-{seed}", []
+            where = {"directory": home, "resume": resume, "device": device}
             with collect_warnings(f"{block}, seed {seed}", new):
-                runs.append(
-                    train(task, block, seed=seed, recipe=recipe, directory=home, resume=resume, on_step=on_step)
-                )
+                runs.append(train(task, block, seed=seed, recipe=recipe, on_step=on_step, **where))
             notes += _stored_notes(home / NOTES, new)
     return Study(task, tuple(runs), tuple(notes))
 

@@ -45,6 +45,11 @@ class Metric(NamedTuple):
     less_is_better: bool = True
 
 
+def device_of_model(model: nn.Module) -> torch.device:
+    """Where its parameters are, and its inputs are to be."""
+    return next(model.parameters()).device
+
+
 class Task(ABC):
     """A reference training.
 
@@ -72,7 +77,7 @@ class Task(ABC):
 
     @abstractmethod
     def loss(self, model: Any, batch: int, generator: torch.Generator) -> Tensor:
-        """The loss on a batch that the generator draws."""
+        """The loss on a batch that the generator draws: on the processor, so that every device gets the same."""
 
     @abstractmethod
     def evaluate(self, model: Any, part: str = "test") -> dict[str, float]:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from cumulant.checks import sentence
+from cumulant.checks import device_of, sentence
 from cumulant.files import write
 from cumulant.nn.block_types import FORMAT
 from cumulant.nn.equilibrium import EquilibriumBlock
@@ -71,6 +71,7 @@ def train(
     part: str = "test",
     directory: Path | None = None,
     resume: bool = False,
+    device: str = "cpu",
     on_step: Callable[[TrainingStep], object] = lambda step: None,
 ) -> TrainingRun:
     """Train a model with blocks of one kind, and evaluate it.
@@ -79,6 +80,7 @@ def train(
     part       data of the metrics: "validation" to select something, otherwise "test"
     directory  for checkpoints, and for the state every 25 steps; None stores nothing
     resume     go on from the state in ``directory``: equal to the bit to an uninterrupted run on the same machine
+    device     of model and batches; initial weights and batches are drawn on the processor, the same for all devices
     on_step    called after every update
 
     >>> from cumulant.paper.trainings.recall import RecallTask
@@ -90,13 +92,15 @@ def train(
     recipe = _checked(recipe or task.recipe_for(block))
     if part not in PARTS:
         raise ValueError(sentence("train.part", f"one of {', '.join(PARTS)}", repr(part), "Pick one."))
-    config = task.configure(block)
+    config, target = task.configure(block), device_of("train.device", device)
     if directory is not None:
         directory.mkdir(parents=True, exist_ok=True)
-        done = _prepare(directory, _settings(task, config, recipe, seed, part), resume)
+        settings = _settings(task, config, recipe, seed, part)
+        settings |= {} if device == "cpu" else {"device": device}  # sums are formed in another order there
+        done = _prepare(directory, settings, resume)
         if done is not None:
             return done
-    model = _initial(task, config, seed)
+    model = _initial(task, config, seed).to(target)
     optimizer = _optimizer(model, recipe)
     progress = (load_state(directory, model, optimizer) if directory is not None else None) or Progress()
     progress, diverged = _Loop(task, config, recipe, seed, part, directory, on_step).run(model, optimizer, progress)
