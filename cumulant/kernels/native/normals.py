@@ -38,8 +38,8 @@ def normalize(log_weights: Tensor) -> tuple[Tensor, Tensor] | None:
     """log Σ exp along the first axis, and the terms divided by that sum; None where the kernel does not serve."""
     if not log_weights.numel() or not _serves(log_weights) or not log_weights[0].is_contiguous():
         return None
-    log_total = torch.empty(log_weights.shape[1:], dtype=log_weights.dtype)
-    shares = torch.empty(log_weights.shape, dtype=log_weights.dtype)
+    log_total = torch.empty(log_weights.shape[1:], dtype=log_weights.dtype, device="cpu")
+    shares = torch.empty(log_weights.shape, dtype=log_weights.dtype, device="cpu")
     call = Normalization(
         *(len(log_weights), log_total.numel(), log_weights.element_size(), 1, log_weights.stride(0)),
         *(log_weights.data_ptr(), log_total.data_ptr(), shares.data_ptr()),
@@ -68,7 +68,7 @@ def collapse(weights: Tensor, moments: Tensor, axis: int, dim: int) -> Tensor | 
     *first, _ = weights.stride()
     *second, row, _ = moments.stride()
     source = first.pop(axis), second.pop(axis)
-    result = torch.empty(*hypotheses, entries, batch, dtype=weights.dtype)
+    result = torch.empty(*hypotheses, entries, batch, dtype=weights.dtype, device="cpu")
     call = Collapse(
         *(_axes(hypotheses, 1), sources, dim, batch, weights.element_size(), 1),
         *(_lanes(weights, first, source[0]), _lanes(moments, second, row), source[1], result.data_ptr()),
@@ -93,9 +93,9 @@ def eliminate(
     if not all(map(_side_by_side, (joint, floors, bounds))):
         return None
     y, observed = (None if part is None else part.contiguous() for part in (y, observed))
-    rest = torch.empty(*hypotheses, (dim + 1) * (dim + 2) // 2, batch, dtype=joint.dtype)
-    log_likelihood = torch.empty(*hypotheses, batch, dtype=joint.dtype)
-    vague = torch.empty(*hypotheses, batch, dtype=torch.bool)
+    rest = torch.empty(*hypotheses, (dim + 1) * (dim + 2) // 2, batch, dtype=joint.dtype, device="cpu")
+    log_likelihood = torch.empty(*hypotheses, batch, dtype=joint.dtype, device="cpu")
+    vague = torch.empty(*hypotheses, batch, dtype=torch.bool, device="cpu")
     call = Elimination(
         *(_axes(hypotheses, 1), m, dim, batch, joint.element_size(), 1),
         *(_lanes(part, part.stride()[:-2], part.stride(-2)) for part in (joint, floors, bounds)),

@@ -196,6 +196,14 @@ def test_threads_change_nothing(random):
     assert all(torch.equal(a, b) for a, b in zip(alone, shared, strict=True))
 
 
+def test_results_are_where_the_arguments_are(random):
+    logs = torch.randn(3, 9, generator=random)
+    with torch.device("meta"):
+        log_total, shares = served(normals.normalize(logs))
+    same(log_total, torch.logsumexp(logs, 0))
+    assert shares.is_cpu
+
+
 def test_arguments_stay_as_they_are(random):
     joint = joint_triangle(*laws(2, 9, dim=3, dtype=torch.float64, random=random), 1)
     before, floors = joint.clone(), torch.zeros(1, 1).double()
