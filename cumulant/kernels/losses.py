@@ -95,7 +95,8 @@ class LossFunction(torch.autograd.Function):
         else:
             return (None,) * 7
         gradients, ctx.gradients = ctx.gradients, ()
-        if gradients and grad_log is None and needs == ctx.wanted and not torch.is_grad_enabled():
+        known_weight = gradients and needs == ctx.wanted and not torch.is_grad_enabled()
+        if known_weight and grad is not None and grad_log is None:
             if not (grad.is_cpu and known(grad == 1)):  # elsewhere the question costs more than the product
                 gradients = tuple(g.mul_(grad) for g in gradients)
             return (*_spread(gradients, needs), None, None, None, None)
