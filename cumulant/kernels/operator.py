@@ -28,13 +28,16 @@ from cumulant.kernels.inputs import Inputs, Plan
 from cumulant.kernels.moments import ATOMS_AS_VALUES, STATISTICS, Moments, mixing_weights
 from cumulant.kernels.native import flat as native
 from cumulant.kernels.native.call import entries
-from cumulant.kernels.native.direct import Arguments, MomentsSettings, Shapes, serve
+from cumulant.kernels.native.direct import Arguments, DirectPlan, MomentsSettings, Shapes, serve
 from cumulant.kernels.native.library import why_not
 from cumulant.kernels.recompute import reference
 from cumulant.kernels.request import Request
 from cumulant.kernels.stream_function import stream
+from cumulant.kernels.triton import flat as triton
+from cumulant.kernels.triton import library as triton_library
+from cumulant.kernels.triton.direct import TritonPlan
 
-BACKENDS = ("auto", "dense", "fused", "native", "streaming")
+BACKENDS = ("auto", "dense", "fused", "native", "streaming", "triton")
 DERIVED = {"entropy": ("mean_score", "mean_log_weight"), "effective_atoms": ("log_sum_square",)}
 SMALL = 1 << 15  # scores up to which the reference is the fastest kernel, and its matrix no larger than a block
 
@@ -67,7 +70,8 @@ def moments(
     sink         log weight of one more atom at 0 with value 0, a number or (*batch): it counts in G, entropy and
                  effective_atoms
     backend      "dense" (reference), "streaming" (blocks, every statistic), "fused" (torch's attention kernel),
-                 "native" (compiled, every statistic; `cumulant doctor` says whether it is there), "auto"
+                 "native" (compiled, every statistic; `cumulant doctor` says whether it is there), "triton" (CUDA
+                 devices, every statistic but traces), "auto"
     statistics   names of `Moments` fields, "entropy", "effective_atoms"; G always comes. "all" is every field.
 
     A row without atoms has G = −inf, zero statistics and zero gradient. An atom hidden from a query is absent for it,
@@ -98,11 +102,19 @@ def scaled_moments(x: Arguments, sink: float | Tensor | None, settings: MomentsS
     if x.log_weights is not None:
         where = f"{settings.caller}.log_weights"
         require_log_weights(where, require_float(where, x.log_weights))
-    if backend in ("auto", "native") and not recorded() and entries() is not None:
-        fields = serve(x, settings, _shapes, _flat)
+    kind = _kind_of_plan(backend, x.eta)
+    if kind is not None and not recorded():
+        fields = serve(x, settings, _shapes, _flat, kind)
         if fields is not None:
             return as_record(x, fields, _nonempty(x, settings))
     return _flat_record(x, settings, backend)
+
+
+def _kind_of_plan(backend: str, eta: Tensor) -> type[DirectPlan] | None:
+    """How a call on tensors as they lie is made, if one may be."""
+    if backend in ("auto", "triton") and not triton_library.refusal(eta.device.type, eta.device.index):
+        return TritonPlan
+    return DirectPlan if backend in ("auto", "native") and entries() is not None else None
 
 
 def recorded() -> bool:
@@ -288,10 +300,15 @@ def _choose(backend: str, x: Inputs, plan: Plan, caller: str) -> str:
     if backend == "native" and (why := native_refusal(x)) is not None:
         expected, advice = "a request that 'native' can serve", "Use 'auto'; `cumulant doctor` says more."
         raise ValueError(sentence(where, expected, why, advice))
+    if backend == "triton" and (why := triton.refusal(x, plan)) is not None:
+        expected, advice = "a request that 'triton' can serve", "Use 'streaming' or 'auto'."
+        raise ValueError(sentence(where, expected, why, advice))
     if backend != "auto":
         return backend
     if native_refusal(x) is None:
         return "native"
+    if triton.refusal(x, plan) is None:
+        return "triton"
     if _scores(x) <= SMALL:
         return "dense"
     return "streaming" if why is not None else "fused"
