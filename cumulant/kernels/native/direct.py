@@ -193,9 +193,7 @@ class DirectPlan:
             made[2] = torch.empty((*groups, keys, value_width), dtype=self.dtype, device="cpu")
             c.d_values = made[2].data_ptr()
         if needs[3] and self.per_pair:
-            made[3] = torch.zeros(x[3].shape, dtype=self.dtype, device="cpu")  # pyright: ignore[reportOptionalMemberAccess]
-            strides = self.geometry.strides["d_per_pair"]
-            point(c.d_per_pair, made[3], strides, keys if made[3].shape[-2] > 1 else 0)
+            made[3] = self.of_pairs(c, torch.zeros(x[3].shape, dtype=self.dtype, device="cpu"))  # pyright: ignore[reportOptionalMemberAccess]
         elif needs[3]:
             made[3] = torch.empty((*groups, keys), dtype=self.dtype, device="cpu")
             c.d_per_atom = made[3].data_ptr()
@@ -205,6 +203,12 @@ class DirectPlan:
         irregular = enter("backward", c, 1 if self.shared_pairs and made[3] is not None else None)
         del alive
         return None if irregular else self._summed(x, made)
+
+    def of_pairs(self, c: Call, table: Tensor) -> Tensor:
+        """A table for gradients of weights of pairs, to which the call is told to add."""
+        strides = self.geometry.strides["d_per_pair"]
+        point(c.d_per_pair, table, strides, c.keys if table.shape[-2] > 1 else 0)
+        return table
 
     def _summed(self, x: Sequence[Tensor | None], made: list[Tensor | None]) -> list[Tensor | None]:
         """Gradients of broadcast arguments are summed over what they were broadcast to."""

@@ -129,7 +129,7 @@ def backward(
         if name == "per_pair":
             total[slot] = table = tensor.new_zeros(tensor.shape)
             c.d_per_pair = c.per_pair
-            point(c.d_per_pair, table, (0, 0, 0, *_steps(table, c.period)), table.shape[2] if table.shape[1] > 1 else 0)
+            point(c.d_per_pair, table, (0, 0, 0, *steps(table, c.period)), table.shape[2] if table.shape[1] > 1 else 0)
             continue
         unmoved = name == "values" and not grad.keys() & {"mean", "value_trace"}
         total[slot] = made = tensor.new_zeros(tensor.shape) if unmoved else tensor.new_empty(tensor.shape)
@@ -138,7 +138,7 @@ def backward(
     return total, not enter("backward", c, 1 if shared else None)
 
 
-def _steps(table: Tensor, period: int) -> tuple[int, int]:
+def steps(table: Tensor, period: int) -> tuple[int, int]:
     """Strides of a contiguous table of pairs from group to group and from head to head."""
     group = table.shape[1] * table.shape[2] if table.shape[0] > 1 else 0
     return group, period * table.shape[2] if table.shape[1] > 1 else 0
@@ -176,7 +176,7 @@ def fisher_backward(
             setattr(c, f"d_{name}", made.data_ptr())
     if x.per_pair is not None:
         total[4] = table = x.per_pair.new_zeros(x.per_pair.shape)
-        point(c.d_per_pair, table, (0, 0, 0, *_steps(table, c.period)), table.shape[2] if table.shape[1] > 1 else 0)
+        point(c.d_per_pair, table, (0, 0, 0, *steps(table, c.period)), table.shape[2] if table.shape[1] > 1 else 0)
     d_vector = torch.empty_like(vector)
     c.d_vector = d_vector.data_ptr()
     shared = x.per_pair is not None and x.per_pair.shape[0] == 1 < x.eta.shape[0]

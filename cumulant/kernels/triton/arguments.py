@@ -67,6 +67,23 @@ class Results(NamedTuple):
     max_logit: Any = None
 
 
+class Statistics(NamedTuple):
+    """What the backward pass reads of a query: results, and factors made of incoming gradients (see `backward`).
+
+    constant          g_G − ⟨g_mean, mean⟩ − g_var · variance − g_w · mean log weight
+    d_log_sum_square  2 g_q (Σp²)⁻¹
+    """
+
+    log_normalizer: Any
+    constant: Any
+    mean_score: Any = None
+    d_mean: Any = None
+    d_mean_score: Any = None
+    d_score_variance: Any = None
+    d_mean_log_weight: Any = None
+    d_log_sum_square: Any = None
+
+
 def operand(layout: NativeOperand, tensor: Tensor | None) -> Operand:
     """The tensor where the plan of the native kernel says it lies."""
     if tensor is None:

@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from cumulant.kernels.inputs import Inputs, Plan
-from cumulant.kernels.native.call import PLAIN
+from cumulant.kernels.native.arguments import GRADIENTS_IN
+from cumulant.kernels.native.call import PLAIN, point
 from cumulant.kernels.native.direct import TRACES
-from cumulant.kernels.native.flat import call_of
+from cumulant.kernels.native.flat import call_of, steps
 from cumulant.kernels.streaming import empty_output
 from cumulant.kernels.triton import library
 from cumulant.kernels.triton.direct import WIDEST
@@ -50,4 +51,18 @@ def backward(
     x: Inputs, plan: Plan, out: dict[str, Tensor], grad: dict[str, Tensor], needs: tuple[bool, ...]
 ) -> Gradients:
     """Gradients of eta, atoms, values, per_atom and per_pair, but for max_score."""
-    raise NotImplementedError
+    from cumulant.kernels.triton import launch
+
+    c, read = call_of(x, plan)
+    made: dict[str, Tensor | None] = dict.fromkeys(x._fields[:5])
+    for name, tensor, need in zip(x._fields[:5], x, needs, strict=False):
+        if tensor is not None and need:
+            made[name] = tensor.new_zeros(tensor.shape)
+    if made["per_pair"] is not None:
+        c.d_per_pair = c.per_pair
+        table = made["per_pair"]
+        point(c.d_per_pair, table, (0, 0, 0, *steps(table, c.period)), table.shape[2] if table.shape[1] > 1 else 0)
+    if x.eta.shape[0] * x.eta.shape[1]:
+        through = {name: grad[name] for name in GRADIENTS_IN if name in grad}
+        launch.backward(c, {**read, "sink": None}, out, through, made)
+    return list(made.values())

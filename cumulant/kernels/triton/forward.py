@@ -4,7 +4,7 @@
 import triton
 import triton.language as tl
 
-from cumulant.kernels.triton.tiles import HIDDEN, fresh, load_rows, only_finite, reach_of, rows_of, start_of, sweep
+from cumulant.kernels.triton.tiles import HIDDEN, fresh, load_rows, only_finite, reach_of, rows_of, start_of, sweep, tiles_of
 
 
 @triton.jit
@@ -14,10 +14,7 @@ def forward_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
     """Program ``tile + tiles · group``; under causal order the tiles with most keys come first."""
-    if PACKED:
-        tiles = (sizes.fold * sizes.period + BLOCK_M - 1) // BLOCK_M
-    else:
-        tiles = sizes.fold * ((sizes.period + BLOCK_M - 1) // BLOCK_M)
+    tiles = tiles_of(sizes, PACKED, BLOCK_M)
     program = tl.program_id(0).to(tl.int64)
     group = program // tiles
     tile = program % tiles

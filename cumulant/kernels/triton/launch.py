@@ -10,8 +10,17 @@ import torch
 from torch import Tensor
 
 from cumulant.kernels.native.arguments import Call
+from cumulant.kernels.triton import backward as pulls
 from cumulant.kernels.triton import forward as passes
-from cumulant.kernels.triton.arguments import Inputs, Results, operand, rows_of_results, sizes_of
+from cumulant.kernels.triton.arguments import (
+    Inputs,
+    Operand,
+    Results,
+    Statistics,
+    operand,
+    rows_of_results,
+    sizes_of,
+)
 from cumulant.kernels.triton.library import interpreting
 
 WIDEST = 256  # atoms and values, in one tile
@@ -38,6 +47,12 @@ def forward_tiles(width: int, dtype: torch.dtype) -> Tiles:
     return Tiles(64, 32, 8, 2) if width <= 128 else Tiles(32, 32, 8, 1)
 
 
+def backward_tiles(width: int, dtype: torch.dtype) -> Tiles:
+    if width <= 64:
+        return Tiles(32, 32, 4, 1)
+    return Tiles(32, 32, 8, 1)
+
+
 def inputs_of(c: Call, tensors: dict[str, Tensor | None]) -> Inputs:
     mask = tensors["mask"]
     tensors = {**tensors, "mask": None if mask is None else mask.view(torch.uint8)}
@@ -51,12 +66,82 @@ def forward(c: Call, tensors: dict[str, Tensor | None], out: dict[str, Tensor]) 
         return
     x = checked(c, inputs_of(c, tensors))
     tiles = forward_tiles(max(c.width, c.value_width), x.eta.data.dtype)
-    packed = c.fold > 1 and c.period < tiles.queries
-    rows = math.ceil(c.fold * c.period / tiles.queries) if packed else c.fold * math.ceil(c.period / tiles.queries)
-    passes.forward_kernel[(rows * groups_of(c),)](
+    passes.forward_kernel[(row_tiles(c, tiles) * groups_of(c),)](
         *x, rows_of_results(c), results_of(c, out), sizes_of(c), c.window, c.offset, c.scale,
-        CAUSAL=bool(c.causal), WINDOW=bool(c.window), PACKED=packed, **settings(c, x, tiles),
+        **settings(c, x, tiles),
     )  # fmt: skip
+
+
+def backward(
+    c: Call,
+    tensors: dict[str, Tensor | None],
+    out: dict[str, Tensor],
+    grad: dict[str, Tensor],
+    made: dict[str, Tensor | None],
+) -> None:
+    """Fill ``made``: d_eta (rows, width), d_atoms, d_values (groups, keys, ·), d_per_atom (groups, keys), d_per_pair,
+    which holds zeros and lies as `c.d_per_pair` says; None where not wanted."""
+    x = checked(c, inputs_of(c, tensors))
+    shared = (x.eta, x.atoms, x.values, x.per_atom, x.per_pair, x.mask, x.fine, rows_of_results(c), statistics_of(out, grad))
+    place = (sizes_of(c), c.window, c.offset, c.scale)
+    of_pairs = operand(c.d_per_pair, made["per_pair"])
+    if made["eta"] is not None or of_pairs.data is not None:
+        tiles = backward_tiles(max(c.width, c.value_width), x.eta.data.dtype)
+        pulls.queries_kernel[(row_tiles(c, tiles) * groups_of(c),)](
+            *shared, made["eta"], of_pairs, *place, SHARED=_shared(c, of_pairs), **settings(c, x, tiles)
+        )
+    of_keys = (made["atoms"], made["values"], made["per_atom"])
+    if c.keys and any(t is not None for t in of_keys):
+        tiles = backward_tiles(max(c.width, c.value_width), x.eta.data.dtype)
+        pulls.keys_kernel[(math.ceil(c.keys / tiles.keys) * groups_of(c),)](
+            *shared, *of_keys, *place, **settings(c, x, tiles)
+        )
+
+
+def statistics_of(out: dict[str, Tensor], grad: dict[str, Tensor]) -> Statistics:
+    """Factors of the slopes. A query without keys (G = −∞) has no gradient, whatever comes in."""
+    g = out["log_normalizer"]
+    alive = g != -torch.inf
+    grad = {name: torch.where(alive if t.ndim == g.ndim else alive[..., None], t, 0) for name, t in grad.items()}
+    constant = grad.get("log_normalizer", torch.zeros_like(g))
+    for name in ("mean", "atom_mean"):
+        if name in grad:
+            constant = constant - (grad[name] * out[name]).sum(-1)
+    for name in ("score_variance", "mean_log_weight"):
+        if name in grad:
+            constant = constant - grad[name] * out[name]
+    of_square = None
+    if "log_sum_square" in grad:
+        exponent = torch.where(alive, 2 * g - out["log_sum_square"], 0)
+        of_square = (2 * grad["log_sum_square"] * exponent.exp()).contiguous()
+    scored = grad.keys() & {"mean_score", "score_variance"}
+    return Statistics(
+        g.contiguous(), constant.contiguous(), out["mean_score"].contiguous() if scored else None,
+        contiguous(grad.get("mean", grad.get("atom_mean"))), contiguous(grad.get("mean_score")),
+        contiguous(grad.get("score_variance")), contiguous(grad.get("mean_log_weight")), of_square,
+    )  # fmt: skip
+
+
+def contiguous(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.contiguous()
+
+
+def _shared(c: Call, pairs: Operand) -> bool:
+    """Whether weights of pairs belong to several queries."""
+    steps = zip((*c.axes, c.fold, c.period), (*pairs[1:6], pairs.row), strict=True)
+    return any(size > 1 and step == 0 for size, step in steps)
+
+
+def row_tiles(c: Call, tiles: Tiles) -> int:
+    """How many tiles the queries of a group fill."""
+    if packed(c, tiles):
+        return math.ceil(c.fold * c.period / tiles.queries)
+    return c.fold * math.ceil(c.period / tiles.queries)
+
+
+def packed(c: Call, tiles: Tiles) -> bool:
+    """Whether a tile has queries of several heads that share keys."""
+    return c.fold > 1 and c.period < tiles.queries
 
 
 def results_of(c: Call, out: dict[str, Tensor]) -> Results:
@@ -90,6 +175,9 @@ def checked(c: Call, x: Inputs) -> Inputs:
 def settings(c: Call, x: Inputs, tiles: Tiles) -> dict:
     """Constants of a kernel."""
     return {
+        "CAUSAL": bool(c.causal),
+        "WINDOW": bool(c.window),
+        "PACKED": packed(c, tiles),
         "NATIVE": x.eta.data.dtype == torch.float16 or not interpreting(),  # no products of bfloat16 in the interpreter
         "PRECISION": "tf32x3",
         "BLOCK_M": tiles.queries,

@@ -22,6 +22,14 @@ def start_of(operand, group, sizes):
 
 
 @triton.jit
+def tiles_of(sizes, PACKED: tl.constexpr, BLOCK_M: tl.constexpr):
+    """How many tiles the queries of a group fill."""
+    if PACKED:
+        return (sizes.fold * sizes.period + BLOCK_M - 1) // BLOCK_M
+    return sizes.fold * ((sizes.period + BLOCK_M - 1) // BLOCK_M)
+
+
+@triton.jit
 def rows_of(tile, sizes, PACKED: tl.constexpr, BLOCK_M: tl.constexpr):
     """Head and query of each row of a tile, and whether there is one. PACKED: a tile may have rows of several heads."""
     lane = tl.arange(0, BLOCK_M).to(tl.int64)

@@ -1,0 +1,222 @@
+# pyright: reportArgumentType=false, reportOperatorIssue=false  # in Triton, not Python
+"""The backward pass in Triton: gradients through every statistic in closed form, in two sweeps that recompute weights.
+
+With y = s − mean score, and incoming gradients g of G, mean, mean score, variance, mean log weight and log Σ e^{2 logit},
+
+    X_j      = constant + ⟨g_mean, v_j⟩ + y (g_s + g_var y) + 2 g_q (Σp²)⁻¹ p_j + g_w w_j
+    d logit  = p_j X_j          d score = p_j (X_j + g_s + 2 g_var y)          d weight = p_j (X_j + g_w)
+
+`queries_kernel` has a tile of queries and takes keys in turn: d eta, and gradients of weights of pairs. `keys_kernel` has
+a block of keys of a group and takes all queries that see any of them in turn: d atoms, d values, d weights of keys. So
+every sum is formed by one program, and heads that share keys add nothing to memory.
+"""
+
+import triton
+import triton.language as tl
+
+from cumulant.kernels.triton.tiles import (
+    HIDDEN,
+    inner,
+    load_rows,
+    reach_of,
+    rows_of,
+    start_of,
+    tiles_of,
+    weigh,
+    weighted,
+)
+
+
+@triton.jit
+def slopes_of(
+    left, right, value, upstream, row, there, query, head, key, here, first, after, group, sizes, scale,
+    per_atom, per_pair, mask, statistics,
+    BANDED: tl.constexpr, NATIVE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """p, d score and d weight of one tile of pairs; 0 where a key is hidden."""
+    s = inner(left, right, NATIVE, PRECISION) * scale
+    visible = there[:, None] & here[None, :]
+    if BANDED:
+        visible = visible & (key[None, :] >= first[:, None]) & (key[None, :] < after[:, None])
+    s, logit, visible, w = weigh(s, per_atom, per_pair, mask, group, sizes, head, query, key, visible)
+    g = tl.load(statistics.log_normalizer + row, mask=there, other=0.0)
+    p = tl.where(visible, tl.exp(logit - g[:, None]), 0.0)
+    d_weight = tl.load(statistics.constant + row, mask=there, other=0.0)[:, None] + tl.zeros_like(s)
+    if statistics.d_mean is not None:
+        d_weight += tl.dot(upstream, tl.trans(value.to(tl.float32)), input_precision=PRECISION)
+    if statistics.d_log_sum_square is not None:
+        d_weight += tl.load(statistics.d_log_sum_square + row, mask=there, other=0.0)[:, None] * p
+    d_score = tl.zeros_like(s)
+    if statistics.mean_score is not None:
+        y = s - tl.load(statistics.mean_score + row, mask=there, other=0.0)[:, None]
+        slope = tl.zeros_like(s)
+        if statistics.d_mean_score is not None:
+            linear = tl.load(statistics.d_mean_score + row, mask=there, other=0.0)[:, None]
+            slope += linear
+            d_score += linear
+        if statistics.d_score_variance is not None:
+            quadratic = tl.load(statistics.d_score_variance + row, mask=there, other=0.0)[:, None] * y
+            slope += quadratic
+            d_score += 2.0 * quadratic
+        d_weight += slope * y
+    d_score += d_weight
+    if statistics.d_mean_log_weight is not None:
+        incoming = tl.load(statistics.d_mean_log_weight + row, mask=there, other=0.0)[:, None]
+        d_score += incoming * w
+        d_weight += incoming * w + incoming
+    return p, tl.where(visible, p * d_score, 0.0), tl.where(visible, p * d_weight, 0.0)
+
+
+@triton.jit
+def queries_kernel(
+    eta, atoms, values, per_atom, per_pair, mask, fine, rows, statistics, d_eta, d_per_pair, sizes, window, offset, scale,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, PACKED: tl.constexpr, SHARED: tl.constexpr, NATIVE: tl.constexpr,
+    PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
+):  # fmt: skip
+    """Program ``tile + tiles · group``. SHARED: pairs of several queries have one weight, to whose gradient all add."""
+    tiles = tiles_of(sizes, PACKED, BLOCK_M)
+    program = tl.program_id(0).to(tl.int64)
+    group = program // tiles
+    tile = program % tiles
+    if CAUSAL:
+        tile = tiles - 1 - tile
+    head, query, there = rows_of(tile, sizes, PACKED, BLOCK_M)
+    first, after = reach_of(query, there, sizes.keys, window, offset, CAUSAL, WINDOW)
+    start, stop = 0, sizes.keys
+    if CAUSAL or WINDOW:
+        start = tl.min(first, 0) // BLOCK_N * BLOCK_N
+        stop = tl.max(after, 0)
+    row = start_of(rows, group, sizes) + head * rows.fold + query * rows.row
+    left = load_rows(eta, start_of(eta, group, sizes) + head * eta.fold + query * eta.row, there, sizes.width, BLOCK_D)
+    alive = there & (tl.load(statistics.log_normalizer + row, mask=there, other=0.0) != HIDDEN)
+    upstream = left
+    if statistics.d_mean is not None:
+        upstream = load_numbers(statistics.d_mean, row * sizes.value_width, alive, sizes.value_width, BLOCK_E)
+    total = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+    atoms_at, values_at = start_of(atoms, group, sizes), start_of(values, group, sizes)
+    for block in range(start, stop, BLOCK_N):
+        key = block + tl.arange(0, BLOCK_N).to(tl.int64)
+        here = key < stop
+        good = here
+        if fine is not None:
+            good = tl.load(fine + group * sizes.keys + key, mask=here, other=0) != 0
+        right = load_rows(atoms, atoms_at + key * atoms.row, good, sizes.width, BLOCK_D)
+        value = right
+        if values.data is not None:
+            if statistics.d_mean is not None:
+                value = load_rows(values, values_at + key * values.row, good, sizes.value_width, BLOCK_E)
+        _, d_score, d_weight = slopes_of(
+            left, right, value, upstream, row, alive, query, head, key, here, first, after, group, sizes, scale,
+            per_atom, per_pair, mask, statistics, CAUSAL or WINDOW, NATIVE, PRECISION,
+        )  # fmt: skip
+        if d_eta is not None:
+            total += weighted(d_score, right, PRECISION)
+        if d_per_pair.data is not None:
+            at = start_of(d_per_pair, group, sizes) + head * d_per_pair.fold + query * d_per_pair.row
+            to = d_per_pair.data + at[:, None] + key[None, :]
+            both = alive[:, None] & here[None, :]
+            if SHARED:
+                tl.atomic_add(to, d_weight, mask=both, sem="relaxed")
+            else:
+                tl.store(to, d_weight, mask=both)
+    if d_eta is not None:
+        store_numbers(d_eta, row * sizes.width, total * scale, there, sizes.width, BLOCK_D)
+
+
+@triton.jit
+def keys_kernel(
+    eta, atoms, values, per_atom, per_pair, mask, fine, rows, statistics, d_atoms, d_values, d_per_atom, sizes,
+    window, offset, scale,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, PACKED: tl.constexpr, NATIVE: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
+):  # fmt: skip
+    """Program ``block + blocks · group``; under causal order the first keys, which most queries see, come first."""
+    blocks = (sizes.keys + BLOCK_N - 1) // BLOCK_N
+    program = tl.program_id(0).to(tl.int64)
+    group = program // blocks
+    block = program % blocks * BLOCK_N
+    key = block + tl.arange(0, BLOCK_N).to(tl.int64)
+    here = key < sizes.keys
+    good = here
+    if fine is not None:
+        good = tl.load(fine + group * sizes.keys + key, mask=here, other=0) != 0
+    right = load_rows(atoms, start_of(atoms, group, sizes) + key * atoms.row, good, sizes.width, BLOCK_D)
+    value = right
+    if values.data is not None:
+        if statistics.d_mean is not None:
+            value = load_rows(values, start_of(values, group, sizes) + key * values.row, good, sizes.value_width, BLOCK_E)
+    of_atoms = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
+    of_values = tl.zeros((BLOCK_N, BLOCK_E), tl.float32)
+    of_weights = tl.zeros((BLOCK_N,), tl.float32)
+    from_tile, per_head = tiles_that_see(block, sizes, window, offset, CAUSAL, WINDOW, PACKED, BLOCK_M, BLOCK_N)
+    count = tiles_of(sizes, PACKED, BLOCK_M)
+    of_head = count
+    if not PACKED:
+        of_head = (sizes.period + BLOCK_M - 1) // BLOCK_M
+        count = sizes.fold * per_head
+    for i in range(0, count):
+        tile = program * 0 + i
+        if not PACKED:
+            tile = tile // per_head * of_head + from_tile + tile % per_head
+        head, query, there = rows_of(tile, sizes, PACKED, BLOCK_M)
+        first, after = reach_of(query, there, sizes.keys, window, offset, CAUSAL, WINDOW)
+        row = start_of(rows, group, sizes) + head * rows.fold + query * rows.row
+        at = start_of(eta, group, sizes) + head * eta.fold + query * eta.row
+        left = load_rows(eta, at, there, sizes.width, BLOCK_D)
+        alive = there & (tl.load(statistics.log_normalizer + row, mask=there, other=0.0) != HIDDEN)
+        upstream = left
+        if statistics.d_mean is not None:
+            upstream = load_numbers(statistics.d_mean, row * sizes.value_width, alive, sizes.value_width, BLOCK_E)
+        p, d_score, d_weight = slopes_of(
+            left, right, value, upstream, row, alive, query, head, key, here, first, after, group, sizes, scale,
+            per_atom, per_pair, mask, statistics, CAUSAL or WINDOW, NATIVE, PRECISION,
+        )  # fmt: skip
+        if d_atoms is not None:
+            of_atoms += weighted(tl.trans(d_score), left, PRECISION) * scale
+            if values.data is None and statistics.d_mean is not None:
+                of_atoms += weighted(tl.trans(p), upstream, PRECISION)
+        if d_values is not None:
+            of_values += weighted(tl.trans(p), upstream, PRECISION)
+        if d_per_atom is not None:
+            of_weights += tl.sum(d_weight, 0)
+    to = group * sizes.keys + key
+    if d_atoms is not None:
+        store_numbers(d_atoms, to * sizes.width, of_atoms, here, sizes.width, BLOCK_D)
+    if d_values is not None:
+        store_numbers(d_values, to * sizes.value_width, of_values, here, sizes.value_width, BLOCK_E)
+    if d_per_atom is not None:
+        tl.store(d_per_atom + to, of_weights, mask=here)
+
+
+@triton.jit
+def tiles_that_see(
+    block, sizes, window, offset,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, PACKED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Of the tiles of a head, the first with a query that sees a key of the block, and how many from it on may."""
+    low = block * 0
+    high = low + sizes.period
+    if CAUSAL:
+        low = block - offset
+    elif WINDOW:
+        low = block - window + 1 - offset
+    if WINDOW:
+        high = block + BLOCK_N - 1 + window - offset
+    low = tl.minimum(tl.maximum(low, 0), sizes.period)
+    high = tl.minimum(tl.maximum(high, low), sizes.period)
+    first = low // BLOCK_M
+    return first, tl.where(high > low, (high + BLOCK_M - 1) // BLOCK_M - first, 0).to(tl.int32)
+
+
+@triton.jit
+def load_numbers(pointer, at, there, width, BLOCK: tl.constexpr):
+    """Rows of contiguous numbers; 0 beyond the width and where there is no row."""
+    column = tl.arange(0, BLOCK)
+    return tl.load(pointer + at[:, None] + column[None, :], mask=there[:, None] & (column < width)[None, :], other=0.0)
+
+
+@triton.jit
+def store_numbers(pointer, at, numbers, there, width, BLOCK: tl.constexpr):
+    """The same the other way."""
+    column = tl.arange(0, BLOCK)
+    tl.store(pointer + at[:, None] + column[None, :], numbers, mask=there[:, None] & (column < width)[None, :])
