@@ -17,6 +17,7 @@ import triton.language as tl
 from cumulant.kernels.triton.tiles import (
     HIDDEN,
     inner,
+    lines_of,
     load_rows,
     reach_of,
     rows_of,
@@ -75,7 +76,7 @@ def queries_kernel(
 ):  # fmt: skip
     """Program ``tile + tiles · group``. SHARED: pairs of several queries have one weight, to whose gradient all add."""
     tiles = tiles_of(sizes, PACKED, BLOCK_M)
-    program = tl.program_id(0).to(tl.int64)
+    program = tl.program_id(0)
     group = program // tiles
     tile = program % tiles
     if CAUSAL:
@@ -86,8 +87,8 @@ def queries_kernel(
     if CAUSAL or WINDOW:
         start = tl.min(first, 0) // BLOCK_N * BLOCK_N
         stop = tl.max(after, 0)
-    row = start_of(rows, group, sizes) + head * rows.fold + query * rows.row
-    left = load_rows(eta, start_of(eta, group, sizes) + head * eta.fold + query * eta.row, there, sizes.width, BLOCK_D)
+    row = lines_of(rows, group, sizes, head, query)
+    left = load_rows(eta, lines_of(eta, group, sizes, head, query), there, sizes.width, BLOCK_D)
     alive = there & (tl.load(statistics.log_normalizer + row, mask=there, other=0.0) != HIDDEN)
     upstream = left
     if statistics.d_mean is not None:
@@ -95,16 +96,16 @@ def queries_kernel(
     total = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     atoms_at, values_at = start_of(atoms, group, sizes), start_of(values, group, sizes)
     for block in range(start, stop, BLOCK_N):
-        key = block + tl.arange(0, BLOCK_N).to(tl.int64)
+        key = block + tl.arange(0, BLOCK_N)
         here = key < stop
         good = here
         if fine is not None:
-            good = tl.load(fine + group * sizes.keys + key, mask=here, other=0) != 0
-        right = load_rows(atoms, atoms_at + key * atoms.row, good, sizes.width, BLOCK_D)
+            good = tl.load(fine + group.to(tl.int64) * sizes.keys + key, mask=here, other=0) != 0
+        right = load_rows(atoms, atoms_at + key.to(tl.int64) * atoms.row, good, sizes.width, BLOCK_D)
         value = right
         if values.data is not None:
             if statistics.d_mean is not None:
-                value = load_rows(values, values_at + key * values.row, good, sizes.value_width, BLOCK_E)
+                value = load_rows(values, values_at + key.to(tl.int64) * values.row, good, sizes.value_width, BLOCK_E)
         _, d_score, d_weight = slopes_of(
             left, right, value, upstream, row, alive, query, head, key, here, first, after, group, sizes, scale,
             per_atom, per_pair, mask, statistics, CAUSAL or WINDOW, NATIVE, PRECISION,
@@ -112,7 +113,7 @@ def queries_kernel(
         if d_eta is not None:
             total += weighted(d_score, right, PRECISION)
         if d_per_pair.data is not None:
-            at = start_of(d_per_pair, group, sizes) + head * d_per_pair.fold + query * d_per_pair.row
+            at = lines_of(d_per_pair, group, sizes, head, query)
             to = d_per_pair.data + at[:, None] + key[None, :]
             both = alive[:, None] & here[None, :]
             if SHARED:
@@ -132,19 +133,19 @@ def keys_kernel(
 ):  # fmt: skip
     """Program ``block + blocks · group``; under causal order the first keys, which most queries see, come first."""
     blocks = (sizes.keys + BLOCK_N - 1) // BLOCK_N
-    program = tl.program_id(0).to(tl.int64)
+    program = tl.program_id(0)
     group = program // blocks
     block = program % blocks * BLOCK_N
-    key = block + tl.arange(0, BLOCK_N).to(tl.int64)
+    key = block + tl.arange(0, BLOCK_N)
     here = key < sizes.keys
     good = here
     if fine is not None:
-        good = tl.load(fine + group * sizes.keys + key, mask=here, other=0) != 0
-    right = load_rows(atoms, start_of(atoms, group, sizes) + key * atoms.row, good, sizes.width, BLOCK_D)
+        good = tl.load(fine + group.to(tl.int64) * sizes.keys + key, mask=here, other=0) != 0
+    right = load_rows(atoms, start_of(atoms, group, sizes) + key.to(tl.int64) * atoms.row, good, sizes.width, BLOCK_D)
     value = right
     if values.data is not None:
         if statistics.d_mean is not None:
-            value = load_rows(values, start_of(values, group, sizes) + key * values.row, good, sizes.value_width, BLOCK_E)
+            value = load_rows(values, start_of(values, group, sizes) + key.to(tl.int64) * values.row, good, sizes.value_width, BLOCK_E)
     of_atoms = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
     of_values = tl.zeros((BLOCK_N, BLOCK_E), tl.float32)
     of_weights = tl.zeros((BLOCK_N,), tl.float32)
@@ -160,8 +161,8 @@ def keys_kernel(
             tile = tile // per_head * of_head + from_tile + tile % per_head
         head, query, there = rows_of(tile, sizes, PACKED, BLOCK_M)
         first, after = reach_of(query, there, sizes.keys, window, offset, CAUSAL, WINDOW)
-        row = start_of(rows, group, sizes) + head * rows.fold + query * rows.row
-        at = start_of(eta, group, sizes) + head * eta.fold + query * eta.row
+        row = lines_of(rows, group, sizes, head, query)
+        at = lines_of(eta, group, sizes, head, query)
         left = load_rows(eta, at, there, sizes.width, BLOCK_D)
         alive = there & (tl.load(statistics.log_normalizer + row, mask=there, other=0.0) != HIDDEN)
         upstream = left
@@ -179,7 +180,7 @@ def keys_kernel(
             of_values += weighted(tl.trans(p), upstream, PRECISION)
         if d_per_atom is not None:
             of_weights += tl.sum(d_weight, 0)
-    to = group * sizes.keys + key
+    to = group.to(tl.int64) * sizes.keys + key
     if d_atoms is not None:
         store_numbers(d_atoms, to * sizes.width, of_atoms, here, sizes.width, BLOCK_D)
     if d_values is not None:
@@ -194,7 +195,7 @@ def tiles_that_see(
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, PACKED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Of the tiles of a head, the first with a query that sees a key of the block, and how many from it on may."""
-    low = block * 0
+    low = block.to(tl.int64) * 0
     high = low + sizes.period
     if CAUSAL:
         low = block - offset
@@ -204,7 +205,7 @@ def tiles_that_see(
         high = block + BLOCK_N - 1 + window - offset
     low = tl.minimum(tl.maximum(low, 0), sizes.period)
     high = tl.minimum(tl.maximum(high, low), sizes.period)
-    first = low // BLOCK_M
+    first = (low // BLOCK_M).to(tl.int32)
     return first, tl.where(high > low, (high + BLOCK_M - 1) // BLOCK_M - first, 0).to(tl.int32)
 
 

@@ -4,7 +4,7 @@
 import triton
 import triton.language as tl
 
-from cumulant.kernels.triton.tiles import HIDDEN, fresh, load_rows, only_finite, reach_of, rows_of, start_of, sweep, tiles_of
+from cumulant.kernels.triton.tiles import HIDDEN, fresh, lines_of, load_rows, only_finite, reach_of, rows_of, start_of, sweep, tiles_of
 
 
 @triton.jit
@@ -15,7 +15,7 @@ def forward_kernel(
 ):  # fmt: skip
     """Program ``tile + tiles · group``; under causal order the tiles with most keys come first."""
     tiles = tiles_of(sizes, PACKED, BLOCK_M)
-    program = tl.program_id(0).to(tl.int64)
+    program = tl.program_id(0)
     group = program // tiles
     tile = program % tiles
     if CAUSAL:
@@ -28,8 +28,8 @@ def forward_kernel(
         stop = tl.max(after, 0)
     alone = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     if sink.data is not None:
-        alone = tl.load(sink.data + start_of(sink, group, sizes) + head * sink.fold, mask=there, other=0.0)
-    left = load_rows(eta, start_of(eta, group, sizes) + head * eta.fold + query * eta.row, there, sizes.width, BLOCK_D)
+        alone = tl.load(sink.data + start_of(sink, group, sizes) + head.to(tl.int64) * sink.fold, mask=there, other=0.0)
+    left = load_rows(eta, lines_of(eta, group, sizes, head, query), there, sizes.width, BLOCK_D)
     state = fresh(alone, BLOCK_M, BLOCK_E)
     state = sweep(
         left, atoms, values, per_atom, per_pair, mask, fine, sizes, group, head, query, there, first, after, start,
@@ -40,7 +40,7 @@ def forward_kernel(
         PEAK=results.max_logit is not None, MEAN=results.mean is not None, BANDED=CAUSAL or WINDOW, CHECKED=False,
         NATIVE=NATIVE, PRECISION=PRECISION, BLOCK_N=BLOCK_N, BLOCK_D=BLOCK_D, BLOCK_E=BLOCK_E,
     )  # fmt: skip
-    row = start_of(rows, group, sizes) + head * rows.fold + query * rows.row
+    row = lines_of(rows, group, sizes, head, query)
     finish(state, results, sizes, row, there, alone, BLOCK_E)
 
 
@@ -84,13 +84,13 @@ def finish(state, results, sizes, row, there, sink, BLOCK_E: tl.constexpr):
 def finite_kernel(atoms, values, sizes, fine, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr):
     """fine (groups, keys): 1 where atom and value of a key are finite."""
     blocks = (sizes.keys + BLOCK_N - 1) // BLOCK_N
-    program = tl.program_id(0).to(tl.int64)
+    program = tl.program_id(0)
     group = program // blocks
     key = (program % blocks) * BLOCK_N + tl.arange(0, BLOCK_N)
     here = key < sizes.keys
-    own = load_rows(atoms, start_of(atoms, group, sizes) + key * atoms.row, here, sizes.width, BLOCK_D)
+    own = load_rows(atoms, start_of(atoms, group, sizes) + key.to(tl.int64) * atoms.row, here, sizes.width, BLOCK_D)
     _, good = only_finite(own, here)
     if values.data is not None:
-        own = load_rows(values, start_of(values, group, sizes) + key * values.row, here, sizes.value_width, BLOCK_E)
+        own = load_rows(values, start_of(values, group, sizes) + key.to(tl.int64) * values.row, here, sizes.value_width, BLOCK_E)
         _, good = only_finite(own, good)
-    tl.store(fine + group * sizes.keys + key, good.to(tl.uint8), mask=here)
+    tl.store(fine + group.to(tl.int64) * sizes.keys + key, good.to(tl.uint8), mask=here)

@@ -14,11 +14,16 @@ HIDDEN = tl.constexpr(float("-inf"))  # the log weight of what is hidden, and th
 @triton.jit
 def start_of(operand, group, sizes):
     """Where the numbers of a group begin, in elements."""
-    i3 = group % sizes.n3
     rest = group // sizes.n3
-    i2 = rest % sizes.n2
-    rest = rest // sizes.n2
-    return (rest // sizes.n1) * operand.a0 + (rest % sizes.n1) * operand.a1 + i2 * operand.a2 + i3 * operand.a3
+    last = rest // sizes.n2
+    start = (group % sizes.n3).to(tl.int64) * operand.a3 + (rest % sizes.n2).to(tl.int64) * operand.a2
+    return start + (last % sizes.n1).to(tl.int64) * operand.a1 + (last // sizes.n1).to(tl.int64) * operand.a0
+
+
+@triton.jit
+def lines_of(operand, group, sizes, head, query):
+    """Where the numbers of queries begin."""
+    return start_of(operand, group, sizes) + head.to(tl.int64) * operand.fold + query.to(tl.int64) * operand.row
 
 
 @triton.jit
@@ -32,7 +37,7 @@ def tiles_of(sizes, PACKED: tl.constexpr, BLOCK_M: tl.constexpr):
 @triton.jit
 def rows_of(tile, sizes, PACKED: tl.constexpr, BLOCK_M: tl.constexpr):
     """Head and query of each row of a tile, and whether there is one. PACKED: a tile may have rows of several heads."""
-    lane = tl.arange(0, BLOCK_M).to(tl.int64)
+    lane = tl.arange(0, BLOCK_M)
     if PACKED:
         row = tile * BLOCK_M + lane
         return row // sizes.period, row % sizes.period, row < sizes.fold * sizes.period
@@ -44,7 +49,7 @@ def rows_of(tile, sizes, PACKED: tl.constexpr, BLOCK_M: tl.constexpr):
 @triton.jit
 def reach_of(query, there, keys, window, offset, CAUSAL: tl.constexpr, WINDOW: tl.constexpr):
     """The keys that order and window show to each query: the first, and the one after the last."""
-    position = query + offset
+    position = query.to(tl.int64) + offset
     first = position * 0
     after = first + keys
     if WINDOW:
@@ -92,15 +97,15 @@ def weighted(weight, rows, PRECISION: tl.constexpr):
 def weigh(score, per_atom, per_pair, mask, group, sizes, head, query, key, visible):
     """Scores (0 where a key is hidden), logits (−inf where it is), what is visible, and finite log weights."""
     if mask.data is not None:
-        at = start_of(mask, group, sizes) + head * mask.fold + query * mask.row
+        at = lines_of(mask, group, sizes, head, query)
         shown = tl.load(mask.data + at[:, None] + key[None, :], mask=visible, other=0)
         visible = visible & (shown != 0)
     weight = tl.zeros_like(score)
     if per_atom.data is not None:
-        at = start_of(per_atom, group, sizes) + key * per_atom.row
+        at = start_of(per_atom, group, sizes) + key.to(tl.int64) * per_atom.row
         weight += tl.load(per_atom.data + at[None, :], mask=visible, other=0.0)
     if per_pair.data is not None:
-        at = start_of(per_pair, group, sizes) + head * per_pair.fold + query * per_pair.row
+        at = lines_of(per_pair, group, sizes, head, query)
         weight += tl.load(per_pair.data + at[:, None] + key[None, :], mask=visible, other=0.0)
     visible = visible & (weight > HIDDEN)
     score = tl.where(visible, score, 0.0)
@@ -124,15 +129,15 @@ def sweep(
     top, mass, mean, score, spread, weight, square, largest, best, peak, spoiled = state
     atoms_at, values_at = start_of(atoms, group, sizes), start_of(values, group, sizes)
     for block in range(start, stop, BLOCK_N):
-        key = block + tl.arange(0, BLOCK_N).to(tl.int64)
+        key = block + tl.arange(0, BLOCK_N)
         here = key < stop
         good = here
         if fine is not None:
-            good = tl.load(fine + group * sizes.keys + key, mask=here, other=0) != 0
-        right = load_rows(atoms, atoms_at + key * atoms.row, good, sizes.width, BLOCK_D)
+            good = tl.load(fine + group.to(tl.int64) * sizes.keys + key, mask=here, other=0) != 0
+        right = load_rows(atoms, atoms_at + key.to(tl.int64) * atoms.row, good, sizes.width, BLOCK_D)
         value = right
         if values.data is not None:
-            value = load_rows(values, values_at + key * values.row, good, sizes.value_width, BLOCK_E)
+            value = load_rows(values, values_at + key.to(tl.int64) * values.row, good, sizes.value_width, BLOCK_E)
         if CHECKED:
             right, good = only_finite(right, good)
             if values.data is not None:
