@@ -18,10 +18,11 @@ from cumulant.kernels.triton.tiles import (
     HIDDEN,
     inner,
     lines_of,
-    load_rows,
+    load_columns,
     reach_of,
     rows_of,
     start_of,
+    store_columns,
     tiles_of,
     weigh,
     weighted,
@@ -30,12 +31,16 @@ from cumulant.kernels.triton.tiles import (
 
 @triton.jit
 def slopes_of(
-    left, right, value, upstream, row, there, query, head, key, here, first, after, group, sizes, scale,
-    per_atom, per_pair, mask, statistics,
-    BANDED: tl.constexpr, NATIVE: tl.constexpr, PRECISION: tl.constexpr,
+    eta, atoms, values, per_atom, per_pair, mask, statistics, row, there, query, head, key, here, good, first, after,
+    group, sizes, scale, BANDED: tl.constexpr, NATIVE: tl.constexpr, PRECISION: tl.constexpr, WIDTH: tl.constexpr,
+    VALUE_WIDTH: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """p, d score and d weight of one tile of pairs; 0 where a key is hidden."""
-    s = inner(left, right, NATIVE, PRECISION) * scale
+    eta_at = lines_of(eta, group, sizes, head, query)
+    key_at = start_of(atoms, group, sizes) + key.to(tl.int64) * atoms.row
+    s = scale * inner(
+        eta.data, eta_at, there, atoms.data, key_at, good, sizes.width, NATIVE, PRECISION, WIDTH, CHUNK
+    )  # fmt: skip
     visible = there[:, None] & here[None, :]
     if BANDED:
         visible = visible & (key[None, :] >= first[:, None]) & (key[None, :] < after[:, None])
@@ -44,7 +49,17 @@ def slopes_of(
     p = tl.where(visible, tl.exp(logit - g[:, None]), 0.0)
     d_weight = tl.load(statistics.constant + row, mask=there, other=0.0)[:, None] + tl.zeros_like(s)
     if statistics.d_mean is not None:
-        d_weight += tl.dot(upstream, tl.trans(value.to(tl.float32)), input_precision=PRECISION)
+        mean_at = row * sizes.value_width
+        if values.data is not None:
+            at = start_of(values, group, sizes) + key.to(tl.int64) * values.row
+            d_weight += inner(
+                statistics.d_mean, mean_at, there, values.data, at, good, sizes.value_width, False, PRECISION,
+                VALUE_WIDTH, CHUNK,
+            )  # fmt: skip
+        else:
+            d_weight += inner(
+                statistics.d_mean, mean_at, there, atoms.data, key_at, good, sizes.width, False, PRECISION, WIDTH, CHUNK
+            )  # fmt: skip
     if statistics.d_log_sum_square is not None:
         d_weight += tl.load(statistics.d_log_sum_square + row, mask=there, other=0.0)[:, None] * p
     d_score = tl.zeros_like(s)
@@ -71,14 +86,20 @@ def slopes_of(
 @triton.jit
 def queries_kernel(
     eta, atoms, values, per_atom, per_pair, mask, fine, rows, statistics, d_eta, d_per_pair, sizes, window, offset, scale,
-    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, PACKED: tl.constexpr, SHARED: tl.constexpr, NATIVE: tl.constexpr,
-    PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
+    chunks, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, PACKED: tl.constexpr, SHARED: tl.constexpr, NATIVE: tl.constexpr,
+    PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WIDTH: tl.constexpr,
+    VALUE_WIDTH: tl.constexpr, CHUNK: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Program ``tile + tiles · group``. SHARED: pairs of several queries have one weight, to whose gradient all add."""
-    tiles = tiles_of(sizes, PACKED, BLOCK_M)
+    """Program ``(group · tiles + tile) · chunks + chunk`` has COLUMNS entries of d eta.
+
+    SHARED: several pairs have one weight, to whose gradient all add.
+    """
     program = tl.program_id(0)
-    group = program // tiles
-    tile = program % tiles
+    chunk = program % chunks
+    column = chunk * COLUMNS
+    tiles = tiles_of(sizes, PACKED, BLOCK_M)
+    tile = program // chunks % tiles
+    group = program // chunks // tiles
     if CAUSAL:
         tile = tiles - 1 - tile
     head, query, there = rows_of(tile, sizes, PACKED, BLOCK_M)
@@ -88,73 +109,61 @@ def queries_kernel(
         start = tl.min(first, 0) // BLOCK_N * BLOCK_N
         stop = tl.max(after, 0)
     row = lines_of(rows, group, sizes, head, query)
-    left = load_rows(eta, lines_of(eta, group, sizes, head, query), there, sizes.width, BLOCK_D)
     alive = there & (tl.load(statistics.log_normalizer + row, mask=there, other=0.0) != HIDDEN)
-    upstream = left
-    if statistics.d_mean is not None:
-        upstream = load_numbers(statistics.d_mean, row * sizes.value_width, alive, sizes.value_width, BLOCK_E)
-    total = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
-    atoms_at, values_at = start_of(atoms, group, sizes), start_of(values, group, sizes)
+    total = tl.zeros((BLOCK_M, COLUMNS), tl.float32)
     for block in range(start, stop, BLOCK_N):
         key = block + tl.arange(0, BLOCK_N)
         here = key < stop
         good = here
         if fine is not None:
             good = tl.load(fine + group.to(tl.int64) * sizes.keys + key, mask=here, other=0) != 0
-        right = load_rows(atoms, atoms_at + key.to(tl.int64) * atoms.row, good, sizes.width, BLOCK_D)
-        value = right
-        if values.data is not None:
-            if statistics.d_mean is not None:
-                value = load_rows(values, values_at + key.to(tl.int64) * values.row, good, sizes.value_width, BLOCK_E)
         _, d_score, d_weight = slopes_of(
-            left, right, value, upstream, row, alive, query, head, key, here, first, after, group, sizes, scale,
-            per_atom, per_pair, mask, statistics, CAUSAL or WINDOW, NATIVE, PRECISION,
+            eta, atoms, values, per_atom, per_pair, mask, statistics, row, alive, query, head, key, here, good, first,
+            after, group, sizes, scale, CAUSAL or WINDOW, NATIVE, PRECISION, WIDTH, VALUE_WIDTH, CHUNK,
         )  # fmt: skip
         if d_eta is not None:
+            at = start_of(atoms, group, sizes) + key.to(tl.int64) * atoms.row
+            right = load_columns(atoms.data, at, good, column, sizes.width, COLUMNS)
             total += weighted(d_score, right, PRECISION)
         if d_per_pair.data is not None:
-            at = lines_of(d_per_pair, group, sizes, head, query)
-            to = d_per_pair.data + at[:, None] + key[None, :]
-            both = alive[:, None] & here[None, :]
+            to = d_per_pair.data + lines_of(d_per_pair, group, sizes, head, query)[:, None] + key[None, :]
+            both = alive[:, None] & (here & (key * 0 + chunk == 0))[None, :]
             if SHARED:
                 tl.atomic_add(to, d_weight, mask=both, sem="relaxed")
             else:
                 tl.store(to, d_weight, mask=both)
     if d_eta is not None:
-        store_numbers(d_eta, row * sizes.width, total * scale, there, sizes.width, BLOCK_D)
+        store_columns(d_eta, row * sizes.width, total * scale, there, column, sizes.width, COLUMNS)
 
 
 @triton.jit
 def keys_kernel(
     eta, atoms, values, per_atom, per_pair, mask, fine, rows, statistics, d_atoms, d_values, d_per_atom, sizes,
-    window, offset, scale,
+    window, offset, scale, chunks,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, PACKED: tl.constexpr, NATIVE: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, CHUNK: tl.constexpr,
+    COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Program ``block + blocks · group``; under causal order the first keys, which most queries see, come first."""
-    blocks = (sizes.keys + BLOCK_N - 1) // BLOCK_N
+    """Program ``(group · blocks + block) · chunks + chunk`` has COLUMNS entries of d atoms and d values."""
     program = tl.program_id(0)
-    group = program // blocks
-    block = program % blocks * BLOCK_N
+    chunk = program % chunks
+    column = chunk * COLUMNS
+    blocks = (sizes.keys + BLOCK_N - 1) // BLOCK_N
+    block = program // chunks % blocks * BLOCK_N
+    group = program // chunks // blocks
     key = block + tl.arange(0, BLOCK_N)
     here = key < sizes.keys
     good = here
     if fine is not None:
         good = tl.load(fine + group.to(tl.int64) * sizes.keys + key, mask=here, other=0) != 0
-    right = load_rows(atoms, start_of(atoms, group, sizes) + key.to(tl.int64) * atoms.row, good, sizes.width, BLOCK_D)
-    value = right
-    if values.data is not None:
-        if statistics.d_mean is not None:
-            value = load_rows(values, start_of(values, group, sizes) + key.to(tl.int64) * values.row, good, sizes.value_width, BLOCK_E)
-    of_atoms = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
-    of_values = tl.zeros((BLOCK_N, BLOCK_E), tl.float32)
+    of_atoms = tl.zeros((BLOCK_N, COLUMNS), tl.float32)
+    of_values = tl.zeros((BLOCK_N, COLUMNS), tl.float32)
     of_weights = tl.zeros((BLOCK_N,), tl.float32)
-    from_tile, per_head = tiles_that_see(block, sizes, window, offset, CAUSAL, WINDOW, PACKED, BLOCK_M, BLOCK_N)
-    count = tiles_of(sizes, PACKED, BLOCK_M)
-    of_head = count
-    if not PACKED:
-        of_head = (sizes.period + BLOCK_M - 1) // BLOCK_M
-        count = sizes.fold * per_head
+    from_tile, per_head = tiles_that_see(block, sizes, window, offset, CAUSAL, WINDOW, BLOCK_M, BLOCK_N)
+    of_head = (sizes.period + BLOCK_M - 1) // BLOCK_M
+    count = sizes.fold * per_head
+    if PACKED:
+        count = tiles_of(sizes, PACKED, BLOCK_M)
     for i in range(0, count):
         tile = program * 0 + i
         if not PACKED:
@@ -162,37 +171,37 @@ def keys_kernel(
         head, query, there = rows_of(tile, sizes, PACKED, BLOCK_M)
         first, after = reach_of(query, there, sizes.keys, window, offset, CAUSAL, WINDOW)
         row = lines_of(rows, group, sizes, head, query)
-        at = lines_of(eta, group, sizes, head, query)
-        left = load_rows(eta, at, there, sizes.width, BLOCK_D)
         alive = there & (tl.load(statistics.log_normalizer + row, mask=there, other=0.0) != HIDDEN)
-        upstream = left
-        if statistics.d_mean is not None:
-            upstream = load_numbers(statistics.d_mean, row * sizes.value_width, alive, sizes.value_width, BLOCK_E)
         p, d_score, d_weight = slopes_of(
-            left, right, value, upstream, row, alive, query, head, key, here, first, after, group, sizes, scale,
-            per_atom, per_pair, mask, statistics, CAUSAL or WINDOW, NATIVE, PRECISION,
+            eta, atoms, values, per_atom, per_pair, mask, statistics, row, alive, query, head, key, here, good, first,
+            after, group, sizes, scale, CAUSAL or WINDOW, NATIVE, PRECISION, WIDTH, VALUE_WIDTH, CHUNK,
         )  # fmt: skip
         if d_atoms is not None:
+            at = lines_of(eta, group, sizes, head, query)
+            left = load_columns(eta.data, at, alive, column, sizes.width, COLUMNS)
             of_atoms += weighted(tl.trans(d_score), left, PRECISION) * scale
             if values.data is None and statistics.d_mean is not None:
+                upstream = load_columns(statistics.d_mean, row * sizes.width, alive, column, sizes.width, COLUMNS)
                 of_atoms += weighted(tl.trans(p), upstream, PRECISION)
         if d_values is not None:
+            at = row * sizes.value_width
+            upstream = load_columns(statistics.d_mean, at, alive, column, sizes.value_width, COLUMNS)
             of_values += weighted(tl.trans(p), upstream, PRECISION)
         if d_per_atom is not None:
             of_weights += tl.sum(d_weight, 0)
     to = group.to(tl.int64) * sizes.keys + key
     if d_atoms is not None:
-        store_numbers(d_atoms, to * sizes.width, of_atoms, here, sizes.width, BLOCK_D)
+        store_columns(d_atoms, to * sizes.width, of_atoms, here, column, sizes.width, COLUMNS)
     if d_values is not None:
-        store_numbers(d_values, to * sizes.value_width, of_values, here, sizes.value_width, BLOCK_E)
+        store_columns(d_values, to * sizes.value_width, of_values, here, column, sizes.value_width, COLUMNS)
     if d_per_atom is not None:
-        tl.store(d_per_atom + to, of_weights, mask=here)
+        tl.store(d_per_atom + to, of_weights, mask=here & (key * 0 + chunk == 0))
 
 
 @triton.jit
 def tiles_that_see(
     block, sizes, window, offset,
-    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, PACKED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Of the tiles of a head, the first with a query that sees a key of the block, and how many from it on may."""
     low = block.to(tl.int64) * 0
@@ -207,17 +216,3 @@ def tiles_that_see(
     high = tl.minimum(tl.maximum(high, low), sizes.period)
     first = (low // BLOCK_M).to(tl.int32)
     return first, tl.where(high > low, (high + BLOCK_M - 1) // BLOCK_M - first, 0).to(tl.int32)
-
-
-@triton.jit
-def load_numbers(pointer, at, there, width, BLOCK: tl.constexpr):
-    """Rows of contiguous numbers; 0 beyond the width and where there is no row."""
-    column = tl.arange(0, BLOCK)
-    return tl.load(pointer + at[:, None] + column[None, :], mask=there[:, None] & (column < width)[None, :], other=0.0)
-
-
-@triton.jit
-def store_numbers(pointer, at, numbers, there, width, BLOCK: tl.constexpr):
-    """The same the other way."""
-    column = tl.arange(0, BLOCK)
-    tl.store(pointer + at[:, None] + column[None, :], numbers, mask=there[:, None] & (column < width)[None, :])

@@ -4,20 +4,35 @@
 import triton
 import triton.language as tl
 
-from cumulant.kernels.triton.tiles import HIDDEN, fresh, lines_of, load_rows, only_finite, reach_of, rows_of, start_of, sweep, tiles_of
+from cumulant.kernels.triton.tiles import (
+    HIDDEN,
+    fresh,
+    lines_of,
+    load_columns,
+    reach_of,
+    rows_of,
+    start_of,
+    store_columns,
+    sweep,
+    tiles_of,
+)
 
 
 @triton.jit
 def forward_kernel(
-    eta, atoms, values, per_atom, per_pair, mask, sink, fine, rows, results, sizes, window, offset, scale,
+    eta, atoms, values, per_atom, per_pair, mask, sink, fine, rows, results, sizes, window, offset, scale, chunks,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, PACKED: tl.constexpr, NATIVE: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WIDTH: tl.constexpr, CHUNK: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Program ``tile + tiles · group``; under causal order the tiles with most keys come first."""
-    tiles = tiles_of(sizes, PACKED, BLOCK_M)
+    """Program ``(group · tiles + tile) · chunks + chunk``; under causal order the tiles with most keys come first.
+
+    A program writes COLUMNS entries of means; where they are wider the first chunk of columns has the other statistics.
+    """
     program = tl.program_id(0)
-    group = program // tiles
-    tile = program % tiles
+    chunk = program % chunks
+    tiles = tiles_of(sizes, PACKED, BLOCK_M)
+    tile = program // chunks % tiles
+    group = program // chunks // tiles
     if CAUSAL:
         tile = tiles - 1 - tile
     head, query, there = rows_of(tile, sizes, PACKED, BLOCK_M)
@@ -29,38 +44,33 @@ def forward_kernel(
     alone = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     if sink.data is not None:
         alone = tl.load(sink.data + start_of(sink, group, sizes) + head.to(tl.int64) * sink.fold, mask=there, other=0.0)
-    left = load_rows(eta, lines_of(eta, group, sizes, head, query), there, sizes.width, BLOCK_D)
-    state = fresh(alone, BLOCK_M, BLOCK_E)
+    column = chunk * COLUMNS
     state = sweep(
-        left, atoms, values, per_atom, per_pair, mask, fine, sizes, group, head, query, there, first, after, start,
-        stop, scale, state,
+        eta, atoms, values, per_atom, per_pair, mask, fine, sizes, group, head, query, there, first, after, start, stop,
+        column, scale, fresh(alone, BLOCK_M, COLUMNS),
         SCORE=results.mean_score is not None or results.score_variance is not None,
         VARIANCE=results.score_variance is not None, WEIGHT=results.mean_log_weight is not None,
         SQUARE=results.log_sum_square is not None, LARGEST=results.max_score is not None,
-        PEAK=results.max_logit is not None, MEAN=results.mean is not None, BANDED=CAUSAL or WINDOW, CHECKED=False,
-        NATIVE=NATIVE, PRECISION=PRECISION, BLOCK_N=BLOCK_N, BLOCK_D=BLOCK_D, BLOCK_E=BLOCK_E,
+        PEAK=results.max_logit is not None, MEAN=results.mean is not None, BANDED=CAUSAL or WINDOW,
+        NATIVE=NATIVE, PRECISION=PRECISION, BLOCK_N=BLOCK_N, WIDTH=WIDTH, CHUNK=CHUNK, COLUMNS=COLUMNS,
     )  # fmt: skip
     row = lines_of(rows, group, sizes, head, query)
-    finish(state, results, sizes, row, there, alone, BLOCK_E)
+    finish(state, results, sizes, row, there, alone, column, COLUMNS)
 
 
 @triton.jit
-def finish(state, results, sizes, row, there, sink, BLOCK_E: tl.constexpr):
+def finish(state, results, sizes, row, there, sink, column, COLUMNS: tl.constexpr):
     """Sums become statistics; NaN where a query saw what is not finite."""
     top, mass, mean, score, spread, weight, square, largest, best, peak, spoiled = state
     nan = tl.where(spoiled > 0, float("nan"), 0.0)
     empty = mass == 0
     per = 1.0 / tl.where(empty, 1.0, mass)
     g = tl.where(empty, HIDDEN, top + tl.log(tl.where(empty, 1.0, mass))) + nan
-    tl.store(results.log_normalizer + row, g, mask=there)
     if results.mean is not None:
-        column = tl.arange(0, BLOCK_E)
-        at = row[:, None] * sizes.value_width + column[None, :]
-        tl.store(
-            results.mean + at,
-            mean * per[:, None] + nan[:, None],
-            mask=there[:, None] & (column < sizes.value_width)[None, :],
-        )
+        mean = mean * per[:, None] + nan[:, None]
+        store_columns(results.mean, row * sizes.value_width, mean, there, column, sizes.value_width, COLUMNS)
+    there = there & (row * 0 + column == 0)
+    tl.store(results.log_normalizer + row, g, mask=there)
     if results.mean_score is not None:
         tl.store(results.mean_score + row, score + nan, mask=there)
     if results.score_variance is not None:
@@ -81,16 +91,19 @@ def finish(state, results, sizes, row, there, sink, BLOCK_E: tl.constexpr):
 
 
 @triton.jit
-def finite_kernel(atoms, values, sizes, fine, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr):
+def finite_kernel(atoms, values, sizes, fine, BLOCK_N: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr):
     """fine (groups, keys): 1 where atom and value of a key are finite."""
     blocks = (sizes.keys + BLOCK_N - 1) // BLOCK_N
     program = tl.program_id(0)
     group = program // blocks
     key = (program % blocks) * BLOCK_N + tl.arange(0, BLOCK_N)
     here = key < sizes.keys
-    own = load_rows(atoms, start_of(atoms, group, sizes) + key.to(tl.int64) * atoms.row, here, sizes.width, BLOCK_D)
-    _, good = only_finite(own, here)
+    own = load_columns(
+        atoms.data, start_of(atoms, group, sizes) + key.to(tl.int64) * atoms.row, here, 0, sizes.width, WIDTH
+    )
+    bad = tl.max(tl.where(tl.abs(own.to(tl.float32)) < float("inf"), 0, 1), 1)
     if values.data is not None:
-        own = load_rows(values, start_of(values, group, sizes) + key.to(tl.int64) * values.row, here, sizes.value_width, BLOCK_E)
-        _, good = only_finite(own, good)
-    tl.store(fine + group.to(tl.int64) * sizes.keys + key, good.to(tl.uint8), mask=here)
+        at = start_of(values, group, sizes) + key.to(tl.int64) * values.row
+        own = load_columns(values.data, at, here, 0, sizes.value_width, VALUE_WIDTH)
+        bad = tl.maximum(bad, tl.max(tl.where(tl.abs(own.to(tl.float32)) < float("inf"), 0, 1), 1))
+    tl.store(fine + group.to(tl.int64) * sizes.keys + key, (bad == 0).to(tl.uint8), mask=here)

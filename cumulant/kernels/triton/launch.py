@@ -28,10 +28,13 @@ LEAST = 16  # rows, keys and widths that tensor cores take at once
 
 
 class Tiles(NamedTuple):
-    """Queries and keys of a tile, warps of a program, and stages of loads that run ahead."""
+    """Queries and keys of a tile, columns of a product, columns of a result, warps of a program, stages of loads that
+    run ahead."""
 
     queries: int
     keys: int
+    chunk: int
+    columns: int
     warps: int
     stages: int
 
@@ -41,16 +44,12 @@ def padded(width: int) -> int:
     return max(LEAST, 1 << (width - 1).bit_length())
 
 
-def forward_tiles(width: int, dtype: torch.dtype) -> Tiles:
-    if width <= 64:
-        return Tiles(64, 32, 4, 2)
-    return Tiles(64, 32, 8, 2) if width <= 128 else Tiles(32, 32, 8, 1)
+def forward_tiles(dtype: torch.dtype) -> Tiles:
+    return Tiles(64, 32, 32, 64, 4, 2) if dtype == torch.float32 else Tiles(64, 32, 128, 64, 4, 2)
 
 
-def backward_tiles(width: int, dtype: torch.dtype) -> Tiles:
-    if width <= 64:
-        return Tiles(32, 32, 4, 1)
-    return Tiles(32, 32, 8, 1)
+def backward_tiles(dtype: torch.dtype) -> Tiles:
+    return Tiles(64, 32, 32, 64, 4, 1)
 
 
 def inputs_of(c: Call, tensors: dict[str, Tensor | None]) -> Inputs:
@@ -65,9 +64,10 @@ def forward(c: Call, tensors: dict[str, Tensor | None], out: dict[str, Tensor]) 
     if not out["log_normalizer"].numel():
         return
     x = checked(c, inputs_of(c, tensors))
-    tiles = forward_tiles(max(c.width, c.value_width), x.eta.data.dtype)
-    passes.forward_kernel[(row_tiles(c, tiles) * groups_of(c),)](
-        *x, rows_of_results(c), results_of(c, out), sizes_of(c), c.window, c.offset, c.scale,
+    tiles = forward_tiles(x.eta.data.dtype)
+    chunks = chunks_of(c.value_width, tiles) if out.keys() & {"mean", "atom_mean"} else 1
+    passes.forward_kernel[(row_tiles(c, tiles) * groups_of(c) * chunks,)](
+        *x, rows_of_results(c), results_of(c, out), sizes_of(c), c.window, c.offset, c.scale, chunks,
         **settings(c, x, tiles),
     )  # fmt: skip
 
@@ -82,20 +82,38 @@ def backward(
     """Fill ``made``: d_eta (rows, width), d_atoms, d_values (groups, keys, ·), d_per_atom (groups, keys), d_per_pair,
     which holds zeros and lies as `c.d_per_pair` says; None where not wanted."""
     x = checked(c, inputs_of(c, tensors))
-    shared = (x.eta, x.atoms, x.values, x.per_atom, x.per_pair, x.mask, x.fine, rows_of_results(c), statistics_of(out, grad))
+    shared = (
+        x.eta,
+        x.atoms,
+        x.values,
+        x.per_atom,
+        x.per_pair,
+        x.mask,
+        x.fine,
+        rows_of_results(c),
+        statistics_of(out, grad),
+    )
     place = (sizes_of(c), c.window, c.offset, c.scale)
     of_pairs = operand(c.d_per_pair, made["per_pair"])
+    tiles = backward_tiles(x.eta.data.dtype)
+    constants = settings(c, x, tiles) | {"VALUE_WIDTH": padded(c.value_width)}
     if made["eta"] is not None or of_pairs.data is not None:
-        tiles = backward_tiles(max(c.width, c.value_width), x.eta.data.dtype)
-        pulls.queries_kernel[(row_tiles(c, tiles) * groups_of(c),)](
-            *shared, made["eta"], of_pairs, *place, SHARED=_shared(c, of_pairs), **settings(c, x, tiles)
+        chunks = 1 if made["eta"] is None else chunks_of(c.width, tiles)
+        pulls.queries_kernel[(row_tiles(c, tiles) * groups_of(c) * chunks,)](
+            *shared, made["eta"], of_pairs, *place, chunks, SHARED=_shared(c, of_pairs), **constants
         )
     of_keys = (made["atoms"], made["values"], made["per_atom"])
     if c.keys and any(t is not None for t in of_keys):
-        tiles = backward_tiles(max(c.width, c.value_width), x.eta.data.dtype)
-        pulls.keys_kernel[(math.ceil(c.keys / tiles.keys) * groups_of(c),)](
-            *shared, *of_keys, *place, **settings(c, x, tiles)
+        widths = (1, 0 if made["atoms"] is None else c.width, 0 if made["values"] is None else c.value_width)
+        chunks = chunks_of(max(widths), tiles)
+        pulls.keys_kernel[(math.ceil(c.keys / tiles.keys) * groups_of(c) * chunks,)](
+            *shared, *of_keys, *place, chunks, **constants
         )
+
+
+def chunks_of(width: int, tiles: Tiles) -> int:
+    """How many programs share the columns of a result."""
+    return max(1, math.ceil(width / tiles.columns))
 
 
 def statistics_of(out: dict[str, Tensor], grad: dict[str, Tensor]) -> Statistics:
@@ -167,23 +185,25 @@ def checked(c: Call, x: Inputs) -> Inputs:
     block = 64
     passes.finite_kernel[(groups_of(c) * math.ceil(c.keys / block),)](
         x.atoms, x.values, sizes_of(c), fine,
-        BLOCK_N=block, BLOCK_D=padded(c.width), BLOCK_E=padded(c.value_width), num_warps=4,
+        BLOCK_N=block, WIDTH=padded(c.width), VALUE_WIDTH=padded(c.value_width), num_warps=4,
     )  # fmt: skip
     return x._replace(fine=fine)
 
 
 def settings(c: Call, x: Inputs, tiles: Tiles) -> dict:
     """Constants of a kernel."""
+    half = x.eta.data.dtype != torch.float32
     return {
         "CAUSAL": bool(c.causal),
         "WINDOW": bool(c.window),
         "PACKED": packed(c, tiles),
-        "NATIVE": x.eta.data.dtype == torch.float16 or not interpreting(),  # no products of bfloat16 in the interpreter
+        "NATIVE": half and (x.eta.data.dtype == torch.float16 or not interpreting()),  # it has no products of bfloat16
         "PRECISION": "tf32x3",
         "BLOCK_M": tiles.queries,
         "BLOCK_N": tiles.keys,
-        "BLOCK_D": padded(c.width),
-        "BLOCK_E": padded(c.value_width),
+        "WIDTH": padded(c.width),
+        "CHUNK": min(tiles.chunk, padded(c.width)),
+        "COLUMNS": min(tiles.columns, padded(max(c.width, c.value_width))),
         "num_warps": tiles.warps,
         "num_stages": tiles.stages,
     }

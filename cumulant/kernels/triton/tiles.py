@@ -64,27 +64,42 @@ def reach_of(query, there, keys, window, offset, CAUSAL: tl.constexpr, WINDOW: t
 
 
 @triton.jit
-def load_rows(operand, at, there, width, BLOCK: tl.constexpr):
-    """(rows, BLOCK) numbers from the addresses ``at`` of rows on; 0 beyond the width and where there is no row."""
-    column = tl.arange(0, BLOCK)
+def load_columns(pointer, at, there, column, width, BLOCK: tl.constexpr):
+    """(rows, BLOCK) numbers from a column on, of rows that begin ``at``; 0 beyond the width and where there is no row."""
+    columns = column + tl.arange(0, BLOCK)
     return tl.load(
-        operand.data + at[:, None] + column[None, :], mask=there[:, None] & (column < width)[None, :], other=0.0
+        pointer + at[:, None] + columns[None, :], mask=there[:, None] & (columns < width)[None, :], other=0.0
     )
 
 
 @triton.jit
-def only_finite(rows, fine):
-    """The rows with those put to 0 that are not finite, and ``fine`` without them."""
-    fine = fine & (tl.min(tl.where(tl.abs(rows) < float("inf"), 1, 0), 1) > 0)
-    return tl.where(fine[:, None], rows, 0.0), fine
+def store_columns(pointer, at, numbers, there, column, width, BLOCK: tl.constexpr):
+    """The same the other way."""
+    columns = column + tl.arange(0, BLOCK)
+    tl.store(pointer + at[:, None] + columns[None, :], numbers, mask=there[:, None] & (columns < width)[None, :])
 
 
 @triton.jit
-def inner(left, right, NATIVE: tl.constexpr, PRECISION: tl.constexpr):
-    """⟨left_i, right_j⟩ for rows of one dtype. Products of half precision are exact in float32."""
-    if left.dtype == tl.float32 or not NATIVE:
-        return tl.dot(left.to(tl.float32), tl.trans(right.to(tl.float32)), input_precision=PRECISION)
-    return tl.dot(left, tl.trans(right))
+def inner(
+    left, left_at, left_there, right, right_at, right_there, width,
+    NATIVE: tl.constexpr, PRECISION: tl.constexpr, WIDTH: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """⟨left_i, right_j⟩ for rows in memory, CHUNK columns at a time: whole rows of float32 would not fit in registers.
+
+    Products of half precision are exact in float32; NATIVE: both sides have the same half precision.
+    """
+    for column in tl.static_range(0, WIDTH, CHUNK):
+        a = load_columns(left, left_at, left_there, column, width, CHUNK)
+        b = load_columns(right, right_at, right_there, column, width, CHUNK)
+        if NATIVE:
+            part = tl.dot(a, tl.trans(b))
+        else:
+            part = tl.dot(a.to(tl.float32), tl.trans(b.to(tl.float32)), input_precision=PRECISION)
+        if column == 0:
+            total = part
+        else:
+            total += part
+    return total
 
 
 @triton.jit
@@ -115,18 +130,19 @@ def weigh(score, per_atom, per_pair, mask, group, sizes, head, query, key, visib
 
 @triton.jit
 def sweep(
-    left, atoms, values, per_atom, per_pair, mask, fine, sizes, group, head, query, there, first, after, start, stop,
-    scale, state,
+    eta, atoms, values, per_atom, per_pair, mask, fine, sizes, group, head, query, there, first, after, start, stop,
+    column, scale, state,
     SCORE: tl.constexpr, VARIANCE: tl.constexpr, WEIGHT: tl.constexpr, SQUARE: tl.constexpr, LARGEST: tl.constexpr,
-    PEAK: tl.constexpr, MEAN: tl.constexpr, BANDED: tl.constexpr, CHECKED: tl.constexpr, NATIVE: tl.constexpr,
-    PRECISION: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
+    PEAK: tl.constexpr, MEAN: tl.constexpr, BANDED: tl.constexpr, NATIVE: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_N: tl.constexpr, WIDTH: tl.constexpr, CHUNK: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Add the keys [start, stop) to the state of a tile of queries ``left``, block by block.
+    """Add the keys [start, stop) to the state of a tile of queries, block by block; of means, COLUMNS from ``column`` on.
 
     Sums are relative to e^top; score and spread are the mean and the summed squared deviations of what was added, which
     blocks join centred on their own: (Δ mean)² · old · new / total lies between them.
     """
     top, mass, mean, score, spread, weight, square, largest, best, peak, spoiled = state
+    eta_at = lines_of(eta, group, sizes, head, query)
     atoms_at, values_at = start_of(atoms, group, sizes), start_of(values, group, sizes)
     for block in range(start, stop, BLOCK_N):
         key = block + tl.arange(0, BLOCK_N)
@@ -134,22 +150,15 @@ def sweep(
         good = here
         if fine is not None:
             good = tl.load(fine + group.to(tl.int64) * sizes.keys + key, mask=here, other=0) != 0
-        right = load_rows(atoms, atoms_at + key.to(tl.int64) * atoms.row, good, sizes.width, BLOCK_D)
-        value = right
-        if values.data is not None:
-            value = load_rows(values, values_at + key.to(tl.int64) * values.row, good, sizes.value_width, BLOCK_E)
-        if CHECKED:
-            right, good = only_finite(right, good)
-            if values.data is not None:
-                value, good = only_finite(value, good)
-            else:
-                value = right
-        s = inner(left, right, NATIVE, PRECISION) * scale
+        key_at = atoms_at + key.to(tl.int64) * atoms.row
+        s = scale * inner(
+            eta.data, eta_at, there, atoms.data, key_at, good, sizes.width, NATIVE, PRECISION, WIDTH, CHUNK
+        )  # fmt: skip
         visible = there[:, None] & here[None, :]
         if BANDED:
             visible = visible & (key[None, :] >= first[:, None]) & (key[None, :] < after[:, None])
         s, logit, visible, w = weigh(s, per_atom, per_pair, mask, group, sizes, head, query, key, visible)
-        if CHECKED or fine is not None:
+        if fine is not None:
             spoiled = tl.maximum(spoiled, tl.max(tl.where(visible & (good == 0)[None, :], 1, 0), 1))
         block_top = tl.max(logit, 1)
         ceiling = tl.maximum(top, block_top)
@@ -179,6 +188,11 @@ def sweep(
             best = tl.where(most > largest, block + index, best)
             largest = tl.maximum(largest, most)
         if MEAN:
+            if values.data is not None:
+                at = values_at + key.to(tl.int64) * values.row
+                value = load_columns(values.data, at, good, column, sizes.value_width, COLUMNS)
+            else:
+                value = load_columns(atoms.data, key_at, good, column, sizes.width, COLUMNS)
             mean = mean * shrink[:, None] + weighted(p, value, PRECISION)
     return top, mass, mean, score, spread, weight, square, largest, best, peak, spoiled
 
