@@ -18,6 +18,7 @@ from cumulant.kernels.triton.tiles import (
     HIDDEN,
     inner,
     lines_of,
+    of_queries,
     load_columns,
     reach_of,
     rows_of,
@@ -30,54 +31,72 @@ from cumulant.kernels.triton.tiles import (
 
 
 @triton.jit
+def product(
+    rows, rows_at, there, keys, keys_at, good, width,
+    NATIVE: tl.constexpr, PRECISION: tl.constexpr, WIDTH: tl.constexpr, CHUNK: tl.constexpr, KEYS_FIRST: tl.constexpr,
+):  # fmt: skip
+    """Inner products of queries and keys; the side that a kernel keeps is loaded again in every turn."""
+    if KEYS_FIRST:
+        return inner(
+            keys, keys_at, good, rows, rows_at, there, width, NATIVE, PRECISION, WIDTH, CHUNK, LEFT_AGAIN=True
+        )  # fmt: skip
+    return inner(rows, rows_at, there, keys, keys_at, good, width, NATIVE, PRECISION, WIDTH, CHUNK, LEFT_AGAIN=True)
+
+
+@triton.jit
+def factor(pointer, row, there, KEYS_FIRST: tl.constexpr):
+    """A number of each query, beside a tile."""
+    return of_queries(tl.load(pointer + row, mask=there, other=0.0), KEYS_FIRST)
+
+
+@triton.jit
 def slopes_of(
     eta, atoms, values, per_atom, per_pair, mask, statistics, row, there, query, head, key, here, good, first, after,
     group, sizes, scale, BANDED: tl.constexpr, NATIVE: tl.constexpr, PRECISION: tl.constexpr, WIDTH: tl.constexpr,
-    VALUE_WIDTH: tl.constexpr, CHUNK: tl.constexpr,
+    VALUE_WIDTH: tl.constexpr, CHUNK: tl.constexpr, KEYS_FIRST: tl.constexpr,
 ):  # fmt: skip
-    """p, d score and d weight of one tile of pairs; 0 where a key is hidden."""
+    """p, d score and d weight of a tile (queries, keys), or (keys, queries); 0 where a key is hidden."""
     eta_at = lines_of(eta, group, sizes, head, query)
     key_at = start_of(atoms, group, sizes) + key.to(tl.int64) * atoms.row
-    s = scale * inner(
-        eta.data, eta_at, there, atoms.data, key_at, good, sizes.width, NATIVE, PRECISION, WIDTH, CHUNK
+    s = scale * product(
+        eta.data, eta_at, there, atoms.data, key_at, good, sizes.width, NATIVE, PRECISION, WIDTH, CHUNK, KEYS_FIRST
     )  # fmt: skip
-    visible = there[:, None] & here[None, :]
-    if BANDED:
-        visible = visible & (key[None, :] >= first[:, None]) & (key[None, :] < after[:, None])
-    s, logit, visible, w = weigh(s, per_atom, per_pair, mask, group, sizes, head, query, key, visible)
-    g = tl.load(statistics.log_normalizer + row, mask=there, other=0.0)
-    p = tl.where(visible, tl.exp(logit - g[:, None]), 0.0)
-    d_weight = tl.load(statistics.constant + row, mask=there, other=0.0)[:, None] + tl.zeros_like(s)
+    s, logit, visible, w = weigh(
+        s, per_atom, per_pair, mask, group, sizes, head, query, there, key, here, first, after, BANDED, KEYS_FIRST
+    )  # fmt: skip
+    p = tl.where(visible, tl.exp(logit - factor(statistics.log_normalizer, row, there, KEYS_FIRST)), 0.0)
+    d_weight = factor(statistics.constant, row, there, KEYS_FIRST) + tl.zeros_like(s)
     if statistics.d_mean is not None:
         mean_at = row * sizes.value_width
         if values.data is not None:
             at = start_of(values, group, sizes) + key.to(tl.int64) * values.row
-            d_weight += inner(
+            d_weight += product(
                 statistics.d_mean, mean_at, there, values.data, at, good, sizes.value_width, False, PRECISION,
-                VALUE_WIDTH, CHUNK,
+                VALUE_WIDTH, CHUNK, KEYS_FIRST,
             )  # fmt: skip
         else:
-            d_weight += inner(
-                statistics.d_mean, mean_at, there, atoms.data, key_at, good, sizes.width, False, PRECISION, WIDTH, CHUNK
+            d_weight += product(
+                statistics.d_mean, mean_at, there, atoms.data, key_at, good, sizes.width, False, PRECISION, WIDTH, CHUNK,
+                KEYS_FIRST,
             )  # fmt: skip
     if statistics.d_log_sum_square is not None:
-        d_weight += tl.load(statistics.d_log_sum_square + row, mask=there, other=0.0)[:, None] * p
+        d_weight += factor(statistics.d_log_sum_square, row, there, KEYS_FIRST) * p
     d_score = tl.zeros_like(s)
     if statistics.mean_score is not None:
-        y = s - tl.load(statistics.mean_score + row, mask=there, other=0.0)[:, None]
+        y = s - factor(statistics.mean_score, row, there, KEYS_FIRST)
         slope = tl.zeros_like(s)
         if statistics.d_mean_score is not None:
-            linear = tl.load(statistics.d_mean_score + row, mask=there, other=0.0)[:, None]
+            linear = factor(statistics.d_mean_score, row, there, KEYS_FIRST)
             slope += linear
             d_score += linear
         if statistics.d_score_variance is not None:
-            quadratic = tl.load(statistics.d_score_variance + row, mask=there, other=0.0)[:, None] * y
+            quadratic = factor(statistics.d_score_variance, row, there, KEYS_FIRST) * y
             slope += quadratic
             d_score += 2.0 * quadratic
         d_weight += slope * y
     d_score += d_weight
     if statistics.d_mean_log_weight is not None:
-        incoming = tl.load(statistics.d_mean_log_weight + row, mask=there, other=0.0)[:, None]
+        incoming = factor(statistics.d_mean_log_weight, row, there, KEYS_FIRST)
         d_score += incoming * w
         d_weight += incoming * w + incoming
     return p, tl.where(visible, p * d_score, 0.0), tl.where(visible, p * d_weight, 0.0)
@@ -120,6 +139,7 @@ def queries_kernel(
         _, d_score, d_weight = slopes_of(
             eta, atoms, values, per_atom, per_pair, mask, statistics, row, alive, query, head, key, here, good, first,
             after, group, sizes, scale, CAUSAL or WINDOW, NATIVE, PRECISION, WIDTH, VALUE_WIDTH, CHUNK,
+            KEYS_FIRST=False,
         )  # fmt: skip
         if d_eta is not None:
             at = start_of(atoms, group, sizes) + key.to(tl.int64) * atoms.row
@@ -175,20 +195,21 @@ def keys_kernel(
         p, d_score, d_weight = slopes_of(
             eta, atoms, values, per_atom, per_pair, mask, statistics, row, alive, query, head, key, here, good, first,
             after, group, sizes, scale, CAUSAL or WINDOW, NATIVE, PRECISION, WIDTH, VALUE_WIDTH, CHUNK,
+            KEYS_FIRST=True,
         )  # fmt: skip
         if d_atoms is not None:
             at = lines_of(eta, group, sizes, head, query)
             left = load_columns(eta.data, at, alive, column, sizes.width, COLUMNS)
-            of_atoms += weighted(tl.trans(d_score), left, PRECISION) * scale
+            of_atoms += weighted(d_score, left, PRECISION) * scale
             if values.data is None and statistics.d_mean is not None:
                 upstream = load_columns(statistics.d_mean, row * sizes.width, alive, column, sizes.width, COLUMNS)
-                of_atoms += weighted(tl.trans(p), upstream, PRECISION)
+                of_atoms += weighted(p, upstream, PRECISION)
         if d_values is not None:
             at = row * sizes.value_width
             upstream = load_columns(statistics.d_mean, at, alive, column, sizes.value_width, COLUMNS)
-            of_values += weighted(tl.trans(p), upstream, PRECISION)
+            of_values += weighted(p, upstream, PRECISION)
         if d_per_atom is not None:
-            of_weights += tl.sum(d_weight, 0)
+            of_weights += tl.sum(d_weight, 1)
     to = group.to(tl.int64) * sizes.keys + key
     if d_atoms is not None:
         store_columns(d_atoms, to * sizes.width, of_atoms, here, column, sizes.width, COLUMNS)

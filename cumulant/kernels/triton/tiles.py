@@ -64,12 +64,14 @@ def reach_of(query, there, keys, window, offset, CAUSAL: tl.constexpr, WINDOW: t
 
 
 @triton.jit
-def load_columns(pointer, at, there, column, width, BLOCK: tl.constexpr):
-    """(rows, BLOCK) numbers from a column on, of rows that begin ``at``; 0 beyond the width and where there is no row."""
+def load_columns(pointer, at, there, column, width, BLOCK: tl.constexpr, AGAIN: tl.constexpr = False):
+    """(rows, BLOCK) numbers from a column on, of rows that begin ``at``; 0 beyond the width and where there is no row.
+
+    AGAIN: in every turn of a loop, by a load that is called volatile. Moved out of the loop they would fill registers.
+    """
     columns = column + tl.arange(0, BLOCK)
-    return tl.load(
-        pointer + at[:, None] + columns[None, :], mask=there[:, None] & (columns < width)[None, :], other=0.0
-    )
+    inside = there[:, None] & (columns < width)[None, :]
+    return tl.load(pointer + at[:, None] + columns[None, :], mask=inside, other=0.0, volatile=AGAIN)
 
 
 @triton.jit
@@ -83,14 +85,15 @@ def store_columns(pointer, at, numbers, there, column, width, BLOCK: tl.constexp
 def inner(
     left, left_at, left_there, right, right_at, right_there, width,
     NATIVE: tl.constexpr, PRECISION: tl.constexpr, WIDTH: tl.constexpr, CHUNK: tl.constexpr,
+    LEFT_AGAIN: tl.constexpr = False, RIGHT_AGAIN: tl.constexpr = False,
 ):  # fmt: skip
     """⟨left_i, right_j⟩ for rows in memory, CHUNK columns at a time: whole rows of float32 would not fit in registers.
 
     Products of half precision are exact in float32; NATIVE: both sides have the same half precision.
     """
     for column in tl.static_range(0, WIDTH, CHUNK):
-        a = load_columns(left, left_at, left_there, column, width, CHUNK)
-        b = load_columns(right, right_at, right_there, column, width, CHUNK)
+        a = load_columns(left, left_at, left_there, column, width, CHUNK, LEFT_AGAIN)
+        b = load_columns(right, right_at, right_there, column, width, CHUNK, RIGHT_AGAIN)
         if NATIVE:
             part = tl.dot(a, tl.trans(b))
         else:
@@ -109,19 +112,37 @@ def weighted(weight, rows, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def weigh(score, per_atom, per_pair, mask, group, sizes, head, query, key, visible):
+def of_queries(numbers, KEYS_FIRST: tl.constexpr):
+    """One for each query, beside a tile (queries, keys), or (keys, queries)."""
+    return numbers[None, :] if KEYS_FIRST else numbers[:, None]
+
+
+@triton.jit
+def of_keys(numbers, KEYS_FIRST: tl.constexpr):
+    """One for each key, the same way."""
+    return numbers[:, None] if KEYS_FIRST else numbers[None, :]
+
+
+@triton.jit
+def weigh(
+    score, per_atom, per_pair, mask, group, sizes, head, query, there, key, here, first, after,
+    BANDED: tl.constexpr, KEYS_FIRST: tl.constexpr,
+):  # fmt: skip
     """Scores (0 where a key is hidden), logits (−inf where it is), what is visible, and finite log weights."""
+    place = of_keys(key, KEYS_FIRST)
+    visible = of_queries(there, KEYS_FIRST) & of_keys(here, KEYS_FIRST)
+    if BANDED:
+        visible = visible & (place >= of_queries(first, KEYS_FIRST)) & (place < of_queries(after, KEYS_FIRST))
     if mask.data is not None:
-        at = lines_of(mask, group, sizes, head, query)
-        shown = tl.load(mask.data + at[:, None] + key[None, :], mask=visible, other=0)
-        visible = visible & (shown != 0)
+        at = of_queries(lines_of(mask, group, sizes, head, query), KEYS_FIRST)
+        visible = visible & (tl.load(mask.data + at + place, mask=visible, other=0) != 0)
     weight = tl.zeros_like(score)
     if per_atom.data is not None:
-        at = start_of(per_atom, group, sizes) + key.to(tl.int64) * per_atom.row
-        weight += tl.load(per_atom.data + at[None, :], mask=visible, other=0.0)
+        at = start_of(per_atom, group, sizes) + place.to(tl.int64) * per_atom.row
+        weight += tl.load(per_atom.data + at, mask=visible, other=0.0)
     if per_pair.data is not None:
-        at = lines_of(per_pair, group, sizes, head, query)
-        weight += tl.load(per_pair.data + at[:, None] + key[None, :], mask=visible, other=0.0)
+        at = of_queries(lines_of(per_pair, group, sizes, head, query), KEYS_FIRST)
+        weight += tl.load(per_pair.data + at + place, mask=visible, other=0.0)
     visible = visible & (weight > HIDDEN)
     score = tl.where(visible, score, 0.0)
     weight = tl.where(visible, weight, 0.0)
@@ -154,10 +175,9 @@ def sweep(
         s = scale * inner(
             eta.data, eta_at, there, atoms.data, key_at, good, sizes.width, NATIVE, PRECISION, WIDTH, CHUNK
         )  # fmt: skip
-        visible = there[:, None] & here[None, :]
-        if BANDED:
-            visible = visible & (key[None, :] >= first[:, None]) & (key[None, :] < after[:, None])
-        s, logit, visible, w = weigh(s, per_atom, per_pair, mask, group, sizes, head, query, key, visible)
+        s, logit, visible, w = weigh(
+            s, per_atom, per_pair, mask, group, sizes, head, query, there, key, here, first, after, BANDED, False
+        )  # fmt: skip
         if fine is not None:
             spoiled = tl.maximum(spoiled, tl.max(tl.where(visible & (good == 0)[None, :], 1, 0), 1))
         block_top = tl.max(logit, 1)

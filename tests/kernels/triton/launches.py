@@ -8,12 +8,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import NamedTemporaryFile
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import pytest
 import triton
 from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import get_ptxas, sm_arch_from_capability
 from triton.compiler import ASTSource, make_backend
 from triton.compiler import compile as compile_kernel
 from triton.runtime.jit import JITFunction, create_function_from_signature
@@ -55,7 +56,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Launch]]:
 
 
 class Code(NamedTuple):
-    """What the machine code of a launch takes: registers of a thread, bytes spilled, bytes of shared memory."""
+    """What the machine code of a launch takes: registers of a thread, bytes it spills, bytes of shared memory."""
 
     registers: int
     spilled: int
@@ -63,7 +64,7 @@ class Code(NamedTuple):
 
 
 def compiled(launch: Launch, capability: int) -> Code:
-    """The launch compiled for a device of a compute capability (80, 90), as `ptxas` describes it."""
+    """The launch compiled for a device of a compute capability (80, 90), as ptxas describes its code."""
     target = GPUTarget("cuda", capability, 32)
     backend = make_backend(target)
     kernel = launch.kernel
@@ -75,15 +76,18 @@ def compiled(launch: Launch, capability: int) -> Code:
     )
     source = ASTSource(kernel, signature, constants, attributes)
     made = compile_kernel(source, target=target, options=parsed.__dict__)
-    return Code(*_described(made.asm["cubin"]), made.metadata.shared)
+    assert made.asm["cubin"]
+    return Code(*_described(made.asm["ptx"], capability), made.metadata.shared)
 
 
-def _described(cubin: bytes) -> tuple[int, int]:
-    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-    with NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        text = subprocess.run([tool, "-res-usage", file.name], capture_output=True, check=True, text=True).stdout
-    found = re.search(r"REG:(\d+) STACK:(\d+)", text)
-    assert found, text
-    return int(found[1]), int(found[2])
+def _described(ptx: str, capability: int) -> tuple[int, int]:
+    """Registers and spilled bytes, by the assembler and flags that Triton uses. A cubin itself tells its stack only."""
+    with TemporaryDirectory() as directory:
+        source = Path(directory, "kernel.ptx")
+        source.write_text(ptx)
+        flags = ["-v", "--regAllocOptLevel=2", f"--gpu-name={sm_arch_from_capability(capability)}"]
+        command = [get_ptxas(capability).path, *flags, source, "-o", source.with_suffix(".cubin")]
+        text = subprocess.run(command, capture_output=True, check=True, text=True).stderr
+    patterns = (r"Used (\d+) registers", r"(\d+) bytes spill stores", r"(\d+) bytes spill loads")
+    registers, stores, loads = (int(number) for pattern in patterns for number in re.findall(pattern, text))
+    return registers, max(stores, loads)
