@@ -37,10 +37,14 @@ def product(
 ):  # fmt: skip
     """Inner products of queries and keys; the side that a kernel keeps is loaded again in every turn."""
     if KEYS_FIRST:
-        return inner(
+        found = inner(
             keys, keys_at, good, rows, rows_at, there, width, NATIVE, PRECISION, WIDTH, CHUNK, LEFT_AGAIN=True
         )  # fmt: skip
-    return inner(rows, rows_at, there, keys, keys_at, good, width, NATIVE, PRECISION, WIDTH, CHUNK, LEFT_AGAIN=True)
+    else:
+        found = inner(
+            rows, rows_at, there, keys, keys_at, good, width, NATIVE, PRECISION, WIDTH, CHUNK, LEFT_AGAIN=True
+        )  # fmt: skip
+    return found
 
 
 @triton.jit

@@ -21,29 +21,36 @@ from cumulant.kernels.triton.tiles import (
 @triton.jit
 def forward_kernel(
     eta, atoms, values, per_atom, per_pair, mask, sink, fine, rows, results, sizes, window, offset, scale, chunks,
+    length, total,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, PACKED: tl.constexpr, NATIVE: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WIDTH: tl.constexpr, CHUNK: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Program ``(group · tiles + tile) · chunks + chunk``; under causal order the tiles with most keys come first.
+    """Program ``((split · groups + group) · tiles + tile) · chunks + chunk``; under causal order the tiles with most keys
+    come first.
 
-    A program writes COLUMNS entries of means; where they are wider the first chunk of columns has the other statistics.
+    Split s has the keys from s · length on, and writes its results ``total`` rows further (see `few_rows`). A program writes COLUMNS entries of means; where they are wider the first chunk of columns has the other statistics.
     """
     program = tl.program_id(0)
     chunk = program % chunks
     tiles = tiles_of(sizes, PACKED, BLOCK_M)
     tile = program // chunks % tiles
-    group = program // chunks // tiles
+    rest = program // chunks // tiles
+    groups = sizes.n0 * sizes.n1 * sizes.n2 * sizes.n3
+    split = rest // groups
+    group = rest % groups
     if CAUSAL:
         tile = tiles - 1 - tile
     head, query, there = rows_of(tile, sizes, PACKED, BLOCK_M)
     first, after = reach_of(query, there, sizes.keys, window, offset, CAUSAL, WINDOW)
-    start, stop = 0, sizes.keys
+    start = split * length
+    stop = tl.minimum(start + length, sizes.keys)
     if CAUSAL or WINDOW:
-        start = tl.min(first, 0) // BLOCK_N * BLOCK_N
-        stop = tl.max(after, 0)
+        start = tl.maximum(start, tl.min(first, 0) // BLOCK_N * BLOCK_N)
+        stop = tl.minimum(stop, tl.max(after, 0))
     alone = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     if sink.data is not None:
         alone = tl.load(sink.data + start_of(sink, group, sizes) + head.to(tl.int64) * sink.fold, mask=there, other=0.0)
+        alone = tl.where(split == 0, alone, HIDDEN)
     column = chunk * COLUMNS
     state = sweep(
         eta, atoms, values, per_atom, per_pair, mask, fine, sizes, group, head, query, there, first, after, start, stop,
@@ -54,7 +61,7 @@ def forward_kernel(
         PEAK=results.max_logit is not None, MEAN=results.mean is not None, BANDED=CAUSAL or WINDOW,
         NATIVE=NATIVE, PRECISION=PRECISION, BLOCK_N=BLOCK_N, WIDTH=WIDTH, CHUNK=CHUNK, COLUMNS=COLUMNS,
     )  # fmt: skip
-    row = lines_of(rows, group, sizes, head, query)
+    row = lines_of(rows, group, sizes, head, query) + split.to(tl.int64) * total
     finish(state, results, sizes, row, there, alone, column, COLUMNS)
 
 

@@ -8,7 +8,7 @@ from importlib import import_module
 from types import ModuleType
 
 LANGUAGE = ("triton.language", "triton.language.standard")
-KERNELS = tuple(f"cumulant.kernels.triton.{name}" for name in ("tiles", "forward", "backward"))
+KERNELS = tuple(f"cumulant.kernels.triton.{name}" for name in ("tiles", "forward", "few_rows", "backward"))
 
 
 def kernel_modules() -> list[ModuleType]:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from cumulant.kernels.native.arguments import Call
 from cumulant.kernels.triton import backward as pulls
+from cumulant.kernels.triton import few_rows
 from cumulant.kernels.triton import forward as passes
 from cumulant.kernels.triton.arguments import (
     Inputs,
@@ -23,7 +25,8 @@ from cumulant.kernels.triton.arguments import (
 )
 from cumulant.kernels.triton.library import interpreting
 
-WIDEST = 256  # atoms and values, in one tile
+SPLIT = 256  # keys that are worth a program of their own
+MOST_SPLITS = 64
 LEAST = 16  # rows, keys and widths that tensor cores take at once
 
 
@@ -45,11 +48,21 @@ def padded(width: int) -> int:
 
 
 def forward_tiles(dtype: torch.dtype) -> Tiles:
-    return Tiles(64, 32, 32, 64, 4, 2) if dtype == torch.float32 else Tiles(64, 32, 128, 64, 4, 2)
+    """These sizes, and those below, compile to code without spilled registers (tests/kernels/triton/test_code.py).
+    Which are fastest was not measured."""
+    return Tiles(64, 16, 32, 64, 4, 1) if dtype == torch.float32 else Tiles(64, 32, 64, 64, 4, 2)
 
 
-def backward_tiles(dtype: torch.dtype) -> Tiles:
-    return Tiles(64, 32, 32, 64, 4, 1)
+def few_rows_tiles(dtype: torch.dtype) -> Tiles:
+    return Tiles(LEAST, 32, 32, 64, 2, 2)
+
+
+def queries_tiles(dtype: torch.dtype) -> Tiles:
+    return Tiles(64, 16, 32, 64, 4, 1)
+
+
+def keys_tiles(dtype: torch.dtype) -> Tiles:
+    return Tiles(16, 64, 32, 64, 4, 1)
 
 
 def inputs_of(c: Call, tensors: dict[str, Tensor | None]) -> Inputs:
@@ -64,12 +77,38 @@ def forward(c: Call, tensors: dict[str, Tensor | None], out: dict[str, Tensor]) 
     if not out["log_normalizer"].numel():
         return
     x = checked(c, inputs_of(c, tensors))
-    tiles = forward_tiles(x.eta.data.dtype)
-    chunks = chunks_of(c.value_width, tiles) if out.keys() & {"mean", "atom_mean"} else 1
-    passes.forward_kernel[(row_tiles(c, tiles) * groups_of(c) * chunks,)](
-        *x, rows_of_results(c), results_of(c, out), sizes_of(c), c.window, c.offset, c.scale, chunks,
+    results = results_of(c, out)
+    few = c.fold * c.period <= LEAST
+    tiles = few_rows_tiles(x.eta.data.dtype) if few else forward_tiles(x.eta.data.dtype)
+    chunks = 1 if results.mean is None else chunks_of(c.value_width, tiles)
+    programs = row_tiles(c, tiles) * groups_of(c) * chunks
+    length, splits = split_of(c, tiles, programs, x.eta.data.device)
+    total = out["log_normalizer"].numel()
+    parts = results if splits == 1 else Results(*(None if t is None else t.new_empty((splits, *t.shape)) for t in results))
+    passes.forward_kernel[(programs * splits,)](
+        *x, rows_of_results(c), parts, sizes_of(c), c.window, c.offset, c.scale, chunks, length, total,
         **settings(c, x, tiles),
     )  # fmt: skip
+    if splits > 1:
+        columns = min(tiles.columns, padded(c.value_width))
+        few_rows.merge_kernel[(math.ceil(total / LEAST) * chunks,)](
+            parts, results, total, splits, c.value_width, chunks, BLOCK_M=LEAST, COLUMNS=columns, num_warps=4
+        )
+
+
+def split_of(c: Call, tiles: Tiles, programs: int, device: torch.device) -> tuple[int, int]:
+    """Keys in a part, and how many parts, so that there are programs for every multiprocessor."""
+    wanted = math.ceil(2 * multiprocessors(device) / programs)
+    splits = min(wanted, c.keys // SPLIT, MOST_SPLITS)
+    if splits < 2:
+        return max(1, c.keys), 1
+    length = math.ceil(c.keys / splits / tiles.keys) * tiles.keys
+    return length, math.ceil(c.keys / length)
+
+
+@cache
+def multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 108
 
 
 def backward(
@@ -95,19 +134,20 @@ def backward(
     )
     place = (sizes_of(c), c.window, c.offset, c.scale)
     of_pairs = operand(c.d_per_pair, made["per_pair"])
-    tiles = backward_tiles(x.eta.data.dtype)
-    constants = settings(c, x, tiles) | {"VALUE_WIDTH": padded(c.value_width)}
+    values = {"VALUE_WIDTH": padded(c.value_width)}
     if made["eta"] is not None or of_pairs.data is not None:
+        tiles = queries_tiles(x.eta.data.dtype)
         chunks = 1 if made["eta"] is None else chunks_of(c.width, tiles)
         pulls.queries_kernel[(row_tiles(c, tiles) * groups_of(c) * chunks,)](
-            *shared, made["eta"], of_pairs, *place, chunks, SHARED=_shared(c, of_pairs), **constants
+            *shared, made["eta"], of_pairs, *place, chunks, SHARED=_shared(c, of_pairs), **settings(c, x, tiles), **values
         )
     of_keys = (made["atoms"], made["values"], made["per_atom"])
     if c.keys and any(t is not None for t in of_keys):
+        tiles = keys_tiles(x.eta.data.dtype)
         widths = (1, 0 if made["atoms"] is None else c.width, 0 if made["values"] is None else c.value_width)
         chunks = chunks_of(max(widths), tiles)
         pulls.keys_kernel[(math.ceil(c.keys / tiles.keys) * groups_of(c) * chunks,)](
-            *shared, *of_keys, *place, chunks, **constants
+            *shared, *of_keys, *place, chunks, **settings(c, x, tiles), **values
         )
 
 
