@@ -33,16 +33,16 @@ from cumulant.kernels.triton.tiles import (
 @triton.jit
 def product(
     rows, rows_at, there, keys, keys_at, good, width,
-    NATIVE: tl.constexpr, PRECISION: tl.constexpr, WIDTH: tl.constexpr, CHUNK: tl.constexpr, KEYS_FIRST: tl.constexpr,
+    NATIVE: tl.constexpr, PRECISION: tl.constexpr, CHUNK: tl.constexpr, KEYS_FIRST: tl.constexpr,
 ):  # fmt: skip
     """Inner products of queries and keys; the side that a kernel keeps is loaded again in every turn."""
     if KEYS_FIRST:
         found = inner(
-            keys, keys_at, good, rows, rows_at, there, width, NATIVE, PRECISION, WIDTH, CHUNK, LEFT_AGAIN=True
+            keys, keys_at, good, rows, rows_at, there, width, NATIVE, PRECISION, CHUNK
         )  # fmt: skip
     else:
         found = inner(
-            rows, rows_at, there, keys, keys_at, good, width, NATIVE, PRECISION, WIDTH, CHUNK, LEFT_AGAIN=True
+            rows, rows_at, there, keys, keys_at, good, width, NATIVE, PRECISION, CHUNK
         )  # fmt: skip
     return found
 
@@ -56,14 +56,14 @@ def factor(pointer, row, there, KEYS_FIRST: tl.constexpr):
 @triton.jit
 def slopes_of(
     eta, atoms, values, per_atom, per_pair, mask, statistics, row, there, query, head, key, here, good, first, after,
-    group, sizes, scale, BANDED: tl.constexpr, NATIVE: tl.constexpr, PRECISION: tl.constexpr, WIDTH: tl.constexpr,
-    VALUE_WIDTH: tl.constexpr, CHUNK: tl.constexpr, KEYS_FIRST: tl.constexpr,
+    group, sizes, scale, BANDED: tl.constexpr, NATIVE: tl.constexpr, PRECISION: tl.constexpr, 
+    CHUNK: tl.constexpr, KEYS_FIRST: tl.constexpr,
 ):  # fmt: skip
     """p, d score and d weight of a tile (queries, keys), or (keys, queries); 0 where a key is hidden."""
     eta_at = lines_of(eta, group, sizes, head, query)
     key_at = start_of(atoms, group, sizes) + key.to(tl.int64) * atoms.row
     s = scale * product(
-        eta.data, eta_at, there, atoms.data, key_at, good, sizes.width, NATIVE, PRECISION, WIDTH, CHUNK, KEYS_FIRST
+        eta.data, eta_at, there, atoms.data, key_at, good, sizes.width, NATIVE, PRECISION, CHUNK, KEYS_FIRST
     )  # fmt: skip
     s, logit, visible, w = weigh(
         s, per_atom, per_pair, mask, group, sizes, head, query, there, key, here, first, after, BANDED, KEYS_FIRST
@@ -76,11 +76,11 @@ def slopes_of(
             at = start_of(values, group, sizes) + key.to(tl.int64) * values.row
             d_weight += product(
                 statistics.d_mean, mean_at, there, values.data, at, good, sizes.value_width, False, PRECISION,
-                VALUE_WIDTH, CHUNK, KEYS_FIRST,
+                CHUNK, KEYS_FIRST,
             )  # fmt: skip
         else:
             d_weight += product(
-                statistics.d_mean, mean_at, there, atoms.data, key_at, good, sizes.width, False, PRECISION, WIDTH, CHUNK,
+                statistics.d_mean, mean_at, there, atoms.data, key_at, good, sizes.width, False, PRECISION, CHUNK,
                 KEYS_FIRST,
             )  # fmt: skip
     if statistics.d_log_sum_square is not None:
@@ -110,8 +110,8 @@ def slopes_of(
 def queries_kernel(
     eta, atoms, values, per_atom, per_pair, mask, fine, rows, statistics, d_eta, d_per_pair, sizes, window, offset, scale,
     chunks, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, PACKED: tl.constexpr, SHARED: tl.constexpr, NATIVE: tl.constexpr,
-    PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WIDTH: tl.constexpr,
-    VALUE_WIDTH: tl.constexpr, CHUNK: tl.constexpr, COLUMNS: tl.constexpr,
+    PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, 
+    CHUNK: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Program ``(group · tiles + tile) · chunks + chunk`` has COLUMNS entries of d eta.
 
@@ -134,7 +134,7 @@ def queries_kernel(
     row = lines_of(rows, group, sizes, head, query)
     alive = there & (tl.load(statistics.log_normalizer + row, mask=there, other=0.0) != HIDDEN)
     total = tl.zeros((BLOCK_M, COLUMNS), tl.float32)
-    for block in range(start, stop, BLOCK_N):
+    for block in tl.range(start, stop, BLOCK_N, disable_licm=True):
         key = block + tl.arange(0, BLOCK_N)
         here = key < stop
         good = here
@@ -142,7 +142,7 @@ def queries_kernel(
             good = tl.load(fine + group.to(tl.int64) * sizes.keys + key, mask=here, other=0) != 0
         _, d_score, d_weight = slopes_of(
             eta, atoms, values, per_atom, per_pair, mask, statistics, row, alive, query, head, key, here, good, first,
-            after, group, sizes, scale, CAUSAL or WINDOW, NATIVE, PRECISION, WIDTH, VALUE_WIDTH, CHUNK,
+            after, group, sizes, scale, CAUSAL or WINDOW, NATIVE, PRECISION, CHUNK,
             KEYS_FIRST=False,
         )  # fmt: skip
         if d_eta is not None:
@@ -165,7 +165,7 @@ def keys_kernel(
     eta, atoms, values, per_atom, per_pair, mask, fine, rows, statistics, d_atoms, d_values, d_per_atom, sizes,
     window, offset, scale, chunks,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, PACKED: tl.constexpr, NATIVE: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, CHUNK: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CHUNK: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Program ``(group · blocks + block) · chunks + chunk`` has COLUMNS entries of d atoms and d values."""
@@ -188,7 +188,7 @@ def keys_kernel(
     count = sizes.fold * per_head
     if PACKED:
         count = tiles_of(sizes, PACKED, BLOCK_M)
-    for i in range(0, count):
+    for i in tl.range(0, count, disable_licm=True):
         tile = program * 0 + i
         if not PACKED:
             tile = tile // per_head * of_head + from_tile + tile % per_head
@@ -198,7 +198,7 @@ def keys_kernel(
         alive = there & (tl.load(statistics.log_normalizer + row, mask=there, other=0.0) != HIDDEN)
         p, d_score, d_weight = slopes_of(
             eta, atoms, values, per_atom, per_pair, mask, statistics, row, alive, query, head, key, here, good, first,
-            after, group, sizes, scale, CAUSAL or WINDOW, NATIVE, PRECISION, WIDTH, VALUE_WIDTH, CHUNK,
+            after, group, sizes, scale, CAUSAL or WINDOW, NATIVE, PRECISION, CHUNK,
             KEYS_FIRST=True,
         )  # fmt: skip
         if d_atoms is not None:

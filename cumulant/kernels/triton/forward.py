@@ -23,7 +23,7 @@ def forward_kernel(
     eta, atoms, values, per_atom, per_pair, mask, sink, fine, rows, results, sizes, window, offset, scale, chunks,
     length, total,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, PACKED: tl.constexpr, NATIVE: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WIDTH: tl.constexpr, CHUNK: tl.constexpr, COLUMNS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CHUNK: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Program ``((split · groups + group) · tiles + tile) · chunks + chunk``; under causal order the tiles with most keys
     come first.
@@ -59,7 +59,7 @@ def forward_kernel(
         VARIANCE=results.score_variance is not None, WEIGHT=results.mean_log_weight is not None,
         SQUARE=results.log_sum_square is not None, LARGEST=results.max_score is not None,
         PEAK=results.max_logit is not None, MEAN=results.mean is not None, BANDED=CAUSAL or WINDOW,
-        NATIVE=NATIVE, PRECISION=PRECISION, BLOCK_N=BLOCK_N, WIDTH=WIDTH, CHUNK=CHUNK, COLUMNS=COLUMNS,
+        NATIVE=NATIVE, PRECISION=PRECISION, BLOCK_N=BLOCK_N, CHUNK=CHUNK, COLUMNS=COLUMNS,
     )  # fmt: skip
     row = lines_of(rows, group, sizes, head, query) + split.to(tl.int64) * total
     finish(state, results, sizes, row, there, alone, column, COLUMNS)
@@ -98,19 +98,25 @@ def finish(state, results, sizes, row, there, sink, column, COLUMNS: tl.constexp
 
 
 @triton.jit
-def finite_kernel(atoms, values, sizes, fine, BLOCK_N: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr):
+def finite_kernel(atoms, values, sizes, fine, BLOCK_N: tl.constexpr, CHUNK: tl.constexpr):
     """fine (groups, keys): 1 where atom and value of a key are finite."""
     blocks = (sizes.keys + BLOCK_N - 1) // BLOCK_N
     program = tl.program_id(0)
     group = program // blocks
     key = (program % blocks) * BLOCK_N + tl.arange(0, BLOCK_N)
     here = key < sizes.keys
-    own = load_columns(
-        atoms.data, start_of(atoms, group, sizes) + key.to(tl.int64) * atoms.row, here, 0, sizes.width, WIDTH
-    )
-    bad = tl.max(tl.where(tl.abs(own.to(tl.float32)) < float("inf"), 0, 1), 1)
+    bad = not_finite(atoms, group, key, here, sizes, sizes.width, BLOCK_N, CHUNK)
     if values.data is not None:
-        at = start_of(values, group, sizes) + key.to(tl.int64) * values.row
-        own = load_columns(values.data, at, here, 0, sizes.value_width, VALUE_WIDTH)
-        bad = tl.maximum(bad, tl.max(tl.where(tl.abs(own.to(tl.float32)) < float("inf"), 0, 1), 1))
+        bad = tl.maximum(bad, not_finite(values, group, key, here, sizes, sizes.value_width, BLOCK_N, CHUNK))
     tl.store(fine + group.to(tl.int64) * sizes.keys + key, (bad == 0).to(tl.uint8), mask=here)
+
+
+@triton.jit
+def not_finite(operand, group, key, here, sizes, width, BLOCK_N: tl.constexpr, CHUNK: tl.constexpr):
+    """1 for rows with a number that is not finite."""
+    bad = tl.zeros((BLOCK_N,), tl.int32)
+    at = start_of(operand, group, sizes) + key.to(tl.int64) * operand.row
+    for column in tl.range(0, width, CHUNK):
+        own = load_columns(operand.data, at, here, column, width, CHUNK).to(tl.float32)
+        bad = tl.maximum(bad, tl.max(tl.where(tl.abs(own) < float("inf"), 0, 1), 1))
+    return bad

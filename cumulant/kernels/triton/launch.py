@@ -50,7 +50,7 @@ def padded(width: int) -> int:
 def forward_tiles(dtype: torch.dtype) -> Tiles:
     """These sizes, and those below, compile to code without spilled registers (tests/kernels/triton/test_code.py).
     Which are fastest was not measured."""
-    return Tiles(64, 16, 32, 64, 4, 1) if dtype == torch.float32 else Tiles(64, 32, 64, 64, 4, 2)
+    return Tiles(64, 16, 32, 64, 4, 1) if dtype == torch.float32 else Tiles(64, 16, 64, 64, 4, 2)
 
 
 def few_rows_tiles(dtype: torch.dtype) -> Tiles:
@@ -134,12 +134,11 @@ def backward(
     )
     place = (sizes_of(c), c.window, c.offset, c.scale)
     of_pairs = operand(c.d_per_pair, made["per_pair"])
-    values = {"VALUE_WIDTH": padded(c.value_width)}
     if made["eta"] is not None or of_pairs.data is not None:
         tiles = queries_tiles(x.eta.data.dtype)
         chunks = 1 if made["eta"] is None else chunks_of(c.width, tiles)
         pulls.queries_kernel[(row_tiles(c, tiles) * groups_of(c) * chunks,)](
-            *shared, made["eta"], of_pairs, *place, chunks, SHARED=_shared(c, of_pairs), **settings(c, x, tiles), **values
+            *shared, made["eta"], of_pairs, *place, chunks, SHARED=_shared(c, of_pairs), **settings(c, x, tiles)
         )
     of_keys = (made["atoms"], made["values"], made["per_atom"])
     if c.keys and any(t is not None for t in of_keys):
@@ -147,7 +146,7 @@ def backward(
         widths = (1, 0 if made["atoms"] is None else c.width, 0 if made["values"] is None else c.value_width)
         chunks = chunks_of(max(widths), tiles)
         pulls.keys_kernel[(math.ceil(c.keys / tiles.keys) * groups_of(c) * chunks,)](
-            *shared, *of_keys, *place, chunks, **settings(c, x, tiles), **values
+            *shared, *of_keys, *place, chunks, **settings(c, x, tiles)
         )
 
 
@@ -225,7 +224,7 @@ def checked(c: Call, x: Inputs) -> Inputs:
     block = 64
     passes.finite_kernel[(groups_of(c) * math.ceil(c.keys / block),)](
         x.atoms, x.values, sizes_of(c), fine,
-        BLOCK_N=block, WIDTH=padded(c.width), VALUE_WIDTH=padded(c.value_width), num_warps=4,
+        BLOCK_N=block, CHUNK=min(block, padded(max(c.width, c.value_width))), num_warps=4,
     )  # fmt: skip
     return x._replace(fine=fine)
 
@@ -241,8 +240,7 @@ def settings(c: Call, x: Inputs, tiles: Tiles) -> dict:
         "PRECISION": "tf32x3",
         "BLOCK_M": tiles.queries,
         "BLOCK_N": tiles.keys,
-        "WIDTH": padded(c.width),
-        "CHUNK": min(tiles.chunk, padded(c.width)),
+        "CHUNK": min(tiles.chunk, padded(max(c.width, c.value_width))),
         "COLUMNS": min(tiles.columns, padded(max(c.width, c.value_width))),
         "num_warps": tiles.warps,
         "num_stages": tiles.stages,

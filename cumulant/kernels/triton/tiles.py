@@ -64,14 +64,10 @@ def reach_of(query, there, keys, window, offset, CAUSAL: tl.constexpr, WINDOW: t
 
 
 @triton.jit
-def load_columns(pointer, at, there, column, width, BLOCK: tl.constexpr, AGAIN: tl.constexpr = False):
-    """(rows, BLOCK) numbers from a column on, of rows that begin ``at``; 0 beyond the width and where there is no row.
-
-    AGAIN: in every turn of a loop, by a load that is called volatile. Moved out of the loop they would fill registers.
-    """
+def load_columns(pointer, at, there, column, width, BLOCK: tl.constexpr):
+    """(rows, BLOCK) numbers from a column on, of rows that begin ``at``; 0 beyond the width and where there is no row."""
     columns = column + tl.arange(0, BLOCK)
-    inside = there[:, None] & (columns < width)[None, :]
-    return tl.load(pointer + at[:, None] + columns[None, :], mask=inside, other=0.0, volatile=AGAIN)
+    return tl.load(pointer + at[:, None] + columns[None, :], mask=there[:, None] & (columns < width)[None, :], other=0.0)
 
 
 @triton.jit
@@ -84,24 +80,20 @@ def store_columns(pointer, at, numbers, there, column, width, BLOCK: tl.constexp
 @triton.jit
 def inner(
     left, left_at, left_there, right, right_at, right_there, width,
-    NATIVE: tl.constexpr, PRECISION: tl.constexpr, WIDTH: tl.constexpr, CHUNK: tl.constexpr,
-    LEFT_AGAIN: tl.constexpr = False, RIGHT_AGAIN: tl.constexpr = False,
+    NATIVE: tl.constexpr, PRECISION: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """⟨left_i, right_j⟩ for rows in memory, CHUNK columns at a time: whole rows of float32 would not fit in registers.
 
     Products of half precision are exact in float32; NATIVE: both sides have the same half precision.
     """
-    for column in tl.static_range(0, WIDTH, CHUNK):
-        a = load_columns(left, left_at, left_there, column, width, CHUNK, LEFT_AGAIN)
-        b = load_columns(right, right_at, right_there, column, width, CHUNK, RIGHT_AGAIN)
+    total = tl.zeros((left_at.shape[0], right_at.shape[0]), tl.float32)
+    for column in tl.range(0, width, CHUNK, num_stages=1):
+        a = load_columns(left, left_at, left_there, column, width, CHUNK)
+        b = load_columns(right, right_at, right_there, column, width, CHUNK)
         if NATIVE:
-            part = tl.dot(a, tl.trans(b))
+            total += tl.dot(a, tl.trans(b))
         else:
-            part = tl.dot(a.to(tl.float32), tl.trans(b.to(tl.float32)), input_precision=PRECISION)
-        if column == 0:
-            total = part
-        else:
-            total += part
+            total += tl.dot(a.to(tl.float32), tl.trans(b.to(tl.float32)), input_precision=PRECISION)
     return total
 
 
@@ -155,7 +147,7 @@ def sweep(
     column, scale, state,
     SCORE: tl.constexpr, VARIANCE: tl.constexpr, WEIGHT: tl.constexpr, SQUARE: tl.constexpr, LARGEST: tl.constexpr,
     PEAK: tl.constexpr, MEAN: tl.constexpr, BANDED: tl.constexpr, NATIVE: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_N: tl.constexpr, WIDTH: tl.constexpr, CHUNK: tl.constexpr, COLUMNS: tl.constexpr,
+    BLOCK_N: tl.constexpr, CHUNK: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Add the keys [start, stop) to the state of a tile of queries, block by block; of means, COLUMNS from ``column`` on.
 
@@ -173,7 +165,7 @@ def sweep(
             good = tl.load(fine + group.to(tl.int64) * sizes.keys + key, mask=here, other=0) != 0
         key_at = atoms_at + key.to(tl.int64) * atoms.row
         s = scale * inner(
-            eta.data, eta_at, there, atoms.data, key_at, good, sizes.width, NATIVE, PRECISION, WIDTH, CHUNK
+            eta.data, eta_at, there, atoms.data, key_at, good, sizes.width, NATIVE, PRECISION, CHUNK
         )  # fmt: skip
         s, logit, visible, w = weigh(
             s, per_atom, per_pair, mask, group, sizes, head, query, there, key, here, first, after, BANDED, False
