@@ -92,7 +92,7 @@ def finish(state, results, sizes, row, there, sink, column, COLUMNS: tl.constexp
     if results.best is not None:
         tl.store(results.best + row, best.to(tl.int64), mask=there)
     if results.sink_mass is not None:
-        tl.store(results.sink_mass + row, tl.where(sink > HIDDEN, tl.exp(sink - g), 0.0) + nan, mask=there)
+        tl.store(results.sink_mass + row, tl.exp(sink - tl.where(empty, 0.0, g)) + nan, mask=there)
     if results.max_logit is not None:
         tl.store(results.max_logit + row, peak + nan, mask=there)
 

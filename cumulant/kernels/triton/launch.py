@@ -140,10 +140,11 @@ def backward(
         pulls.queries_kernel[(row_tiles(c, tiles) * groups_of(c) * chunks,)](
             *shared, made["eta"], of_pairs, *place, chunks, SHARED=_shared(c, of_pairs), **settings(c, x, tiles)
         )
-    of_keys = (made["atoms"], made["values"], made["per_atom"])
+    d_values = made["values"] if grad.keys() & {"mean"} else None
+    of_keys = (made["atoms"], d_values, made["per_atom"])
     if c.keys and any(t is not None for t in of_keys):
         tiles = keys_tiles(x.eta.data.dtype)
-        widths = (1, 0 if made["atoms"] is None else c.width, 0 if made["values"] is None else c.value_width)
+        widths = (1, 0 if made["atoms"] is None else c.width, 0 if d_values is None else c.value_width)
         chunks = chunks_of(max(widths), tiles)
         pulls.keys_kernel[(math.ceil(c.keys / tiles.keys) * groups_of(c) * chunks,)](
             *shared, *of_keys, *place, chunks, **settings(c, x, tiles)
