@@ -7,12 +7,11 @@ from contextlib import contextmanager
 from importlib import import_module
 from types import ModuleType
 
-LANGUAGE = ("triton.language", "triton.language.standard")
 KERNELS = tuple(f"cumulant.kernels.triton.{name}" for name in ("tiles", "forward", "few_rows", "backward"))
 
 
 def kernel_modules() -> list[ModuleType]:
-    """The modules with functions in Triton."""
+    """The modules with functions in Triton. Those that are launched have names that end in "_kernel"."""
     return [import_module(name) for name in KERNELS]
 
 
@@ -20,22 +19,30 @@ def kernel_modules() -> list[ModuleType]:
 def interpreter() -> Iterator[None]:
     """Within it, what the environment variable TRITON_INTERPRET=1 does for a whole process: no GPU is needed, and the
     compiler is not used. One thread at a time."""
+    import triton.language as tl
     from triton import knobs
     from triton.runtime.interpreter import InterpretedFunction
     from triton.runtime.jit import JITFunction
 
-    # imported before the switch: what is imported under it stays interpreted
-    modules = [*map(import_module, LANGUAGE), *kernel_modules()]
-    saved = []
+    modules = kernel_modules()  # imported before the switch: what is imported under it stays interpreted
+    # all that the interpreter replaces, most of which it does not put back
+    language = (tl, tl.core, tl.math, tl.standard, tl.tensor, tl.core.tensor_descriptor_base, tl.condition, tl.dtype)
+    before = [(owner, dict(vars(owner))) for owner in (*modules, *language)]
     with knobs.runtime.scope():
         knobs.runtime.interpret = True
         try:
-            for module in modules:
-                for name, value in list(vars(module).items()):
+            for owner in (*modules, tl, tl.standard):
+                for name, value in list(vars(owner).items()):
                     if isinstance(value, JITFunction):
-                        saved.append((module, name, value))
-                        setattr(module, name, InterpretedFunction(value.fn))
+                        run = InterpretedFunction(value.fn)
+                        # called by kernels, it need not replace the language once more
+                        inner = owner in modules and not name.endswith("_kernel")
+                        setattr(owner, name, run.rewrite() if inner else run)
             yield
         finally:
-            for module, name, value in saved:
-                setattr(module, name, value)
+            for owner, saved in before:
+                for name, value in list(vars(owner).items()):
+                    if name in saved and value is not saved[name]:
+                        setattr(owner, name, saved[name])
+                    elif name not in saved and owner in language and owner is not tl.standard:
+                        delattr(owner, name)
