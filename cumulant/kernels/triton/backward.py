@@ -1,13 +1,13 @@
-# pyright: reportArgumentType=false, reportOperatorIssue=false  # in Triton, not Python
+# pyright: reportArgumentType=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
 """The backward pass in Triton: gradients through every statistic in closed form, in two sweeps that recompute weights.
 
-With y = s − mean score, and incoming gradients g of G, mean, mean score, variance, mean log weight and log Σ e^{2 logit},
+With y = s − mean score, and gradients g that come in of G, mean, mean score, variance, mean weight, log Σ e^{2 logit},
 
     X_j      = constant + ⟨g_mean, v_j⟩ + y (g_s + g_var y) + 2 g_q (Σp²)⁻¹ p_j + g_w w_j
     d logit  = p_j X_j          d score = p_j (X_j + g_s + 2 g_var y)          d weight = p_j (X_j + g_w)
 
-`queries_kernel` has a tile of queries and takes keys in turn: d eta, and gradients of weights of pairs. `keys_kernel` has
-a block of keys of a group and takes all queries that see any of them in turn: d atoms, d values, d weights of keys. So
+`queries_kernel` has a tile of queries and takes keys in turn: d eta, and gradients of weights of pairs. `keys_kernel`
+has a block of keys of a group and takes all queries that see any of them: d atoms, d values, d weights of keys. So
 every sum is formed by one program, and heads that share keys add nothing to memory.
 """
 
@@ -18,8 +18,8 @@ from cumulant.kernels.triton.tiles import (
     HIDDEN,
     inner,
     lines_of,
-    of_queries,
     load_columns,
+    of_queries,
     reach_of,
     rows_of,
     start_of,
@@ -56,7 +56,7 @@ def factor(pointer, row, there, KEYS_FIRST: tl.constexpr):
 @triton.jit
 def slopes_of(
     eta, atoms, values, per_atom, per_pair, mask, statistics, row, there, query, head, key, here, good, first, after,
-    group, sizes, scale, BANDED: tl.constexpr, NATIVE: tl.constexpr, PRECISION: tl.constexpr, 
+    group, sizes, scale, BANDED: tl.constexpr, NATIVE: tl.constexpr, PRECISION: tl.constexpr,
     CHUNK: tl.constexpr, KEYS_FIRST: tl.constexpr,
 ):  # fmt: skip
     """p, d score and d weight of a tile (queries, keys), or (keys, queries); 0 where a key is hidden."""
@@ -108,9 +108,10 @@ def slopes_of(
 
 @triton.jit
 def queries_kernel(
-    eta, atoms, values, per_atom, per_pair, mask, fine, rows, statistics, d_eta, d_per_pair, sizes, window, offset, scale,
-    chunks, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, PACKED: tl.constexpr, SHARED: tl.constexpr, NATIVE: tl.constexpr,
-    PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, 
+    eta, atoms, values, per_atom, per_pair, mask, fine, rows, statistics, d_eta, d_per_pair, sizes, window, offset,
+    scale, chunks,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, PACKED: tl.constexpr, SHARED: tl.constexpr, NATIVE: tl.constexpr,
+    PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     CHUNK: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Program ``(group · tiles + tile) · chunks + chunk`` has COLUMNS entries of d eta.

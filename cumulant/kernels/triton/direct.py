@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence, Set
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from cumulant.kernels.native.arguments import Call
 from cumulant.kernels.native.call import PLAIN
-from cumulant.kernels.native.direct import TRACES, Arguments, DirectPlan
+from cumulant.kernels.native.direct import TRACES, Arguments, DirectPlan, MomentsSettings, Shapes, make_plan
 from cumulant.kernels.triton import library
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -82,8 +83,17 @@ class TritonPlan(DirectPlan):
         return named | {"mask": mask, "sink": sink}
 
 
+def with_max_logit(x: Arguments, settings: MomentsSettings, shapes: Shapes) -> dict[str, Tensor] | None:
+    """The statistics by name, with "max_logit"; None where the kernels do not serve."""
+    plan = make_plan(x, settings, lambda *_: shapes, kind=TritonPlan)
+    if plan is None:
+        return None
+    more = {**plan.outputs, "max_logit": plan.outputs["log_normalizer"]}
+    return replace(plan, outputs=more).forward(x)[0]
+
+
 def _of_sink(sink: Tensor, out: dict[str, Tensor], grad: dict[str, Tensor]) -> Tensor:
-    """The gradient of the sink's log weight by each query: that of an atom with score 0 and value 0 (see `backward`)."""
+    """The gradient of the sink's log weight by each query: of an atom with score 0 and value 0 (see `backward`)."""
     from cumulant.kernels.triton.launch import statistics_of
 
     g = out["log_normalizer"]

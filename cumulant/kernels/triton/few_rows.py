@@ -1,8 +1,8 @@
-# pyright: reportArgumentType=false, reportOperatorIssue=false  # in Triton, not Python
+# pyright: reportArgumentType=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
 """Few queries and many keys, as in decoding: programs share the keys, and their statistics are merged here.
 
-Each part of the keys was swept by `forward_kernel` on its own. With G_s of part s and G = log Σ_s e^{G_s}, means mix with
-weights e^{G_s − G}, variances add within and between, Σ e^{2 logit} adds: what `Moments.merge` does, in one pass.
+Each part of the keys was swept by `forward_kernel` on its own. With G_s of part s and G = log Σ_s e^{G_s}, means mix
+with weights e^{G_s − G}, variances add within and between, Σ e^{2 logit} adds: what `Moments.merge` does, in one pass.
 """
 
 import triton
@@ -61,7 +61,9 @@ def merge_kernel(
     if results.log_sum_square is not None:
         square = tl.zeros((BLOCK_M,), tl.float32)
         for split in range(0, splits):
-            square += tl.exp(tl.load(parts.log_sum_square + row + split * total, mask=there, other=HIDDEN) - 2.0 * level)
+            square += tl.exp(
+                tl.load(parts.log_sum_square + row + split * total, mask=there, other=HIDDEN) - 2.0 * level
+            )
         square = tl.where(g == HIDDEN, HIDDEN, 2.0 * level + tl.log(tl.where(square == 0, 1.0, square)))
         tl.store(results.log_sum_square + row, square, mask=there)
     if results.max_logit is not None:

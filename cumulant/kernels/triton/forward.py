@@ -1,4 +1,4 @@
-# pyright: reportArgumentType=false, reportOperatorIssue=false  # in Triton, not Python
+# pyright: reportArgumentType=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
 """The forward pass in Triton: every statistic of a tile of queries in one sweep over their keys."""
 
 import triton
@@ -25,10 +25,11 @@ def forward_kernel(
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, PACKED: tl.constexpr, NATIVE: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CHUNK: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Program ``((split · groups + group) · tiles + tile) · chunks + chunk``; under causal order the tiles with most keys
-    come first.
+    """Program ``((split · groups + group) · tiles + tile) · chunks + chunk``; in causal order tiles with most
+    keys come first.
 
-    Split s has the keys from s · length on, and writes its results ``total`` rows further (see `few_rows`). A program writes COLUMNS entries of means; where they are wider the first chunk of columns has the other statistics.
+    Split s has the keys from s · length on, and writes its results ``total`` rows further (see `few_rows`). A program
+    writes COLUMNS entries of means; where they are wider, the first chunk of columns has the other statistics.
     """
     program = tl.program_id(0)
     chunk = program % chunks

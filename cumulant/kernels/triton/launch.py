@@ -1,9 +1,10 @@
-# pyright: reportArgumentType=false, reportCallIssue=false  # constants of kernels are plain numbers here
+# pyright: reportArgumentType=false, reportCallIssue=false
 """Calls of the Triton kernels: sizes of tiles, grids, and what a call of the native kernel has, as their arguments."""
 
 from __future__ import annotations
 
 import math
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import NamedTuple
 
@@ -25,6 +26,7 @@ from cumulant.kernels.triton.arguments import (
 )
 from cumulant.kernels.triton.library import interpreting
 
+FUSION = {"enable_fp_fusion": True}  # a product and a sum are rounded once; unset, Triton warns of a change to come
 SPLIT = 256  # keys that are worth a program of their own
 MOST_SPLITS = 64
 LEAST = 16  # rows, keys and widths that tensor cores take at once
@@ -72,10 +74,26 @@ def inputs_of(c: Call, tensors: dict[str, Tensor | None]) -> Inputs:
     return Inputs(**given, fine=None)
 
 
+def on(device: torch.device) -> AbstractContextManager:
+    """Where Triton launches: on the current device, which need not be that of the tensors."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+def without_needless_order(c: Call) -> None:
+    """Causal order that shows every key to every query, as for a decoded token, is none."""
+    if c.causal and not c.window and c.offset >= c.keys - 1:
+        c.causal = 0
+
+
 def forward(c: Call, tensors: dict[str, Tensor | None], out: dict[str, Tensor]) -> None:
     """Fill ``out``: statistics by name, in the order of the plan's results."""
-    if not out["log_normalizer"].numel():
-        return
+    if out["log_normalizer"].numel():
+        without_needless_order(c)
+        with on(out["log_normalizer"].device):
+            _forward(c, tensors, out)
+
+
+def _forward(c: Call, tensors: dict[str, Tensor | None], out: dict[str, Tensor]) -> None:
     x = checked(c, inputs_of(c, tensors))
     results = results_of(c, out)
     few = c.fold * c.period <= LEAST
@@ -84,7 +102,9 @@ def forward(c: Call, tensors: dict[str, Tensor | None], out: dict[str, Tensor]) 
     programs = row_tiles(c, tiles) * groups_of(c) * chunks
     length, splits = split_of(c, tiles, programs, x.eta.data.device)
     total = out["log_normalizer"].numel()
-    parts = results if splits == 1 else Results(*(None if t is None else t.new_empty((splits, *t.shape)) for t in results))
+    parts = (
+        results if splits == 1 else Results(*(None if t is None else t.new_empty((splits, *t.shape)) for t in results))
+    )
     passes.forward_kernel[(programs * splits,)](
         *x, rows_of_results(c), parts, sizes_of(c), c.window, c.offset, c.scale, chunks, length, total,
         **settings(c, x, tiles),
@@ -92,7 +112,7 @@ def forward(c: Call, tensors: dict[str, Tensor | None], out: dict[str, Tensor]) 
     if splits > 1:
         columns = min(tiles.columns, padded(c.value_width))
         few_rows.merge_kernel[(math.ceil(total / LEAST) * chunks,)](
-            parts, results, total, splits, c.value_width, chunks, BLOCK_M=LEAST, COLUMNS=columns, num_warps=4
+            parts, results, total, splits, c.value_width, chunks, BLOCK_M=LEAST, COLUMNS=columns, num_warps=4, **FUSION
         )
 
 
@@ -120,6 +140,14 @@ def backward(
 ) -> None:
     """Fill ``made``: d_eta (rows, width), d_atoms, d_values (groups, keys, ·), d_per_atom (groups, keys), d_per_pair,
     which holds zeros and lies as `c.d_per_pair` says; None where not wanted."""
+    without_needless_order(c)
+    with on(out["log_normalizer"].device):
+        _backward(c, tensors, out, grad, made)
+
+
+def _backward(
+    c: Call, tensors, out: dict[str, Tensor], grad: dict[str, Tensor], made: dict[str, Tensor | None]
+) -> None:
     x = checked(c, inputs_of(c, tensors))
     shared = (
         x.eta,
@@ -225,7 +253,7 @@ def checked(c: Call, x: Inputs) -> Inputs:
     block = 64
     passes.finite_kernel[(groups_of(c) * math.ceil(c.keys / block),)](
         x.atoms, x.values, sizes_of(c), fine,
-        BLOCK_N=block, CHUNK=min(block, padded(max(c.width, c.value_width))), num_warps=4,
+        BLOCK_N=block, CHUNK=min(block, padded(max(c.width, c.value_width))), num_warps=4, **FUSION,
     )  # fmt: skip
     return x._replace(fine=fine)
 
@@ -245,4 +273,5 @@ def settings(c: Call, x: Inputs, tiles: Tiles) -> dict:
         "COLUMNS": min(tiles.columns, padded(max(c.width, c.value_width))),
         "num_warps": tiles.warps,
         "num_stages": tiles.stages,
+        **FUSION,
     }

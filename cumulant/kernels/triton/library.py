@@ -18,7 +18,7 @@ def refusal(kind: str, index: int | None) -> str:
         return "" if kind in ("cpu", "cuda") else f"its interpreter takes tensors of the CPU, not of {kind}"
     if kind != "cuda":
         return f"it runs on CUDA devices, not on {kind}"
-    return _installation() or _architecture(index)
+    return installation() or architecture(index)
 
 
 # as torch.compiler.assume_constant_result does, see `operator`
@@ -32,14 +32,14 @@ def interpreting() -> bool:
 
 
 @cache
-def _installation() -> str:
+def installation() -> str:
     if torch.version.hip is not None:
         return "it is compiled for CUDA devices, not for those of ROCm"
     return "" if find_spec("triton") is not None else "Triton is not installed (pip install triton)"
 
 
 @cache
-def _architecture(index: int | None) -> str:
+def architecture(index: int | None) -> str:
     found = torch.cuda.get_device_capability(index)
     if found >= ARCHITECTURE:
         return ""

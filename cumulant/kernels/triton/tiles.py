@@ -1,4 +1,4 @@
-# pyright: reportArgumentType=false, reportOperatorIssue=false  # in Triton, not Python
+# pyright: reportArgumentType=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
 """The pieces that all passes share, in Triton: where the numbers of a group lie, what a query sees, the sweep of keys.
 
 A program has a tile of BLOCK_M queries of one group in its rows and takes keys BLOCK_N at a time. Exponents stay in
@@ -65,9 +65,11 @@ def reach_of(query, there, keys, window, offset, CAUSAL: tl.constexpr, WINDOW: t
 
 @triton.jit
 def load_columns(pointer, at, there, column, width, BLOCK: tl.constexpr):
-    """(rows, BLOCK) numbers from a column on, of rows that begin ``at``; 0 beyond the width and where there is no row."""
+    """(rows, BLOCK) numbers from a column on, of rows that begin ``at``; 0 beyond the width and where no row is."""
     columns = column + tl.arange(0, BLOCK)
-    return tl.load(pointer + at[:, None] + columns[None, :], mask=there[:, None] & (columns < width)[None, :], other=0.0)
+    return tl.load(
+        pointer + at[:, None] + columns[None, :], mask=there[:, None] & (columns < width)[None, :], other=0.0
+    )
 
 
 @triton.jit
@@ -149,7 +151,7 @@ def sweep(
     PEAK: tl.constexpr, MEAN: tl.constexpr, BANDED: tl.constexpr, NATIVE: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_N: tl.constexpr, CHUNK: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Add the keys [start, stop) to the state of a tile of queries, block by block; of means, COLUMNS from ``column`` on.
+    """Add the keys [start, stop) to the state of a tile of queries; of means, COLUMNS entries from ``column`` on.
 
     Sums are relative to e^top; score and spread are the mean and the summed squared deviations of what was added, which
     blocks join centred on their own: (Δ mean)² · old · new / total lies between them.

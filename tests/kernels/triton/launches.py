@@ -1,4 +1,4 @@
-"""Launches of Triton kernels without a GPU: what a call would launch on tensors without memory, and its machine code."""
+"""Launches of Triton kernels without a GPU: what a call would launch on tensors without memory, and its code."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import pytest
-import triton
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas, sm_arch_from_capability
 from triton.compiler import ASTSource, make_backend
@@ -25,7 +24,7 @@ from cumulant.kernels.triton import interpreter, library
 class Launch(NamedTuple):
     """One launch of a kernel: its grid and what it was given."""
 
-    kernel: JITFunction
+    kernel: Any
     grid: tuple[int, ...]
     args: tuple[Any, ...]
     constants: dict[str, Any]
@@ -35,7 +34,7 @@ class Launch(NamedTuple):
 class Recorder:
     """Stands where a kernel stands, and writes down its launches."""
 
-    kernel: JITFunction
+    kernel: Any
     launches: list[Launch]
 
     def __getitem__(self, grid: tuple[int, ...]):

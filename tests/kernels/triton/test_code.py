@@ -1,4 +1,4 @@
-"""Machine code of the Triton kernels for devices that are not here: it compiles, spills no register, fits into memory."""
+"""Machine code of the Triton kernels for devices that are not here: it compiles, spills nothing, fits into memory."""
 
 from __future__ import annotations
 
@@ -86,13 +86,17 @@ def test_no_kernel_for_few_rows_spills_registers(dtype, capability, monkeypatch)
 
 
 def test_grids_cover_queries_keys_and_columns(monkeypatch):
-    prefill = {launch.kernel.__name__: launch for launch in launches(Case("bfloat16", 128, "causal", 90), 1024, monkeypatch)}
+    prefill = {
+        launch.kernel.__name__: launch for launch in launches(Case("bfloat16", 128, "causal", 90), 1024, monkeypatch)
+    }
     heads, groups, tiles, chunks = 8, 4, 1024 // 64, 2  # 64 queries and 64 columns a program
     assert prefill["finite_kernel"].grid == (groups * 4096 // 64,)
     assert prefill["forward_kernel"].grid == (2 * heads * tiles * chunks,)
     assert prefill["queries_kernel"].grid == (2 * heads * tiles * chunks,)
     assert prefill["keys_kernel"].grid == (groups * 4096 // 64 * chunks,)
-    decode = {launch.kernel.__name__: launch for launch in launches(Case("bfloat16", 128, "causal", 90), 1, monkeypatch)}
+    decode = {
+        launch.kernel.__name__: launch for launch in launches(Case("bfloat16", 128, "causal", 90), 1, monkeypatch)
+    }
     assert decode["forward_kernel"].constants["PACKED"]  # four heads that share keys in one tile
     assert decode["forward_kernel"].constants["BLOCK_M"] == 16
     parts = decode["forward_kernel"].grid[0] // (groups * chunks)
@@ -102,7 +106,9 @@ def test_grids_cover_queries_keys_and_columns(monkeypatch):
 
 def test_no_query_launches_nothing(monkeypatch):
     with recorded(monkeypatch) as found:
-        moments(empty(0, 3, dtype=torch.float32), empty(5, 3, dtype=torch.float32), backend="triton").mean.sum().backward()
+        moments(
+            empty(0, 3, dtype=torch.float32), empty(5, 3, dtype=torch.float32), backend="triton"
+        ).mean.sum().backward()
     assert found == []
 
 

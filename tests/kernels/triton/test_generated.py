@@ -1,5 +1,5 @@
-"""The properties of `tests.generated.test_moments` for kernels in Triton, run by its interpreter: layouts, dtypes, masks
-with garbage under them, weights, bands, empty sets and rows, against sums in NumPy."""
+"""The properties of `tests.generated.test_moments` for kernels in Triton, run by its interpreter: layouts, dtypes,
+masks with garbage under them, weights, bands, empty sets and rows, against sums in NumPy."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ def small(draw) -> Request:
     case = replace(draw(requests(backends=("triton",))), q=q, n=n)
     case = replace(case, dtype="float32" if case.dtype == "float64" else case.dtype)
     if q * n > 200:
-        case = replace(case, batch=(), kv_heads=None) if case.kv_heads is None else replace(case, batch=(2,), kv_heads=1)
+        case = (
+            replace(case, batch=(), kv_heads=None) if case.kv_heads is None else replace(case, batch=(2,), kv_heads=1)
+        )
     return case
 
 

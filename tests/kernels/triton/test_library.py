@@ -53,14 +53,14 @@ def test_what_it_does_not_serve_it_says():
 def test_the_reason_names_the_device(monkeypatch):
     assert library.refusal("mps", None) == "it runs on CUDA devices, not on mps"
     monkeypatch.setattr(library, "find_spec", lambda name: None)
-    library._installation.cache_clear()
+    library.installation.cache_clear()
     assert library.refusal("cuda", 0) == "Triton is not installed (pip install triton)"
     monkeypatch.undo()
-    library._installation.cache_clear()
+    library.installation.cache_clear()
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (7, 5))
-    library._architecture.cache_clear()
+    library.architecture.cache_clear()
     assert library.refusal("cuda", 0) == "it needs compute capability 8.0, not 7.5"
-    library._architecture.cache_clear()
+    library.architecture.cache_clear()
     with interpreter():
         assert library.refusal("mps", None) == "its interpreter takes tensors of the CPU, not of mps"
         assert not library.refusal("cpu", None)

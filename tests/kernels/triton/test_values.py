@@ -1,14 +1,16 @@
-"""Kernels in Triton, run by its interpreter, against the reference in float64: every statistic and gradient they form."""
+"""Kernels in Triton, run by its interpreter, against the reference in float64: every statistic, every gradient."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
+from triton.runtime.interpreter import InterpreterBuilder, TensorHandle, _round_f32_to_tf32
 
 from cumulant import moments
-from cumulant.kernels import operator
+from cumulant.kernels import attention_profile, operator
 from cumulant.kernels.triton import launch
 from cumulant.kernels.triton.interpreter import interpreter
 from tests.kernels.native.problems import Problem
@@ -143,7 +145,9 @@ def test_a_query_that_sees_what_is_not_finite_has_no_numbers(at):
     broken = problem.tensors[at].clone()
     broken[22, 2] = torch.nan  # visible from query 10 on
     with interpreter(), torch.no_grad():
-        found = replace(problem, tensors={**problem.tensors, at: broken}).answer("triton", (*STATISTICS, "max_score"))[0]
+        found = replace(problem, tensors={**problem.tensors, at: broken}).answer("triton", (*STATISTICS, "max_score"))[
+            0
+        ]
         clean = problem.answer("triton", (*STATISTICS, "max_score"))[0]
     for name in ("log_normalizer", "mean", "mean_score", "score_variance", "max_score", "log_sum_square"):
         assert found[name][10:].isnan().all(), name
@@ -195,3 +199,30 @@ def test_autocast():
     expected = moments(*rounded, causal=True, backend="dense")
     assert found.mean.dtype == torch.float32
     torch.testing.assert_close(found.mean, expected.mean, rtol=2e-6, atol=2e-6)
+
+
+def test_the_largest_logit_of_every_head():
+    q, k, v = PROBLEMS["grouped heads"].to(torch.float32).tensors.values()
+    expected = attention_profile(q, k, v, causal=True, offset=3, scale=0.5)
+    with interpreter():
+        found = attention_profile(q, k, v, causal=True, offset=3, scale=0.5)
+    torch.testing.assert_close(found.max_logit.amax(-1), expected.max_logit.amax(-1), rtol=VALUES, atol=VALUES)
+    torch.testing.assert_close(found.moments.entropy, expected.moments.entropy, rtol=VALUES, atol=VALUES)
+
+
+def tensor_cores(self, a, b, d, input_precision, max_num_imprecise_acc):
+    """A product of float32 as TF32 tensor cores form it in three passes: each side in two parts of 11 bits."""
+    parts = []
+    for side in (a.data, b.data):
+        high = _round_f32_to_tf32(side)
+        parts.append((high, _round_f32_to_tf32(side - high)))
+    (high, low), (right, rest) = parts
+    assert a.data.dtype == np.float32
+    return TensorHandle(high @ rest + low @ right + high @ right + d.data, d.dtype.scalar)
+
+
+@pytest.mark.parametrize("name", long([name for name in PROBLEMS if name not in ("one key", "no width", "no keys")]))
+def test_products_rounded_as_tensor_cores_round_them_are_precise_enough(name, monkeypatch):
+    monkeypatch.setattr(InterpreterBuilder, "create_dot", tensor_cores)
+    for what, error in errors(PROBLEMS[name], STATISTICS).items():
+        assert error < (GRADIENTS if what.startswith("d ") else VALUES), what
