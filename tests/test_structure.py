@@ -144,6 +144,7 @@ def test_core_needs_only_torch_numpy_and_jaxtyping():
         "doctor",
         "figures",
         "filters.tracking",
+        "kernels.triton",
         "observatory",
         "paper",
         "terminal",

@@ -8,7 +8,7 @@ A call of `moments` goes through
     support.py           `Band` and `FlatSupport`: which atoms are visible to a query, block by block
     moments.py           `Moments`, the record that is returned, and `merge`, the sum of two sets of atoms
 
-and one of four backends. "native" is C++ on the CPU (docs/kernels.md explains it); where it can, it takes tensors as
+and one of five backends. "native" is C++ on the CPU (docs/kernels.md explains it); where it can, it takes tensors as
 they lie, before anything is flattened:
 
     native/direct.py     one look-up by shapes and strides, one call; its gradients
@@ -23,7 +23,11 @@ they lie, before anything is flattened:
         losses.h                                                  the two passes of a loss
     native/normals.py    normal laws of many sequences, for `cumulant.filters`, in normals.h
 
-"dense" (few scores) goes to dense.py, the reference. "streaming", "fused" and "native" on flattened inputs go through
+"triton" is the same on CUDA devices: triton/direct.py makes the plans of native/direct.py, triton/launch.py calls
+kernels in Triton (triton/__init__.py has a map).
+
+"dense" (few scores) goes to dense.py, the reference. "streaming", "fused", and "native" and "triton" on
+flattened inputs, go through
 
     stream_function.py   an autograd.Function; compiled.py is the same as a custom operator for torch.compile
     evaluate.py          forward and backward pass by a fast kernel, by the reference on rows where that is not exact

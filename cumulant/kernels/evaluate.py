@@ -31,6 +31,7 @@ from cumulant.kernels.pullback import TRACES, add_best, pull_back
 from cumulant.kernels.recompute import present, pull_function, reference, rows_at_once
 from cumulant.kernels.streaming import empty_output, sweep
 from cumulant.kernels.support import Band
+from cumulant.kernels.triton import flat as triton
 
 Gradients = list[Tensor | None]
 
@@ -39,6 +40,8 @@ def evaluate(x: Inputs, plan: Plan) -> tuple[list[Tensor], Tensor | None]:
     """The outputs of the plan in order, and the index of the best atom where ``max_score`` is among them."""
     if plan.engine == "native":
         return _evaluate_native(x, plan)
+    if plan.engine == "triton":
+        return triton.forward(x, plan)
     x, ordinary = ordinary_inputs(x, plan, 2)
     if not ordinary:
         out = {name: empty_output(x, name) for name in plan.outputs}
@@ -108,6 +111,8 @@ def gradients(
 def _gradients(x, plan, out, best, grad, needs) -> Gradients:
     if plan.engine == "native":
         return _gradients_native(x, plan, out, best, grad, needs)
+    if plan.engine == "triton":
+        return _with_best(x, out, best, grad, triton.backward(x, plan, out, grad, needs))
     x, ordinary = ordinary_inputs(x, plan, 3, *grad.values())
     total: Gradients
     if not ordinary:
@@ -138,11 +143,19 @@ def _gradients_native(x, plan, out, best, grad, needs) -> Gradients:
             total, finite = native.backward(x, plan, columns, out, near, needs)
         if not finite:
             return _all_by_reference(x, plan, grad, needs)
+    _with_best(x, out, best, grad, total)
+    if columns is not None and columns.far is not None:
+        _add_by_reference(x, plan, columns.far, {name: grad[name] for name in TRACES if name in grad}, total)
+    return total
+
+
+def _with_best(
+    x: Inputs, out: dict[str, Tensor], best: Tensor | None, grad: dict[str, Tensor], total: Gradients
+) -> Gradients:
+    """With the gradient through the largest score."""
     if "max_score" in grad and best is not None:
         alive = out["log_normalizer"] > -torch.inf
         add_best(x, torch.where(alive, grad["max_score"], 0), best, total)
-    if columns is not None and columns.far is not None:
-        _add_by_reference(x, plan, columns.far, {name: grad[name] for name in TRACES if name in grad}, total)
     return total
 
 

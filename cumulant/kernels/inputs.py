@@ -20,7 +20,7 @@ class Plan:
 
     statistics: frozenset[str]
     band: Band
-    engine: str = "streaming"  # or "fused", torch's attention kernel, or "native"
+    engine: str = "streaming"  # or "fused", torch's attention kernel, "native" or "triton"
 
     @property
     def outputs(self) -> tuple[str, ...]:

@@ -29,13 +29,16 @@ from cumulant.kernels.inputs import Inputs, Plan
 from cumulant.kernels.moments import ATOMS_AS_VALUES, STATISTICS, Moments, mixing_weights
 from cumulant.kernels.native import flat as native
 from cumulant.kernels.native.call import entries, recorded
-from cumulant.kernels.native.direct import Arguments, MomentsSettings, Shapes, serve
+from cumulant.kernels.native.direct import Arguments, DirectPlan, MomentsSettings, Shapes, serve
 from cumulant.kernels.native.library import why_not
 from cumulant.kernels.recompute import reference
 from cumulant.kernels.request import Request
 from cumulant.kernels.stream_function import stream
+from cumulant.kernels.triton import flat as triton
+from cumulant.kernels.triton import library as triton_library
+from cumulant.kernels.triton.direct import TritonPlan
 
-BACKENDS = ("auto", "dense", "fused", "native", "streaming")
+BACKENDS = ("auto", "dense", "fused", "native", "streaming", "triton")
 DERIVED = {"entropy": ("mean_score", "mean_log_weight"), "effective_atoms": ("log_sum_square",)}
 SMALL = 1 << 15  # scores up to which the reference is the fastest kernel, and its matrix no larger than a block
 
@@ -68,7 +71,8 @@ def moments(
     sink         log weight of one more atom at 0 with value 0, a number or (*batch): it counts in G, entropy and
                  effective_atoms
     backend      "dense" (reference), "streaming" (blocks, every statistic), "fused" (torch's attention kernels),
-                 "native" (compiled, every statistic; `cumulant doctor` says whether it is there), "auto"
+                 "native" (compiled, every statistic; `cumulant doctor` says whether it is there), "triton" (CUDA
+                 devices, every statistic but traces), "auto"
     statistics   names of `Moments` fields, "entropy", "effective_atoms"; G always comes. "all" is every field.
 
     A row without atoms has G = −inf, zero statistics and zero gradient. An atom hidden from a query is absent for it,
@@ -96,14 +100,24 @@ def scaled_moments(x: Arguments, sink: float | Tensor | None, settings: MomentsS
     """`moments` at scale · eta, without a tensor for it where the native kernel serves."""
     if sink is not None:
         x = x._replace(sink=_sink(x.eta, sink, settings.caller))
-    if backend in ("auto", "native") and x.eta.is_cpu and not recorded() and entries() is not None:
+    kind = None if recorded() else _kind_of_plan(backend, x.eta)
+    if kind is not None:
         if x.log_weights is not None:  # elsewhere `Request` looks at them: off the CPU each look waits for the device
             where = f"{settings.caller}.log_weights"
             require_log_weights(where, require_float(where, x.log_weights))
-        fields = serve(x, settings, _shapes, _flat)
+        fields = serve(x, settings, _shapes, _flat, kind)
         if fields is not None:
             return as_record(x, fields, _nonempty(x, settings))
     return _flat_record(x, settings, backend)
+
+
+def _kind_of_plan(backend: str, eta: Tensor) -> type[DirectPlan] | None:
+    """How a call on tensors as they lie is made, if one may be."""
+    if eta.is_cpu and backend in ("auto", "native") and entries() is not None:
+        return DirectPlan
+    if backend in ("auto", "triton") and not triton_library.refusal(eta.device.type, eta.device.index):
+        return TritonPlan
+    return None
 
 
 def _nonempty(x: Arguments, settings: MomentsSettings) -> bool:
@@ -288,12 +302,17 @@ def _choose(backend: str, x: Inputs, plan: Plan, caller: str) -> str:
     if backend == "native" and (why := native_refusal(x)) is not None:
         expected, advice = "a request that 'native' can serve", "Use 'auto'; `cumulant doctor` says more."
         raise ValueError(sentence(where, expected, why, advice))
+    if backend == "triton" and (why := triton.refusal(x, plan)) is not None:
+        expected, advice = "a request that 'triton' can serve", "Use 'streaming' or 'auto'."
+        raise ValueError(sentence(where, expected, why, advice))
     if x.eta.is_meta:  # shapes and dtypes alone: nothing is computed, and nothing of queries × atoms is stored
         return "dense"
     if backend != "auto":
         return backend
     if native_refusal(x) is None:
         return "native"
+    if triton.refusal(x, plan) is None:
+        return "triton"
     if _scores(x) <= SMALL:
         return "dense"
     return "fused" if fused.refusal(x, _without_score(plan)) is None else "streaming"

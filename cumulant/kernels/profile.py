@@ -21,6 +21,8 @@ from cumulant.kernels.native.masses import Masses
 from cumulant.kernels.operator import as_record, scaled_moments, statistics_of
 from cumulant.kernels.pullback import TRACES
 from cumulant.kernels.request import Request
+from cumulant.kernels.triton import library as triton_library
+from cumulant.kernels.triton.direct import with_max_logit
 from cumulant.typing import PerQuery
 
 SCORES = 1 << 20  # that the reference holds at once
@@ -174,7 +176,14 @@ def _shapes(request: Request, wanted: Masses) -> Shapes:
 
 
 def _by_kernel(x: Arguments, settings: MomentsSettings, shapes: Shapes, wanted: Masses) -> AttentionProfile | None:
-    if entries() is None or recorded():
+    if recorded():
+        return None
+    if all(part is None for part in wanted) and not triton_library.refusal(x.eta.device.type, x.eta.device.index):
+        fields = with_max_logit(x, settings, shapes)
+        if fields is not None:
+            top = fields.pop("max_logit")
+            return AttentionProfile(as_record(x, fields, nonempty=False), top, None, None)
+    if entries() is None:
         return None
     traces = settings.wanted & frozenset(TRACES)
     apart = traces and (settings.window is not None or shapes.per_pair or x.mask is not None)

@@ -7,7 +7,7 @@ compiler, other devices, more than four batch axes, results that are not finite)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple
@@ -67,16 +67,23 @@ Check = Callable[[Arguments, MomentsSettings], Shapes]
 plans: dict[tuple, DirectPlan | None] = {}
 
 
-def serve(x: Arguments, settings: MomentsSettings, check: Check, flat: Flat) -> dict[str, Tensor] | None:
-    """The wanted statistics by name; None where this way does not serve."""
+def serve(
+    x: Arguments, settings: MomentsSettings, check: Check, flat: Flat, kind: type[DirectPlan] | None = None
+) -> dict[str, Tensor] | None:
+    """The wanted statistics by name; None where this way does not serve.
+
+    kind  of plan: by which kernel; the native one if None
+    """
+    kind = kind or DirectPlan
     if peek_interpreter_stack() is not None or forward_ad._current_level >= 0:  # pyright: ignore[reportPrivateUsage]
         return None
-    key = (settings, *(None if t is None else (type(t), t.shape, t.stride(), t.dtype, t.is_cpu, t.is_neg()) for t in x))
+    form = (None if t is None else (type(t), t.shape, t.stride(), t.dtype, t.device, t.is_neg()) for t in x)
+    key = (kind, settings, *form)
     plan = plans.get(key)
     if plan is None and key not in plans:  # no try: an error of make_plan would be shown as a consequence of a KeyError
         if len(plans) >= PLANS:
             plans.clear()
-        plan = plans[key] = make_plan(x, settings, check)
+        plan = plans[key] = make_plan(x, settings, check, kind=kind)
     if plan is None:
         return None
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in x):
@@ -109,6 +116,18 @@ class DirectPlan:
     lead: tuple[int, ...]
     targets: tuple[tuple[int, ...] | None, ...]
     shared_pairs: bool
+
+    @classmethod
+    def reads(cls, x: Arguments) -> bool:
+        """Whether the kernel can read tensors of this type, device and dtype."""
+        if entries() is None or any(t is not None and (type(t) not in PLAIN or not t.is_cpu or t.is_neg()) for t in x):
+            return False
+        return all(t.dtype in DTYPES for t in x if t is not None)
+
+    @classmethod
+    def forms(cls, names: Set[str], x: Arguments) -> bool:
+        """Whether the kernel forms these statistics."""
+        return True
 
     @property
     def groups(self) -> tuple[int, ...]:
@@ -174,9 +193,7 @@ class DirectPlan:
             made[2] = torch.empty((*groups, keys, value_width), dtype=self.dtype, device="cpu")
             c.d_values = made[2].data_ptr()
         if needs[3] and self.per_pair:
-            made[3] = torch.zeros(x[3].shape, dtype=self.dtype, device="cpu")  # pyright: ignore[reportOptionalMemberAccess]
-            strides = self.geometry.strides["d_per_pair"]
-            point(c.d_per_pair, made[3], strides, keys if made[3].shape[-2] > 1 else 0)
+            made[3] = self.of_pairs(c, torch.zeros(x[3].shape, dtype=self.dtype, device="cpu"))  # pyright: ignore[reportOptionalMemberAccess]
         elif needs[3]:
             made[3] = torch.empty((*groups, keys), dtype=self.dtype, device="cpu")
             c.d_per_atom = made[3].data_ptr()
@@ -186,6 +203,12 @@ class DirectPlan:
         irregular = enter("backward", c, 1 if self.shared_pairs and made[3] is not None else None)
         del alive
         return None if irregular else self._summed(x, made)
+
+    def of_pairs(self, c: Call, table: Tensor) -> Tensor:
+        """A table for gradients of weights of pairs, to which the call is told to add."""
+        strides = self.geometry.strides["d_per_pair"]
+        point(c.d_per_pair, table, strides, c.keys if table.shape[-2] > 1 else 0)
+        return table
 
     def _summed(self, x: Sequence[Tensor | None], made: list[Tensor | None]) -> list[Tensor | None]:
         """Gradients of broadcast arguments are summed over what they were broadcast to."""
@@ -208,16 +231,18 @@ class DirectPlan:
 
 
 def make_plan(
-    x: Arguments, settings: MomentsSettings, check: Check, key_side: Mapping[str, Tensor] = MappingProxyType({})
+    x: Arguments,
+    settings: MomentsSettings,
+    check: Check,
+    key_side: Mapping[str, Tensor] = MappingProxyType({}),
+    kind: type[DirectPlan] = DirectPlan,
 ) -> DirectPlan | None:
     """A plan for arguments of these shapes; a sentence where they do not fit each other.
 
     key_side  more of the key side: "marked" (*batch, n) and "starts" (*batch)
     """
     found = check(x, settings)
-    if entries() is None or any(t is not None and (type(t) not in PLAIN or not t.is_cpu or t.is_neg()) for t in x):
-        return None
-    if x.eta.ndim < 2 or 0 in found.lead or any(t.dtype not in DTYPES for t in x if t is not None):
+    if not kind.reads(x) or x.eta.ndim < 2 or 0 in found.lead:
         return None
     dtype = torch.float32 if x.eta.dtype in (torch.float16, torch.bfloat16) else x.eta.dtype
     prepared = tuple(i for i, t in enumerate(x) if t is not None and not _is_readable(i, t, x.atoms, dtype))
@@ -252,6 +277,8 @@ def make_plan(
     if shape is None:
         return None
     names = _closed(settings.wanted, x)
+    if not kind.forms(names, x):
+        return None
     if x.values is not None and "mean" not in names:
         return None  # the kernel would not look at the values, which may hide what is not finite
     mask_rows = x.mask is not None and (
@@ -286,7 +313,7 @@ def make_plan(
     shared = per_pair and any(
         size > 1 and step == 0 for size, step in zip(shape.axes, shape.strides["d_per_pair"][:4], strict=True)
     )
-    return DirectPlan(bytes(c), outputs, dtype, prepared, per_pair, shape, lead, tuple(targets), shared)
+    return kind(bytes(c), outputs, dtype, prepared, per_pair, shape, lead, tuple(targets), shared)
 
 
 def _closed(wanted: frozenset[str], x: Arguments) -> set[str]:

@@ -37,8 +37,9 @@ def _contiguous(tensor: Tensor) -> Tensor:
     return tensor.detach().contiguous().resolve_neg()
 
 
-def _call(x: Inputs, plan: Plan) -> tuple[Call, list[Tensor]]:
-    """The kernel's arguments but for results, and the tensors that must live as long as it runs."""
+def call_of(x: Inputs, plan: Plan) -> tuple[Call, dict[str, Tensor | None]]:
+    """The kernel's arguments but for results, and the tensors by name as it reads them: they must live as long as it
+    runs."""
     groups, rows, width = x.eta.shape
     period = max(1, min(rows, plan.band.period)) if not plan.band.trivial else max(1, rows)
     c = Call()
@@ -49,13 +50,12 @@ def _call(x: Inputs, plan: Plan) -> tuple[Call, list[Tensor]]:
     c.precision = x.eta.element_size()
     c.causal, c.window, c.offset = int(plan.band.causal), plan.band.window or 0, plan.band.offset
     c.scale = 1.0
-    alive = []
+    read: dict[str, Tensor | None] = dict.fromkeys(Inputs._fields)
 
     def give(name: str, tensor: Tensor | None) -> None:
         if tensor is None:
             return
-        tensor = _packed(tensor)
-        alive.append(tensor)
+        read[name] = tensor = _packed(tensor)
         group = tensor.stride(0) if tensor.shape[0] > 1 else 0
         if name in ("eta", "per_pair", "mask"):
             row = tensor.stride(1) if tensor.shape[1] > 1 else 0
@@ -67,7 +67,7 @@ def _call(x: Inputs, plan: Plan) -> tuple[Call, list[Tensor]]:
         give(name, None if tensor is None else tensor.detach())
     c.output.group[:] = (0, 0, 0, rows)
     c.output.fold = period
-    return c, alive
+    return c, read
 
 
 def _centres(c: Call, columns: AtomColumns | None) -> list[Tensor]:
@@ -84,8 +84,8 @@ def forward(
     x: Inputs, plan: Plan, columns: AtomColumns | None
 ) -> tuple[dict[str, Tensor], Tensor | None, Tensor | None]:
     """The outputs of the plan, the index of the best atom, and which rows (g, q) are not finite (None: all are)."""
-    c, alive = _call(x, plan)
-    alive += _centres(c, columns)
+    c, read = call_of(x, plan)
+    _alive = [*read.values(), *_centres(c, columns)]
     out = {name: empty_output(x, name) for name in plan.outputs}
     for name, tensor in out.items():
         setattr(c, name, tensor.data_ptr())
@@ -109,8 +109,8 @@ def backward(
     """Gradients of eta, atoms, values, per_atom and per_pair, but for max_score, and whether all are finite."""
     if not x.eta.shape[0] * x.eta.shape[1]:  # without queries there are no addresses either
         return [None if t is None or not n else t.new_zeros(t.shape) for t, n in zip(x[:5], needs, strict=True)], True
-    c, alive = _call(x, plan)
-    alive += _centres(c, columns)
+    c, read = call_of(x, plan)
+    alive = [*read.values(), *_centres(c, columns)]
     for name, tensor in out.items():
         tensor = _contiguous(tensor)
         alive.append(tensor)
@@ -129,7 +129,7 @@ def backward(
         if name == "per_pair":
             total[slot] = table = tensor.new_zeros(tensor.shape)
             c.d_per_pair = c.per_pair
-            point(c.d_per_pair, table, (0, 0, 0, *_steps(table, c.period)), table.shape[2] if table.shape[1] > 1 else 0)
+            point(c.d_per_pair, table, (0, 0, 0, *steps(table, c.period)), table.shape[2] if table.shape[1] > 1 else 0)
             continue
         unmoved = name == "values" and not grad.keys() & {"mean", "value_trace"}
         total[slot] = made = tensor.new_zeros(tensor.shape) if unmoved else tensor.new_empty(tensor.shape)
@@ -138,7 +138,7 @@ def backward(
     return total, not enter("backward", c, 1 if shared else None)
 
 
-def _steps(table: Tensor, period: int) -> tuple[int, int]:
+def steps(table: Tensor, period: int) -> tuple[int, int]:
     """Strides of a contiguous table of pairs from group to group and from head to head."""
     group = table.shape[1] * table.shape[2] if table.shape[0] > 1 else 0
     return group, period * table.shape[2] if table.shape[1] > 1 else 0
@@ -146,7 +146,7 @@ def _steps(table: Tensor, period: int) -> tuple[int, int]:
 
 def fisher(x: Inputs, vector: Tensor, plan: Plan) -> tuple[Tensor, bool]:
     """∇²G(η) v for eta and vector (g, q, d), and whether all of it is finite."""
-    c, _alive = _call(x, plan)
+    c, _read = call_of(x, plan)
     vector = _contiguous(vector)
     out = torch.empty_like(vector)
     c.vector, c.fisher = vector.data_ptr(), out.data_ptr()
@@ -159,8 +159,9 @@ def fisher_backward(
     """Gradients of the five inputs and of the vector through ∇²G(η) v, and whether all are finite."""
     needed = Plan(frozenset({"log_normalizer", "atom_mean"}), plan.band)
     out, _, irregular = forward(x, needed, None)
-    c, alive = _call(x, plan)
-    alive += [
+    c, read = call_of(x, plan)
+    _alive = [
+        *read.values(),
         vector := _contiguous(vector),
         grad := _contiguous(grad),
         product := _contiguous(product),
@@ -175,7 +176,7 @@ def fisher_backward(
             setattr(c, f"d_{name}", made.data_ptr())
     if x.per_pair is not None:
         total[4] = table = x.per_pair.new_zeros(x.per_pair.shape)
-        point(c.d_per_pair, table, (0, 0, 0, *_steps(table, c.period)), table.shape[2] if table.shape[1] > 1 else 0)
+        point(c.d_per_pair, table, (0, 0, 0, *steps(table, c.period)), table.shape[2] if table.shape[1] > 1 else 0)
     d_vector = torch.empty_like(vector)
     c.d_vector = d_vector.data_ptr()
     shared = x.per_pair is not None and x.per_pair.shape[0] == 1 < x.eta.shape[0]
