@@ -102,8 +102,8 @@ def scaled_moments(x: Arguments, sink: float | Tensor | None, settings: MomentsS
     if x.log_weights is not None:
         where = f"{settings.caller}.log_weights"
         require_log_weights(where, require_float(where, x.log_weights))
-    kind = _kind_of_plan(backend, x.eta)
-    if kind is not None and not recorded():
+    kind = None if recorded() else _kind_of_plan(backend, x.eta)
+    if kind is not None:
         fields = serve(x, settings, _shapes, _flat, kind)
         if fields is not None:
             return as_record(x, fields, _nonempty(x, settings))
