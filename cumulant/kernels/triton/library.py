@@ -40,7 +40,10 @@ def installation() -> str:
 
 @cache
 def architecture(index: int | None) -> str:
-    found = torch.cuda.get_device_capability(index)
+    try:
+        found = torch.cuda.get_device_capability(index)
+    except (AssertionError, RuntimeError) as error:  # a torch without CUDA, or a driver that does not answer
+        return f"torch cannot ask the device ({str(error).splitlines()[0].removesuffix('.')})"
     if found >= ARCHITECTURE:
         return ""
     return f"it needs compute capability {'.'.join(map(str, ARCHITECTURE))}, not {'.'.join(map(str, found))}"

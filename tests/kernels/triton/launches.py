@@ -68,7 +68,7 @@ def compiled(launch: Launch, capability: int) -> Code:
     backend = make_backend(target)
     kernel = launch.kernel
     binder = create_function_from_signature(kernel.signature, kernel.params, backend)
-    options = {"debug": False, "enable_fp_fusion": True}
+    options = {"debug": False}
     bound, specialization, _ = binder(*launch.args, **launch.constants, **options)
     parsed, signature, constants, attributes = kernel._pack_args(
         backend, launch.constants | options, bound, specialization, None
