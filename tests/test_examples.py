@@ -159,6 +159,15 @@ def test_the_page_on_caches_shows_the_stored_runs(compressed):
         assert compressed["table"](prefix) in page
 
 
+def test_the_page_on_caches_shows_the_settings_that_were_tried(monkeypatch, compressed):
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    tried = runpy.run_path(str(ROOT / "examples" / "matching_settings.py"))
+    runs = tried["saved"]()
+    assert {run["method"] for run in runs} == set(tried["SETTINGS"])
+    assert len(tried["SETTINGS"]) == compressed["TRIALS"]["matching"]
+    assert tried["table"](runs) in (ROOT / "docs" / "cache.md").read_text(encoding="utf-8")
+
+
 def test_the_page_on_caches_shows_the_runs_of_growing_ones():
     table = runpy.run_path(str(ROOT / "examples" / "growing_cache.py"))["table"]()
     assert table.count("\n") >= 6
