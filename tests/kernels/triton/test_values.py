@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from triton.runtime.interpreter import InterpreterBuilder, TensorHandle, _round_f32_to_tf32
+from triton.runtime.interpreter import InterpreterBuilder, TensorHandle, _round_f32_to_tf32  # pyright: ignore[reportPrivateUsage]
 
 from cumulant import moments
 from cumulant.kernels import attention_profile, operator
