@@ -9,11 +9,10 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from cumulant.kernels.native.arguments import Call
-from cumulant.kernels.native.arguments import Operand as NativeOperand
+from cumulant.kernels.native.arguments import Call, Operand
 
 
-class Operand(NamedTuple):
+class TritonOperand(NamedTuple):
     """A tensor, its strides along the four batch axes, from head to head of a group, and from row to row."""
 
     data: Any
@@ -39,16 +38,16 @@ class Sizes(NamedTuple):
     value_width: Any
 
 
-class Inputs(NamedTuple):
+class TritonInputs(NamedTuple):
     """The operands of a call; ``fine`` (groups, keys): whether atom and value of a key are finite, or None."""
 
-    eta: Operand
-    atoms: Operand
-    values: Operand
-    per_atom: Operand
-    per_pair: Operand
-    mask: Operand
-    sink: Operand
+    eta: TritonOperand
+    atoms: TritonOperand
+    values: TritonOperand
+    per_atom: TritonOperand
+    per_pair: TritonOperand
+    mask: TritonOperand
+    sink: TritonOperand
     fine: Any
 
 
@@ -84,16 +83,16 @@ class Statistics(NamedTuple):
     d_log_sum_square: Any = None
 
 
-def operand(layout: NativeOperand, tensor: Tensor | None) -> Operand:
+def operand(layout: Operand, tensor: Tensor | None) -> TritonOperand:
     """The tensor where the plan of the native kernel says it lies."""
     if tensor is None:
-        return Operand(None, 0, 0, 0, 0, 0, 0)
-    return Operand(tensor.detach(), *strides_of(layout), layout.row)
+        return TritonOperand(None, 0, 0, 0, 0, 0, 0)
+    return TritonOperand(tensor.detach(), *strides_of(layout), layout.row)
 
 
-def rows_of_results(call: Call) -> Operand:
+def rows_of_results(call: Call) -> TritonOperand:
     """Where the results of a query lie: strides count queries."""
-    return Operand(None, *strides_of(call.output), 1)
+    return TritonOperand(None, *strides_of(call.output), 1)
 
 
 def sizes_of(call: Call) -> Sizes:
@@ -101,7 +100,7 @@ def sizes_of(call: Call) -> Sizes:
     return Sizes(n0, n1, n2, n3, call.fold, call.period, call.keys, call.width, call.value_width)
 
 
-def strides_of(layout: NativeOperand) -> tuple[int, int, int, int, int]:
+def strides_of(layout: Operand) -> tuple[int, int, int, int, int]:
     """Along the four batch axes and from head to head."""
     a0, a1, a2, a3 = layout.group
     return a0, a1, a2, a3, layout.fold

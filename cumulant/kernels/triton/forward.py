@@ -69,8 +69,8 @@ def forward_kernel(
 @triton.jit
 def finish(state, results, sizes, row, there, sink, column, COLUMNS: tl.constexpr):
     """Sums become statistics; NaN where a query saw what is not finite."""
-    top, mass, mean, score, spread, weight, square, largest, best, peak, spoiled = state
-    nan = tl.where(spoiled > 0, float("nan"), 0.0)
+    top, mass, mean, score, spread, weight, square, largest, best, peak, broken = state
+    nan = tl.where(broken > 0, float("nan"), 0.0)
     empty = mass == 0
     per = 1.0 / tl.where(empty, 1.0, mass)
     g = tl.where(empty, HIDDEN, top + tl.log(tl.where(empty, 1.0, mass))) + nan

@@ -16,10 +16,10 @@ from cumulant.kernels.triton import backward as pulls
 from cumulant.kernels.triton import few_rows
 from cumulant.kernels.triton import forward as passes
 from cumulant.kernels.triton.arguments import (
-    Inputs,
-    Operand,
     Results,
     Statistics,
+    TritonInputs,
+    TritonOperand,
     operand,
     rows_of_results,
     sizes_of,
@@ -67,11 +67,11 @@ def keys_tiles(dtype: torch.dtype) -> Tiles:
     return Tiles(16, 64, 32, 64, 4, 1)
 
 
-def inputs_of(c: Call, tensors: dict[str, Tensor | None]) -> Inputs:
+def inputs_of(c: Call, tensors: dict[str, Tensor | None]) -> TritonInputs:
     mask = tensors["mask"]
     tensors = {**tensors, "mask": None if mask is None else mask.view(torch.uint8)}
-    given = {name: operand(getattr(c, name), tensors[name]) for name in Inputs._fields[:-1]}
-    return Inputs(**given, fine=None)
+    given = {name: operand(getattr(c, name), tensors[name]) for name in TritonInputs._fields[:-1]}
+    return TritonInputs(**given, fine=None)
 
 
 def on(device: torch.device) -> AbstractContextManager:
@@ -160,13 +160,13 @@ def _backward(
         rows_of_results(c),
         statistics_of(out, grad),
     )
-    place = (sizes_of(c), c.window, c.offset, c.scale)
+    geometry = (sizes_of(c), c.window, c.offset, c.scale)
     of_pairs = operand(c.d_per_pair, made["per_pair"])
     if made["eta"] is not None or of_pairs.data is not None:
         tiles = queries_tiles(x.eta.data.dtype)
         chunks = 1 if made["eta"] is None else chunks_of(c.width, tiles)
         pulls.queries_kernel[(row_tiles(c, tiles) * groups_of(c) * chunks,)](
-            *shared, made["eta"], of_pairs, *place, chunks, SHARED=_shared(c, of_pairs), **settings(c, x, tiles)
+            *shared, made["eta"], of_pairs, *geometry, chunks, SHARED=_shared(c, of_pairs), **settings(c, x, tiles)
         )
     d_values = made["values"] if grad.keys() & {"mean"} else None
     of_keys = (made["atoms"], d_values, made["per_atom"])
@@ -175,7 +175,7 @@ def _backward(
         widths = (1, 0 if made["atoms"] is None else c.width, 0 if d_values is None else c.value_width)
         chunks = chunks_of(max(widths), tiles)
         pulls.keys_kernel[(math.ceil(c.keys / tiles.keys) * groups_of(c) * chunks,)](
-            *shared, *of_keys, *place, chunks, **settings(c, x, tiles)
+            *shared, *of_keys, *geometry, chunks, **settings(c, x, tiles)
         )
 
 
@@ -212,7 +212,7 @@ def contiguous(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else tensor.contiguous()
 
 
-def _shared(c: Call, pairs: Operand) -> bool:
+def _shared(c: Call, pairs: TritonOperand) -> bool:
     """Whether weights of pairs belong to several queries."""
     steps = zip((*c.axes, c.fold, c.period), (*pairs[1:6], pairs.row), strict=True)
     return any(size > 1 and step == 0 for size, step in steps)
@@ -240,12 +240,12 @@ def groups_of(c: Call) -> int:
     return math.prod(c.axes)
 
 
-def restricted(c: Call, x: Inputs) -> bool:
+def restricted(c: Call, x: TritonInputs) -> bool:
     """Whether a key may be hidden from a query."""
     return bool(c.causal or c.window) or any(t.data is not None for t in (x.mask, x.per_atom, x.per_pair))
 
 
-def checked(c: Call, x: Inputs) -> Inputs:
+def checked(c: Call, x: TritonInputs) -> TritonInputs:
     """With flags of the keys that are finite, where a hidden one may not be: 0 times that is no number."""
     if not c.keys or not restricted(c, x):
         return x
@@ -258,7 +258,7 @@ def checked(c: Call, x: Inputs) -> Inputs:
     return x._replace(fine=fine)
 
 
-def settings(c: Call, x: Inputs, tiles: Tiles) -> dict:
+def settings(c: Call, x: TritonInputs, tiles: Tiles) -> dict:
     """Constants of a kernel."""
     half = x.eta.data.dtype != torch.float32
     return {

@@ -123,20 +123,20 @@ def weigh(
     BANDED: tl.constexpr, KEYS_FIRST: tl.constexpr,
 ):  # fmt: skip
     """Scores (0 where a key is hidden), logits (−inf where it is), what is visible, and finite log weights."""
-    place = of_keys(key, KEYS_FIRST)
+    position = of_keys(key, KEYS_FIRST)
     visible = of_queries(there, KEYS_FIRST) & of_keys(here, KEYS_FIRST)
     if BANDED:
-        visible = visible & (place >= of_queries(first, KEYS_FIRST)) & (place < of_queries(after, KEYS_FIRST))
+        visible = visible & (position >= of_queries(first, KEYS_FIRST)) & (position < of_queries(after, KEYS_FIRST))
     if mask.data is not None:
         at = of_queries(lines_of(mask, group, sizes, head, query), KEYS_FIRST)
-        visible = visible & (tl.load(mask.data + at + place, mask=visible, other=0) != 0)
+        visible = visible & (tl.load(mask.data + at + position, mask=visible, other=0) != 0)
     weight = tl.zeros_like(score)
     if per_atom.data is not None:
-        at = start_of(per_atom, group, sizes) + place.to(tl.int64) * per_atom.row
+        at = start_of(per_atom, group, sizes) + position.to(tl.int64) * per_atom.row
         weight += tl.load(per_atom.data + at, mask=visible, other=0.0)
     if per_pair.data is not None:
         at = of_queries(lines_of(per_pair, group, sizes, head, query), KEYS_FIRST)
-        weight += tl.load(per_pair.data + at + place, mask=visible, other=0.0)
+        weight += tl.load(per_pair.data + at + position, mask=visible, other=0.0)
     visible = visible & (weight > HIDDEN)
     score = tl.where(visible, score, 0.0)
     weight = tl.where(visible, weight, 0.0)
@@ -156,7 +156,7 @@ def sweep(
     Sums are relative to e^top; score and spread are the mean and the summed squared deviations of what was added, which
     blocks join centred on their own: (Δ mean)² · old · new / total lies between them.
     """
-    top, mass, mean, score, spread, weight, square, largest, best, peak, spoiled = state
+    top, mass, mean, score, spread, weight, square, largest, best, peak, broken = state
     eta_at = lines_of(eta, group, sizes, head, query)
     atoms_at, values_at = start_of(atoms, group, sizes), start_of(values, group, sizes)
     for block in range(start, stop, BLOCK_N):
@@ -173,7 +173,7 @@ def sweep(
             s, per_atom, per_pair, mask, group, sizes, head, query, there, key, here, first, after, BANDED, False
         )  # fmt: skip
         if fine is not None:
-            spoiled = tl.maximum(spoiled, tl.max(tl.where(visible & (good == 0)[None, :], 1, 0), 1))
+            broken = tl.maximum(broken, tl.max(tl.where(visible & (good == 0)[None, :], 1, 0), 1))
         block_top = tl.max(logit, 1)
         ceiling = tl.maximum(top, block_top)
         level = tl.where(ceiling == HIDDEN, 0.0, ceiling)
@@ -208,7 +208,7 @@ def sweep(
             else:
                 value = load_columns(atoms.data, key_at, good, column, sizes.width, COLUMNS)
             mean = mean * shrink[:, None] + weighted(p, value, PRECISION)
-    return top, mass, mean, score, spread, weight, square, largest, best, peak, spoiled
+    return top, mass, mean, score, spread, weight, square, largest, best, peak, broken
 
 
 @triton.jit

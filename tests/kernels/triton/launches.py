@@ -68,11 +68,9 @@ def compiled(launch: Launch, capability: int) -> Code:
     backend = make_backend(target)
     kernel = launch.kernel
     binder = create_function_from_signature(kernel.signature, kernel.params, backend)
-    options = {"debug": False}
-    bound, specialization, _ = binder(*launch.args, **launch.constants, **options)
-    parsed, signature, constants, attributes = kernel._pack_args(
-        backend, launch.constants | options, bound, specialization, None
-    )
+    options = launch.constants | {"debug": False}
+    bound, specialization, _ = binder(*launch.args, **options)
+    parsed, signature, constants, attributes = kernel._pack_args(backend, options, bound, specialization, None)
     source = ASTSource(kernel, signature, constants, attributes)
     made = compile_kernel(source, target=target, options=parsed.__dict__)
     assert made.asm["cubin"]

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from triton.runtime.interpreter import InterpreterBuilder, TensorHandle, _round_f32_to_tf32
+from triton.runtime.interpreter import InterpreterBuilder, TensorHandle, _round_f32_to_tf32  # pyright: ignore[reportPrivateUsage]
 
 from cumulant import moments
 from cumulant.kernels import attention_profile, operator
@@ -226,3 +226,36 @@ def test_products_rounded_as_tensor_cores_round_them_are_precise_enough(name, mo
     monkeypatch.setattr(InterpreterBuilder, "create_dot", tensor_cores)
     for what, error in errors(PROBLEMS[name], STATISTICS).items():
         assert error < (GRADIENTS if what.startswith("d ") else VALUES), what
+
+
+@pytest.mark.long
+def test_a_compiled_graph_holds_one_operator_and_calls_the_kernels():
+    q, k, v = (t.to(torch.float32).requires_grad_() for t in PROBLEMS["grouped heads"].tensors.values())
+
+    def loss(q, k, v, backend):
+        m = moments(q, k, v, causal=True, offset=14, backend=backend, statistics=STATISTICS)
+        return m.mean.square().sum() + m.entropy.sum() + m.score_variance.sum()
+
+    with interpreter():
+        compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+        found = torch.autograd.grad(compiled(q, k, v, "triton"), (q, k, v))
+    expected = torch.autograd.grad(loss(q.double(), k.double(), v.double(), "dense"), (q, k, v))
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=GRADIENTS * float(b.abs().max().clamp_min(1)))
+
+
+def test_transforms():
+    q, k, v = PROBLEMS["causal, cached"].to(torch.float32).tensors.values()
+
+    def slopes(backend, *x):
+        def entropy(q):
+            m = moments(q, *x[1:], causal=True, offset=12, backend=backend, statistics=STATISTICS)
+            return m.entropy.sum()
+
+        return torch.func.vmap(torch.func.grad(entropy))(torch.stack([x[0], 2 * x[0]]))
+
+    with interpreter():
+        found = slopes("triton", q, k, v)
+    expected = slopes("dense", q.double(), k.double(), v.double())
+    bound = GRADIENTS * float(expected.abs().max().clamp_min(1))
+    torch.testing.assert_close(found.double(), expected, rtol=0, atol=bound)
