@@ -38,6 +38,7 @@ def why_wrong(kernel: AttentionKernel, device: torch.device, width: int, value_w
 def check(kernel: AttentionKernel, device: torch.device, width: int, value_width: int) -> str:
     """What is wrong with a kernel on a device, in words; empty if nothing is.
 
+    >>> from cumulant.kernels.torch_attention import kernel_of
     >>> check(kernel_of(torch.device("cpu")), torch.device("cpu"), 8, 8)
     ''
     """

@@ -279,7 +279,7 @@ def test_fused_refuses_in_a_sentence():
         (((5, 4), (7, 4), (6, 4)), {}, r"moments.values: expected shape \(\*batch, n=7, e\)"),
         (((5, 4), (7, 4)), {"causal": True}, r"moments.offset: expected the key index of the first query \(q=5, n=7\)"),
         (((5, 4), (7, 4)), {"window": 0, "offset": 0}, "moments.window: expected a positive number"),
-        (((5, 4), (7, 4)), {"backend": "fast"}, "one of auto, dense, fused, native, streaming, got 'fast'"),
+        (((5, 4), (7, 4)), {"backend": "fast"}, "one of auto, dense, fused, native, streaming, triton, got 'fast'"),
         (((5, 4), (7, 4)), {"statistics": ("variance",)}, "moments.statistics: expected names among mean"),
         (((5, 4), (7, 4)), {"log_weights": torch.zeros(6)}, "moments.log_weights: expected"),
         (((6, 5, 4), (4, 7, 4)), {}, "a number of heads that divides eta's 6, got 4"),

@@ -79,14 +79,14 @@ class Lanes(ctypes.Structure):
     _fields_ = (("data", ctypes.c_void_p), ("axes", ctypes.c_int64 * 3), *_integers("row", "lane"))
 
 
-class Normalization(ctypes.Structure):
+class NormalizationCall(ctypes.Structure):
     _fields_ = (
         *_integers("terms", "count", "precision", "threads", "stride"),
         *_pointers("log_weights", "log_total", "shares"),
     )
 
 
-class Collapse(ctypes.Structure):
+class CollapseCall(ctypes.Structure):
     _fields_ = (
         ("axes", ctypes.c_int64 * 3),
         *_integers("sources", "dim", "batch", "precision", "threads"),
@@ -97,7 +97,7 @@ class Collapse(ctypes.Structure):
     )
 
 
-class Elimination(ctypes.Structure):
+class EliminationCall(ctypes.Structure):
     _fields_ = (
         ("axes", ctypes.c_int64 * 3),
         *_integers("observations", "dim", "batch", "precision", "threads"),
@@ -111,7 +111,7 @@ class Elimination(ctypes.Structure):
 ENTRY_POINTS: dict[str, type[ctypes.Structure]] = {  # cumulant_forward(const Call*), …
     **dict.fromkeys(("forward", "backward", "fisher", "fisher_backward"), Call),
     **dict.fromkeys(("loss_sums", "loss_gradients", "loss_both"), LossCall),
-    "normalize": Normalization,
-    "collapse": Collapse,
-    "eliminate": Elimination,
+    "normalize": NormalizationCall,
+    "collapse": CollapseCall,
+    "eliminate": EliminationCall,
 }

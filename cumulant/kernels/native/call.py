@@ -13,10 +13,10 @@ from torch.nn import Parameter
 from cumulant.kernels.native.arguments import (
     ENTRY_POINTS,
     Call,
-    Collapse,
-    Elimination,
+    CollapseCall,
+    EliminationCall,
     LossCall,
-    Normalization,
+    NormalizationCall,
     Operand,
 )
 from cumulant.kernels.native.library import library
@@ -50,7 +50,9 @@ def recorded() -> bool:
     return torch._C._len_torch_dispatch_stack() > 0 or torch._C._get_tracing_state() is not None  # pyright: ignore[reportAttributeAccessIssue, reportPrivateUsage]
 
 
-def enter(name: str, call: Call | LossCall | Normalization | Collapse | Elimination, threads: int | None = None) -> int:
+def enter(
+    name: str, call: Call | LossCall | NormalizationCall | CollapseCall | EliminationCall, threads: int | None = None
+) -> int:
     """Run an entry point, with torch's number of threads by default; the number of irregular results."""
     functions = entries()
     assert functions is not None

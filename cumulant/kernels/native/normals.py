@@ -15,7 +15,7 @@ from torch import Tensor
 from torch._C._functorch import peek_interpreter_stack  # pyright: ignore[reportMissingImports]
 from torch.autograd import forward_ad
 
-from cumulant.kernels.native.arguments import Collapse, Elimination, Lanes, Normalization
+from cumulant.kernels.native.arguments import CollapseCall, EliminationCall, Lanes, NormalizationCall
 from cumulant.kernels.native.call import PLAIN, enter
 from cumulant.kernels.native.call import entries as entry_points
 from cumulant.kernels.operator import recorded
@@ -36,11 +36,13 @@ class Eliminated(NamedTuple):
 
 def normalize(log_weights: Tensor) -> tuple[Tensor, Tensor] | None:
     """log Σ exp along the first axis, and the terms divided by that sum; None where the kernel does not serve."""
-    if not log_weights.numel() or not _serves(log_weights) or not log_weights[0].is_contiguous():
+    if not log_weights.numel() or not _serves(log_weights):
         return None
+    if not log_weights[0].is_contiguous():
+        log_weights = log_weights.contiguous()
     log_total = torch.empty(log_weights.shape[1:], dtype=log_weights.dtype, device="cpu")
     shares = torch.empty(log_weights.shape, dtype=log_weights.dtype, device="cpu")
-    call = Normalization(
+    call = NormalizationCall(
         *(len(log_weights), log_total.numel(), log_weights.element_size(), 1, log_weights.stride(0)),
         *(log_weights.data_ptr(), log_total.data_ptr(), shares.data_ptr()),
     )
@@ -62,14 +64,13 @@ def collapse(weights: Tensor, moments: Tensor, axis: int, dim: int) -> Tensor | 
     if not (fits and small and weights.numel() and moments.numel() and _serves(weights, moments)):
         return None
     weights, moments = weights.expand(*hypotheses, batch), moments.expand(*hypotheses, entries, batch)
-    if not _side_by_side(weights) or not _side_by_side(moments):
-        return None
+    weights, moments = _side_by_side(weights), _side_by_side(moments)
     sources = hypotheses.pop(axis)
     *first, _ = weights.stride()
     *second, row, _ = moments.stride()
     source = first.pop(axis), second.pop(axis)
     result = torch.empty(*hypotheses, entries, batch, dtype=weights.dtype, device="cpu")
-    call = Collapse(
+    call = CollapseCall(
         *(_axes(hypotheses, 1), sources, dim, batch, weights.element_size(), 1),
         *(_lanes(weights, first, source[0]), _lanes(moments, second, row), source[1], result.data_ptr()),
     )
@@ -90,13 +91,12 @@ def eliminate(
     if len(hypotheses) > AXES or not joint.numel() or not _serves(*tensors):
         return None
     floors, bounds = (part.expand(*hypotheses, m, batch) for part in (floors, bounds))
-    if not all(map(_side_by_side, (joint, floors, bounds))):
-        return None
+    joint, floors, bounds = (_side_by_side(part) for part in (joint, floors, bounds))
     y, observed = (None if part is None else part.contiguous() for part in (y, observed))
     rest = torch.empty(*hypotheses, (dim + 1) * (dim + 2) // 2, batch, dtype=joint.dtype, device="cpu")
     log_likelihood = torch.empty(*hypotheses, batch, dtype=joint.dtype, device="cpu")
     vague = torch.empty(*hypotheses, batch, dtype=torch.bool, device="cpu")
-    call = Elimination(
+    call = EliminationCall(
         *(_axes(hypotheses, 1), m, dim, batch, joint.element_size(), 1),
         *(_lanes(part, part.stride()[:-2], part.stride(-2)) for part in (joint, floors, bounds)),
         *(None if part is None else part.data_ptr() for part in (y, observed)),
@@ -113,9 +113,10 @@ def _lanes(tensor: Tensor, axes: Sequence[int], row: int) -> Lanes:
     return Lanes(tensor.data_ptr(), _axes(axes, 0), row, int(tensor.stride(-1) > 0))
 
 
-def _side_by_side(tensor: Tensor) -> bool:
-    """Whether sequences are neighbours in memory, or all the same."""
-    return tensor.shape[-1] == 1 or tensor.stride(-1) in (0, 1)
+def _side_by_side(tensor: Tensor) -> Tensor:
+    """With sequences that are neighbours in memory, or all the same. Copied where they are not: a sequence is computed in
+    one way, alone and in a batch, whatever the strides."""
+    return tensor if tensor.shape[-1] == 1 or tensor.stride(-1) in (0, 1) else tensor.contiguous()
 
 
 def _threads(tensor: Tensor) -> int | None:
