@@ -114,8 +114,8 @@ def _lanes(tensor: Tensor, axes: Sequence[int], row: int) -> Lanes:
 
 
 def _side_by_side(tensor: Tensor) -> Tensor:
-    """With sequences that are neighbours in memory, or all the same. Copied where they are not: a sequence is computed in
-    one way, alone and in a batch, whatever the strides."""
+    """With sequences that are neighbours in memory, or all the same. Copied where they are not: a sequence is computed
+    in one way whatever the strides, which alone and in a batch are not the same."""
     return tensor if tensor.shape[-1] == 1 or tensor.stride(-1) in (0, 1) else tensor.contiguous()
 
 
