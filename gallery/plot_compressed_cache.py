@@ -5,7 +5,7 @@ What a compressed cache expects of itself, and what then happened
 SmolLM2 reads 512 tokens of a help page, and `backtest` compresses what its heads hold of them to a quarter of the
 bytes. It gives every key head its own number of entries by the error that it expects: that of as many entries at a cut
 128 tokens earlier, on the queries which came after that cut. Then 128 more tokens are read, and the error on their
-queries is measured, |W_O(ô − o)|² over |x|² of the residual stream, summed over the heads that share a key head. The
+queries is measured, ‖W_O(ô − o)‖² over ‖x‖² of the residual stream, summed over the heads that share a key head. The
 same is done with as many entries in every head, of which the backtest expects something, too.
 
 The text claims that with equal entries expected and measured errors go together (correlation of their logarithms above
@@ -43,7 +43,7 @@ full = [read_full(*pair) for pair in zip(prefix.layers, later.layers, strict=Tru
 
 
 def measured(layers: list) -> torch.Tensor:
-    """(key heads of all layers,) |W_O(ô − o)|² over |x|², of the queries that came after the prefix."""
+    """(key heads of all layers,) ‖W_O(ô − o)‖² over ‖x‖², of the queries that came after the prefix."""
     rows = []
     for layer, entries, asked, reading in zip(prefix.layers, layers, later.layers, full, strict=True):
         errors = head_errors(layer, entries, reading, head_outputs(loaded.model, layer.name), asked.stream)
