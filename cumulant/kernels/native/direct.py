@@ -205,7 +205,7 @@ class DirectPlan:
         return None if irregular else self._summed(x, made)
 
     def of_pairs(self, c: Call, table: Tensor) -> Tensor:
-        """A table for gradients of weights of pairs, to which the call is told to add."""
+        """A table for gradients of weights of pairs, to which the call adds."""
         strides = self.geometry.strides["d_per_pair"]
         point(c.d_per_pair, table, strides, c.keys if table.shape[-2] > 1 else 0)
         return table
